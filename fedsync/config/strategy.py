@@ -17,7 +17,6 @@ from fedsync.config.locate import beside, locate
 from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.apart import CrossSite
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
@@ -280,7 +279,7 @@ class StrategyConfig(StrategySections):
             evaluate=self.fraction_evaluate,
             metrics=metrics,
             selection=self.evaluation.best.build(metrics),
-            cross_site=CrossSite() if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
+            cross_site=None if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
             least=least,
         )

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
-from fedsync.core.orders import LocalWork, Subject
+from fedsync.core.events import UpdateArrived
+from fedsync.core.extension import Extension
+from fedsync.core.orders import LocalWork, Subject, WorkOrder
 
 MOST_FAILURES = 3
 
@@ -44,8 +47,8 @@ class CrossSite:
 
 
 @dataclass(slots=True)
-class Apart:
-    """How far silos are.
+class Apart(Extension):
+    """How far silos are; an extension of a run that compares silos' own models.
 
     Args:
         processed: samples that each silo processed in the run.
@@ -56,6 +59,7 @@ class Apart:
         shared: silos whose local model the server has.
     """
 
+    name: ClassVar[str] = "apart"
     processed: dict[str, int] = field(default_factory=dict)
     work: dict[str, LocalWork] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
@@ -67,6 +71,15 @@ class Apart:
         """Training is over, and these are the orders that silos would have had."""
         if not self.work:
             self.work = dict(work)
+
+    def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
+        name = event.meta.silo
+        if order.apart:
+            self.end(name, shares=order.share and event.meta.nbytes > 0)
+            return ""
+        if not order.scores_only:
+            self.count(name, event.report.samples)
+        return None
 
     def count(self, name: str, samples: int) -> None:
         """A silo has processed so many samples in the run."""

@@ -20,7 +20,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import inf
+from typing import ClassVar
 
+from fedsync.core.events import UpdateArrived, WorkFailed
+from fedsync.core.extension import Extension
+from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.presence import MAX_AWAY_S, Presence
 from fedsync.core.views import ClusterView, SiloView
 
@@ -34,8 +38,8 @@ _MOST_NAMED = 5
 
 
 @dataclass(slots=True)
-class Attendance:
-    """When silos are there.
+class Attendance(Extension):
+    """Availability windows of part-time silos; an extension of the coordinator once a silo has such a window.
 
     Args:
         windows: name -> when its window ends and when the next one begins, in seconds since the run began.
@@ -43,9 +47,29 @@ class Attendance:
         awaited: whether a silo was away, and expected back, when that was last looked at.
     """
 
+    name: ClassVar[str] = "attendance"
     windows: dict[str, tuple[float, float]] = field(default_factory=dict)
     told: tuple[str, ...] = ()
     awaited: bool = False
+
+    @property
+    def expects(self) -> bool:
+        return self.awaited
+
+    def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None:
+        self.join(name, at_s, facts.presence)
+
+    def on_loss(self, name: str, at_s: float) -> None:
+        self.lose(name, at_s)
+
+    def excuses(self, event: WorkFailed) -> bool:
+        return self.refuse(event.silo, event.at_s, event.back_s)
+
+    def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
+        self.hear(event.meta.silo, event.at_s, event.report.presence)
+        if order.base_version != version and self.away(event.meta.silo, event.at_s):
+            return "its silo's window was over, and the model has moved on"
+        return None
 
     def hear(self, name: str, at_s: float, said: Presence | None) -> None:
         """A silo says how long it is there; None says nothing new."""
@@ -69,6 +93,11 @@ class Attendance:
         self.windows[name] = at_s, at_s + max(back_s, REST_S)
         return True
 
+    def forget(self, name: str) -> Presence | None:
+        """A silo's window on the run's clock, which nobody waits for any more; None if it has none."""
+        window = self.windows.pop(name, None)
+        return None if window is None else Presence(*window)
+
     def away(self, name: str, now_s: float) -> bool:
         """Whether its window is over, and the next one has not begun."""
         until_s, back_s = self.windows.get(name, (inf, inf))
@@ -78,10 +107,11 @@ class Attendance:
         """When the next window ends or begins; None if none does."""
         return min((at_s for window in self.windows.values() for at_s in window if at_s > now_s), default=None)
 
-    def seen(self, view: ClusterView) -> tuple[ClusterView, str]:
+    def shows(self, view: ClusterView) -> tuple[ClusterView, str]:
         """What barriers see, and what is to be said of it: O(silos with a window), and O(n) once one is not seen."""
         if not self.windows:
             return view, ""
+        view = replace(view, windows=self.windows)
         unseen: dict[str, str] = {}
         for name in self.windows:
             silo = view.silos.get(name)

@@ -32,14 +32,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly, Note
 from fedsync.core.events import Evaluated
 from fedsync.core.orders import Split, Subject
 from fedsync.core.sizing import Plan
 from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
-from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
+
+if TYPE_CHECKING:
+    from fedsync.core.apart import Apart
 
 Question = tuple[Subject, Split, str]
 """Which model, on which samples, and whose model it is; nobody's where each silo has its own, or all have it."""
@@ -57,19 +60,11 @@ _NOTHING_COMPARED = (
 )
 
 
-def due(state: CoordinatorState, policies: Policies, now_s: float) -> str | None:
-    """Why the run should end now; None if it should go on."""
-    rules = policies.stop
-    if policies.tally and _evaluated(state):
-        rules = StopRules(seconds=rules.seconds)
-    return rules.decide(state.commits, now_s, state.scores, state.passes, state.leaders)
-
-
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
     """Training is over."""
     state.final, state.summed = state.version, 1
-    known = _evaluated(state)
-    if policies.cross_site.subjects:
+    known = state.evaluated
+    if policies.apart:
         _halt(state, state.silos, actions)
         if not _comparable(state, policies):
             actions.append(Note(_NOTHING_COMPARED))
@@ -98,7 +93,7 @@ def advance(
         now_s: seconds since the run began.
         actions: of the coordinator.
     """
-    if policies.cross_site.subjects or policies.tally:
+    if policies.apart or policies.tally:
         _halt(state, _gone_on(state), actions)
     while not state.awaiting and state.asked < len(questions(state, policies)):
         if state.summed <= state.asked and not _trained(state, policies, plan, now_s, actions):
@@ -143,10 +138,10 @@ def _order(
 def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
     """All questions, as far as they are known: which silos share their local models turns out once they have them."""
     found = list(QUESTIONS)
-    for subject in policies.cross_site.subjects:
+    for subject in policies.apart:
         found.append((subject, Split.TEST, ""))
         if subject is Subject.LOCAL:
-            found.extend((subject, Split.TEST, owner) for owner in state.apart.shared)
+            found.extend((subject, Split.TEST, owner) for owner in apart(state).shared)
     return found
 
 
@@ -159,6 +154,11 @@ def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bo
 def decides(state: CoordinatorState) -> bool:
     """Whether the answers to the last question may change which version is the best: only the first does."""
     return state.asked == 1
+
+
+def apart(state: CoordinatorState) -> Apart:
+    """How far silos are with what they train apart."""
+    return cast("Apart", state.extensions.own("apart"))
 
 
 def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) -> None:
@@ -178,7 +178,7 @@ def _gone_on(state: CoordinatorState) -> list[str]:
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:
     """Whether an order of the run is in work, and silos are to train apart: they do one thing at a time."""
-    return bool(policies.cross_site.subjects) and any(silo.busy for silo in state.silos.values())
+    return bool(policies.apart) and any(silo.busy for silo in state.silos.values())
 
 
 def _trained(
@@ -186,13 +186,13 @@ def _trained(
 ) -> bool:
     """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
     subject, _, owner = questions(state, policies)[state.asked]
-    apart, rules = state.apart, policies.cross_site
-    version = _base(state, subject)
-    if not subject.own or owner or version < 0 or not _comparable(state, policies):
+    rules, version = policies.cross_site, _base(state, subject)
+    if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):
         return True
-    apart.begin({name: plan()[name] for name in state.silos})
+    progress = apart(state)
+    progress.begin({name: plan()[name] for name in state.silos})
     for name in [name for name, silo in state.silos.items() if not silo.busy]:
-        following = apart.next(name, subject, rules)
+        following = progress.next(name, subject, rules)
         if following is not None:
             work, after, share = following
             order = state.next_order(name, work, Verdict(), policies.seed, evaluate=False)
@@ -201,7 +201,7 @@ def _trained(
             actions.append(Dispatch(name, order))
     if any(silo.busy for silo in state.silos.values()):
         return False
-    apart.finish(subject, rules)
+    progress.finish(subject, rules)
     return True
 
 
@@ -213,7 +213,7 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     if owner:
         silos = tuple(name for name in silos if name != owner)
     elif subject.own and not policies.tally:
-        silos = tuple(name for name in state.apart.trained.get(subject, ()) if name in state.silos)
+        silos = tuple(name for name in apart(state).trained.get(subject, ()) if name in state.silos)
     if not silos or not _worth_asking(state, policies, subject, split):
         return
     if split is Split.VALIDATION:
@@ -232,9 +232,9 @@ def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject,
     if subject is Subject.BEST and state.best.version in (-1, state.final):
         return False
     if policies.tally:
-        all_have_one = state.silos.keys() <= set(state.apart.trained.get(subject, ())) or not subject.own
+        all_have_one = state.silos.keys() <= set(apart(state).trained.get(subject, ())) or not subject.own
         return all_have_one and _comparable(state, policies)
-    return bool(policies.cross_site.subjects) or any(silo.facts.validates for silo in state.silos.values())
+    return bool(policies.apart) or any(silo.facts.validates for silo in state.silos.values())
 
 
 def _comparable(state: CoordinatorState, policies: Policies) -> bool:
@@ -255,10 +255,3 @@ def _base(state: CoordinatorState, subject: Subject) -> int:
     if subject is Subject.LOCAL:
         return 0
     return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version
-
-
-def _evaluated(state: CoordinatorState) -> bool:
-    """Whether silos have evaluated the newest version for an update that is in work or waits for its commit."""
-    version = state.version
-    waiting = any(meta.base_version == version for meta in state.pending.values())
-    return waiting or state.scores.under_way(version)

@@ -74,14 +74,13 @@ from fedsync.core.events import (
 )
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
-from fedsync.core.obeying import obey
-from fedsync.core.orders import SiloFacts, Split, UpdateMeta, WorkReport
+from fedsync.core.orders import SiloFacts, Split, UpdateMeta
+from fedsync.core.presence import Presence
 from fedsync.core.releasing import hurry, release
 from fedsync.core.saved import COORDINATOR, fill, named
 from fedsync.core.scores import Scores
 from fedsync.core.sizing import Adaptation, Plan
 from fedsync.core.state import CoordinatorState, Policies
-from fedsync.core.steering import PAUSED, ReadmitSilo
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 
@@ -100,6 +99,11 @@ class Coordinator:
             barrier=policies.barrier.init(),
             scores=Scores(policies.metrics),
         )
+        for build in policies.extensions:
+            extension = build()
+            self._state.extensions[extension.name] = extension
+        if policies.apart:
+            closing.apart(self._state)
         self._recent: deque[JournalEntry] = deque(maxlen=5)
         # Nothing is remembered here that could not be worked out again.
         self._plan: tuple[int, Plan] | None = None
@@ -124,17 +128,19 @@ class Coordinator:
     def able(self) -> bool:
         """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
         state, least = self._state, self._policies.least
-        return state.closing is not None or state.attendance.awaited or state.failures.able(state.silos, least)
+        expected = any(each.expects for each in state.extensions.values())
+        return state.closing is not None or expected or state.failures.able(state.silos, least)
 
     @property
     def paused(self) -> bool:
         """Whether an operator wants nothing to be decided."""
-        return self._state.steering.paused
+        return bool(self._state.extensions.paused())
 
     @property
     def steered(self) -> tuple[Collection[str], Collection[str]]:
         """Names of the newest questions that were answered, and silos that stay out."""
-        return self._state.steering.answered.keys(), self._state.steering.dropped.keys()
+        steering = self._state.extensions.get("steering")
+        return getattr(steering, "answered", ()), getattr(steering, "dropped", ())
 
     @property
     def unlearned(self) -> bool:
@@ -148,11 +154,12 @@ class Coordinator:
 
     def state(self) -> Mapping[str, Any]:
         """All that the run has come to, by name, for a checkpoint; see `fedsync.core.saved`."""
-        return named(self._state, COORDINATOR)
+        return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from the `state` of a coordinator with the same policies. It decides the same from there on."""
         fill(self._state, COORDINATOR, state)
+        self._state.extensions.restore(state["extensions"])
         self._follow_operator()
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
@@ -174,6 +181,8 @@ class Coordinator:
         # First all of them, then one decision: else the first silo to join would get the whole batch.
         for event in batch:
             self._absorb(event, actions)
+            for each in self._state.extensions.values():
+                each.on_event(event)
         reason = "" if self._state.stopped else self._advance(now_s, actions)
         if self.best is not None and self.best != best:
             # First of all: its updates are about to go, and with them the model that they started from.
@@ -187,18 +196,20 @@ class Coordinator:
     def _absorb(self, event: Event, actions: list[Action]) -> None:
         state = self._state
         match event:
-            case UpdateArrived(at_s, meta, report):
-                self._absorb_update(at_s, meta, report, actions)
+            case UpdateArrived():
+                self._absorb_update(event, actions)
             case SiloJoined(at_s, name, facts):
                 give_up_orders(state, name, "the silo joined again", actions)
                 self._admit(at_s, name, facts, actions)
             case SiloLost(at_s, name, reason):
                 lose(state, name, f"the silo was lost: {reason}", actions)
-                state.attendance.lose(name, at_s)
-                state.steering.keeps_out(name, None)
+                for each in state.extensions.values():
+                    each.on_loss(name, at_s)
             case WorkFailed(at_s, name, update_id, reason, back_s):
                 if state.answered(name, update_id) is not None:
-                    fail_order(state, name, at_s, away=state.attendance.refuse(name, at_s, back_s))
+                    self._mind_window(back_s)
+                    excused = any(each.excuses(event) for each in state.extensions.values())
+                    fail_order(state, name, at_s, away=excused)
                     state.failures.last_failure = f"{name}: {reason}"
                     actions.append(Discard(update_id, reason))
             case Progressed(_, name, update_id, steps, _):
@@ -222,7 +233,7 @@ class Coordinator:
     def _admit(self, at_s: float, name: str, facts: SiloFacts, actions: list[Action]) -> None:
         """Take a silo in, unless nothing can be made of what it says of itself."""
         state = self._state
-        if state.steering.keeps_out(name, facts, at_s):
+        if not state.extensions.admit(name, facts, at_s):
             return
         try:
             check_facts(name, facts)
@@ -238,11 +249,18 @@ class Coordinator:
             state.failures.last_failure = str(error)
             return
         state.silos[name] = SiloView(facts, since_s=at_s, forecast=forecast)
-        state.attendance.join(name, at_s, facts.presence)
+        self._mind_window(facts.presence)
+        for each in state.extensions.values():
+            each.on_join(name, facts, at_s)
         state.passes.join(name, facts.examples)
 
-    def _absorb_update(self, at_s: float, meta: UpdateMeta, report: WorkReport, actions: list[Action]) -> None:
-        state = self._state
+    def _mind_window(self, said: Presence | float | None) -> None:
+        """A silo says when it is there, unless that is None; from now on its windows are minded."""
+        if said is not None:
+            self._state.extensions.own("attendance")
+
+    def _absorb_update(self, event: UpdateArrived, actions: list[Action]) -> None:
+        state, at_s, meta, report = self._state, event.at_s, event.meta, event.report
         order = state.answered(meta.silo, meta.update_id)
         if order is None and meta.update_id in state.pending:
             return  # a duplicate of one that waits for its commit, which goes by the same name
@@ -257,23 +275,20 @@ class Coordinator:
             actions.append(Discard(meta.update_id, str(error)))
             return
         state.failures.proven.add(meta.silo)
-        state.attendance.hear(meta.silo, at_s, report.presence)
+        self._mind_window(report.presence)
         state.end_evaluation(order.base_version, meta.silo, usable(meta.silo, report.evaluation, state.scores.known))
         if self._policies.stop.relative_change is not None:
             state.passes.add(meta.silo, state.silos[meta.silo].facts.examples, report.samples, report.loss)
         state.attest(meta.silo, report.pooled, self._policies, actions)
-        if order.apart:
-            state.apart.end(meta.silo, shares=order.share and meta.nbytes > 0)
-        elif state.closing is not None and not order.scores_only:
-            actions.append(Discard(meta.update_id, f"the run is over: {state.closing}"))
-        elif order.base_version != state.version and state.attendance.away(meta.silo, at_s):
-            actions.append(Discard(meta.update_id, "its silo's window was over, and the model has moved on"))
-        else:
+        taken = state.extensions.taken(event, order, state.version)
+        if taken != "" and state.closing is not None and not order.scores_only:
+            taken = f"the run is over: {state.closing}"
+        if taken is None:
             state.pending[meta.update_id] = meta
+        elif taken:
+            actions.append(Discard(meta.update_id, taken))
         if order.scores_only:
             state.owing.discard(meta.silo)
-        elif self._policies.cross_site.subjects and not order.apart:
-            state.apart.count(meta.silo, report.samples)
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
@@ -284,6 +299,9 @@ class Coordinator:
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)
 
     def _obey(self, asked: OperatorAsked, actions: list[Action]) -> None:
+        from fedsync.core.obeying import obey
+        from fedsync.core.steering import ReadmitSilo
+
         facts = obey(self._state, self._policies, asked, actions)
         if facts is not None and isinstance(asked.question, ReadmitSilo):
             self._admit(asked.at_s, asked.question.silo, facts, actions)
@@ -298,14 +316,14 @@ class Coordinator:
             actions.append(WakeAt(self._policies.stop.seconds))
         state.timed = True
         reason = ""
-        if state.closing is None and state.steering.paused:
-            return PAUSED
+        if state.closing is None and (paused := state.extensions.paused()):
+            return paused
         if state.closing is None:
             hopeless = state.failures.hopeless(state.silos, self._policies.least)
             if hopeless is not None:
                 self._stop(hopeless, actions, failed=True)
                 return hopeless
-            state.closing = closing.due(state, self._policies, now_s)
+            state.closing = state.due(self._policies, now_s)
             if state.closing is not None:
                 closing.begin(state, self._policies, actions)
             else:
@@ -322,15 +340,14 @@ class Coordinator:
         silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
         work = self._current_plan()
         while True:  # a commit changes what the barrier sees, so it is asked again until it commits nothing
-            seed, windows = self._policies.seed, state.attendance.windows
-            whole = ClusterView(now_s, state.version, silos, pending, work, seed, state.silos, windows)
-            view, said = state.attendance.seen(whole)
+            view = ClusterView(now_s, state.version, silos, pending, work, self._policies.seed, state.silos)
+            view, told = state.extensions.shown(view)
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
-            reasons += [reason for reason in (said, verdict.reason) if reason]
+            reasons += [*told, *([verdict.reason] if verdict.reason else [])]
             if verdict.commit or verdict.rollback or verdict.discard or verdict.savepoint:
                 self._change_model(verdict, actions)
             if verdict.commit:
-                state.closing = closing.due(state, self._policies, now_s)
+                state.closing = state.due(self._policies, now_s)
                 if state.closing is not None:
                     closing.begin(state, self._policies, actions)
                     return "; ".join([*reasons, state.closing])
@@ -343,7 +360,8 @@ class Coordinator:
             hurry(state, verdict, self._recent, actions)
             if not verdict.commit:
                 state.wake_by(verdict.wake_at_s, now_s, actions)
-                state.wake_by(state.attendance.wake_s(now_s), now_s, actions)
+                for each in state.extensions.values():
+                    state.wake_by(each.wake_s(now_s), now_s, actions)
                 return "; ".join(reasons)
 
     def _current_plan(self) -> Plan:
@@ -370,8 +388,9 @@ class Coordinator:
     def _follow_operator(self) -> None:
         """Go by the stop rules that the operator has set, if there are any."""
         self._plan = None
-        if self._state.steering.stop is not None:
-            self._policies = replace(self._policies, stop=self._state.steering.stop)
+        stop = getattr(self._state.extensions.get("steering"), "stop", None)
+        if stop is not None:
+            self._policies = replace(self._policies, stop=stop)
 
     def _commit(self, update_ids: tuple[str, ...]) -> Commit:
         state = self._state

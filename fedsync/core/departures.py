@@ -16,7 +16,7 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
     if silo.order.scores_only:
         state.owing.discard(name)
     if silo.order.apart:
-        state.apart.fail(name)
+        closing.apart(state).fail(name)
     state.end_evaluation(silo.order.base_version, name, None)
     state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
     if state.silos[name].failures >= MAX_FAILURES:

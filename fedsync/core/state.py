@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsync.core.actions import Action, Commit, WakeAt
-from fedsync.core.apart import Apart, CrossSite
-from fedsync.core.attendance import Attendance
 from fedsync.core.claims import Claims
 from fedsync.core.errors import PolicyError
+from fedsync.core.extension import Extension, Extensions
 from fedsync.core.forecasts import Forecasts
 from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, UpdateMeta, WorkOrder
+from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Subject, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
 from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
 from fedsync.core.scores import Scores, Settled
 from fedsync.core.selection import Leader, Selection
 from fedsync.core.sizing import Adaptation, Sizing
-from fedsync.core.steering import Steering
 from fedsync.core.stopping import Leaders, Passes, StopRules
 from fedsync.core.views import SiloView, Verdict
+
+if TYPE_CHECKING:
+    from fedsync.core.apart import CrossSite
 
 MAX_FAILURES = 3
 """Orders that every silo must fail in a row before the run is given up."""
@@ -49,9 +50,10 @@ class Policies:
         evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
         metrics: numbers that are worked out of what silos sum at an evaluation.
         selection: which version is the best.
-        cross_site: what silos train apart when training is over.
+        cross_site: what silos train apart when training is over; None for nothing.
         controls: silos keep control variates, so that commits say what is behind them.
         least: silos that a version needs; an operator has to leave so many in the run.
+        extensions: what builds each optional feature of the run.
     """
 
     seed: int
@@ -65,9 +67,15 @@ class Policies:
     evaluate: float = 1.0
     metrics: tuple[AnyMetric, ...] = ()
     selection: Selection = field(default_factory=Selection)
-    cross_site: CrossSite = field(default_factory=CrossSite)
+    cross_site: CrossSite | None = None
     controls: bool = False
     least: int = 1
+    extensions: tuple[Callable[[], Extension], ...] = ()
+
+    @property
+    def apart(self) -> tuple[Subject, ...]:
+        """What silos train apart when training is over, one after the other."""
+        return () if self.cross_site is None else self.cross_site.subjects
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
         """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
@@ -155,15 +163,13 @@ class CoordinatorState:
         passes: of the silos over their data.
         claims: of silos, where figures are sealed.
         failures: what may be expected of the silos.
-        attendance: when those are there that are not there always.
-        steering: what operators have changed.
+        extensions: optional features, by name.
         closing: why the run is about to end.
         owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
         asked: questions of the end that silos were asked, or were not worth asking.
         summed: those of them for whose sums orders went out, where figures are sealed.
         final: version that training ended with.
         awaiting: silos that are still to answer the last of them.
-        apart: how far silos are with what they train for themselves.
         halted: the order of each silo that was told to stop last.
         alarms: when the barrier is to be asked again, the earliest last: each one set was earlier than those before.
         timed: the end by time is on the clock.
@@ -184,15 +190,13 @@ class CoordinatorState:
     passes: Passes = field(default_factory=Passes)
     claims: Claims = field(default_factory=Claims)
     failures: FailurePolicy = field(default_factory=FailurePolicy)
-    attendance: Attendance = field(default_factory=Attendance)
-    steering: Steering = field(default_factory=Steering)
+    extensions: Extensions = field(default_factory=Extensions)
     closing: str | None = None
     owing: set[str] = field(default_factory=set)
     asked: int = 0
     summed: int = 0
     final: int = -1
     awaiting: set[str] = field(default_factory=set)
-    apart: Apart = field(default_factory=Apart)
     halted: dict[str, str] = field(default_factory=dict)
     alarms: list[float] = field(default_factory=list)
     timed: bool = False
@@ -272,6 +276,20 @@ class CoordinatorState:
             behind="" if first is None else first.update_id,
             carry=verdict.carry,
         )
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether silos have evaluated the newest version for an update that is in work or waits for its commit."""
+        waiting = any(meta.base_version == self.version for meta in self.pending.values())
+        return waiting or self.scores.under_way(self.version)
+
+    def due(self, policies: Policies, now_s: float) -> str | None:
+        """Why the run should end now; None if it should go on."""
+        rules = policies.stop
+        if policies.tally and self.evaluated:
+            rules = StopRules(seconds=rules.seconds)
+        ends = rules.decide(self.commits, now_s, self.scores, self.passes, self.leaders)
+        return self.extensions.stops(now_s) if ends is None else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
         """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""

@@ -19,23 +19,14 @@ in work is discarded. Updates that it had sent before count: they are in the bar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from fedsync.core.actions import OperatorAnswered
-from fedsync.core.orders import SiloFacts
-from fedsync.core.presence import Presence
 from fedsync.core.stopping import StopRules
-
-MOST_ANSWERS = 64
-"""Answers that a run remembers, the newest: a question that comes again is known by them."""
 
 MOST_ROUNDS = 10**12
 """That a run may be told to take; a round a millisecond would be thirty years."""
-
-PAUSED = "paused by the operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,79 +93,7 @@ class ChangeStop:
         return ""
 
 
-def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
-    """The same with a window that counts from so much earlier; none where the next one has begun by then."""
-    said = facts.presence
-    if said is None:
-        return facts
-    left_s, back_s = said.left_s + by_s, said.back_s + by_s
-    return replace(facts, presence=Presence(max(left_s, 0.0), back_s) if back_s > 0 else None)
-
-
 OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
-
-
-@dataclass(slots=True)
-class Steering:
-    """What operators have come to; a part of the coordinator's state.
-
-    Args:
-        paused: whether nothing is decided.
-        dropped: silos that stay out, each with what it says of itself if it is there; its window counts from when the
-            run began.
-        stop: the rules that the run ends by, where they were changed.
-        answered: the newest answers, by question.
-    """
-
-    paused: bool = False
-    dropped: dict[str, SiloFacts | None] = field(default_factory=dict)
-    stop: StopRules | None = None
-    answered: dict[str, OperatorAnswered] = field(default_factory=dict)
-
-    def keeps_out(self, name: str, facts: SiloFacts | None, at_s: float = 0.0) -> bool:
-        """Whether a silo stays out; takes note of what it says of itself at that moment, None as it is gone."""
-        if name in self.dropped:
-            self.dropped[name] = None if facts is None else _moved(facts, at_s)
-        return name in self.dropped
-
-    def readmit(self, name: str, at_s: float) -> SiloFacts | None:
-        """What a silo that was out says of itself if it is there, as if it said so at that moment."""
-        facts = self.dropped.pop(name)
-        return None if facts is None else _moved(facts, -at_s)
-
-    def remember(self, answer: OperatorAnswered) -> None:
-        self.answered[answer.request] = answer
-        for old in list(self.answered)[:-MOST_ANSWERS]:
-            del self.answered[old]
-
-    def refusal(self, asked: OperatorQuestion, here: Collection[str], known: Mapping[str, int], least: int) -> str:
-        """Why a question is refused while a run trains; "" if it is not.
-
-        Args:
-            asked: the question.
-            here: names of the silos that take part.
-            known: orders of each silo that ever had one.
-            least: silos that have to be left.
-        """
-        match asked:
-            case PauseRun() if self.paused:
-                return "the run is paused already"
-            case ContinueRun() if not self.paused:
-                return "the run is not paused"
-            case DropSilo(name) if name in self.dropped:
-                return f"{name!r} is out already"
-            case DropSilo(name) if name not in here and name not in known:
-                return f"no silo is called {name!r}; here are {', '.join(sorted(here)) or 'none'}"
-            case DropSilo(name) if name in here and len(here) == 1:
-                return f"{name!r} is the only silo that is here; pause the run instead, or change when it ends"
-            case DropSilo(name) if name in here and len(here) - 1 < least:
-                return f"{len(here) - 1} silos would be left, and silos open no sum of fewer than {least} (cipher)"
-            case ReadmitSilo(name) if name not in self.dropped:
-                out = f"dropped are {', '.join(sorted(self.dropped))}" if self.dropped else "no silo is"
-                return f"{name!r} was not dropped; {out}"
-            case ChangeStop():
-                return asked.problem()
-        return ""
 
 
 def wanted(asked: OperatorQuestion) -> str:

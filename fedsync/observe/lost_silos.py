@@ -155,7 +155,8 @@ class LostSilos:
         if part.row >= MAX_FAILURES:
             self._tell(f"{silo} is back")
         part.row = 0
-        self._attendance.hear(silo, at_s, report.presence)
+        if report.presence is not None:
+            self._attendance.hear(silo, at_s, report.presence)
         if order.evaluate:
             # What tells its loss does not seal its figures.
             self.evaluate(silo, report.evaluation, told=report.loss is not None)

@@ -11,7 +11,6 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.apart import CrossSite
 from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.state import Policies
@@ -60,7 +59,7 @@ class RunBuilder:
     def policies(self) -> Policies:
         """Everything that decides."""
         if not self.trains:
-            return replace(self._policies(), cross_site=CrossSite())  # there are no models to compare
+            return replace(self._policies(), cross_site=None)  # there are no models to compare
         return self._policies()
 
     def _policies(self) -> Policies:

@@ -10,16 +10,15 @@ from fedsync.core.actions import Commit, Discard, HaltEarly, Note, OperatorAnswe
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, OperatorAsked, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JournalEntry, replay
+from fedsync.core.obeying import MOST_ANSWERS, Steering
 from fedsync.core.presence import Presence
 from fedsync.core.steering import (
-    MOST_ANSWERS,
     ChangeStop,
     ContinueRun,
     DropSilo,
     OperatorQuestion,
     PauseRun,
     ReadmitSilo,
-    Steering,
     said,
 )
 from fedsync.core.stopping import StopRules
@@ -195,7 +194,9 @@ def test_what_cannot_be_is_refused_with_a_reason_and_changes_nothing(question: O
 
 def replace_answers(coordinator: Coordinator) -> dict[str, object]:
     """The coordinator's state but for what it has answered."""
-    return {name: value for name, value in coordinator.state().items() if name != "steering.answered"}
+    state = dict(coordinator.state())
+    steering = {"paused": False, "dropped": {}, "stop": None, **state["extensions"].get("steering", {}), "answered": {}}
+    return {**state, "extensions": {**state["extensions"], "steering": steering}}
 
 
 def test_the_only_silo_cannot_be_dropped_and_nothing_is_done_twice() -> None:
@@ -233,7 +234,7 @@ def test_answers_that_are_remembered_are_bounded() -> None:
     coordinator, _ = begin("a")
     for number in range(MOST_ANSWERS + 9):
         ask(coordinator, ContinueRun(), request=str(number))
-    kept = coordinator.state()["steering.answered"]
+    kept = coordinator.state()["extensions"]["steering"]["answered"]
     assert list(kept) == [str(number) for number in range(9, MOST_ANSWERS + 9)]
 
 

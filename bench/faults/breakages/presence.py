@@ -17,6 +17,11 @@ TESTS = (
 
 _CHANGES: Changes = {
     "core/attendance.py": (
+        (
+            "an-update-from-after-the-window-comes-a-version-late",
+            "if order.base_version != version and self.away(event.meta.silo, event.at_s):",
+            "if False:",
+        ),
         ("a-silo-that-has-gone-home-is-waited-for", "if self.away(name, view.now_s):", "if False:"),
         ("what-a-silo-says-with-its-updates-is-not-heard", "        if said is not None:\n", "        if False:\n"),
         ("one-that-says-away-for-no-time-is-asked-without-a-pause", "max(back_s, REST_S)", "back_s"),
@@ -59,13 +64,8 @@ _CHANGES: Changes = {
     "core/coordinator.py": (
         (
             "a-run-whose-silos-are-away-has-nobody",
-            "state.closing is not None or state.attendance.awaited or",
+            "state.closing is not None or expected or",
             "state.closing is not None or",
-        ),
-        (
-            "an-update-from-after-the-window-comes-a-version-late",
-            "elif order.base_version != state.version and state.attendance.away(meta.silo, at_s):",
-            "elif False:",
         ),
     ),
     "core/presence.py": (
@@ -75,7 +75,13 @@ _CHANGES: Changes = {
             "True",
         ),
     ),
-    "core/saved.py": (("a-resumed-run-forgets-who-is-away", '    "attendance.windows": "attendance.windows",\n', ""),),
+    "core/extension.py": (
+        (
+            "a-resumed-run-forgets-who-is-away",
+            "(self[name] if name in self else self.own(name)).restore(state)",
+            "pass",
+        ),
+    ),
     "trainer/service.py": (
         (
             "an-update-says-nothing-of-the-window",

@@ -21,16 +21,19 @@ _CHANGES: Changes = {
     "core/coordinator.py": (
         (
             "a-paused-run-goes-on",
-            "if state.closing is None and state.steering.paused:",
-            "if state.closing is None and state.steering.paused and not state.pending:",
+            "if state.closing is None and (paused := state.extensions.paused()):",
+            "if state.closing is None and (paused := state.extensions.paused()) and not state.pending:",
         ),
         (
             "a-silo-that-was-dropped-is-back-when-it-joins",
-            "        if state.steering.keeps_out(name, facts, at_s):\n            return\n",
+            "        if not state.extensions.admit(name, facts, at_s):\n            return\n",
             "",
         ),
     ),
     "core/obeying.py": (
+        ("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),
+        ("a-silo-that-is-readmitted-has-a-window-of-long-ago", "_moved(facts, -at_s)", "facts"),
+        ("a-silo-that-joins-while-it-is-out-has-a-window-of-another-time", "else _moved(facts, at_s)", "else facts"),
         (
             "a-question-that-comes-again-is-done-again",
             "if before is not None:",
@@ -38,15 +41,10 @@ _CHANGES: Changes = {
         ),
         (
             "a-silo-that-is-dropped-takes-its-window-along",
-            "presence = None if window is None else Presence(*window)",
+            "presence = attendance.forget(name) if isinstance(attendance, Attendance) else None",
             "presence = None",
         ),
         ("a-changed-limit-in-seconds-wakes-nobody", "                state.timed = False\n", "                pass\n"),
-    ),
-    "core/steering.py": (
-        ("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),
-        ("a-silo-that-is-readmitted-has-a-window-of-long-ago", "_moved(facts, -at_s)", "facts"),
-        ("a-silo-that-joins-while-it-is-out-has-a-window-of-another-time", "else _moved(facts, at_s)", "else facts"),
     ),
     "flower/checkpoints.py": (
         (

@@ -1,0 +1,91 @@
+"""Extensions: optional features that a plain run neither has nor imports, and that keep their state in checkpoints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Event, UpdateArrived
+from fedsync.core.extension import Extension
+from fedsync.core.orders import SiloFacts, WorkOrder
+from fedsync.core.presence import Presence
+from fedsync.core.steering import PauseRun
+from tests.core.test_steering import answer, ask, begin, joined, orders
+
+
+@dataclass(slots=True)
+class Counting(Extension):
+    """Counts what it is told, ends the run after two updates and keeps one silo out of it and another's updates."""
+
+    name: ClassVar[str] = "counting"
+    updates: int = 0
+    lost: tuple[str, ...] = ()
+
+    def admits(self, name: str, facts: SiloFacts, at_s: float) -> bool:
+        return name != "stranger"
+
+    def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
+        return "not this one" if event.meta.silo == "b" else None
+
+    def on_event(self, event: Event) -> None:
+        self.updates += isinstance(event, UpdateArrived)
+
+    def stops(self, now_s: float) -> str | None:
+        return f"{self.updates} updates are enough" if self.updates >= 2 else None
+
+
+def counting(*silos: str) -> tuple[Coordinator, dict[str, WorkOrder]]:
+    coordinator, _ = begin("x")
+    coordinator = Coordinator(replace(coordinator._policies, extensions=(Counting,)))
+    return coordinator, orders(coordinator.handle(joined(*silos), 0.0))
+
+
+def test_an_extension_keeps_a_silo_out_and_an_update_and_ends_the_run() -> None:
+    coordinator, first = counting("a", "b", "stranger")
+    assert set(first) == {"a", "b"}
+    entry = coordinator.handle([answer("b", first["b"], 1.0)], 1.0)
+    assert [action.reason for action in entry.actions if hasattr(action, "reason")] == ["not this one"]
+    entry = coordinator.handle([answer("a", first["a"], 2.0)], 2.0)
+    assert entry.reason.endswith("2 updates are enough")
+
+
+def test_what_an_extension_knows_is_in_the_checkpoint_under_its_name() -> None:
+    coordinator, first = counting("a", "b")
+    coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
+    saved = coordinator.state()
+    assert saved["extensions"] == {"counting": {"updates": 1, "lost": ()}}
+    other, _ = counting()
+    other.restore(saved)
+    assert other.handle([answer("b", first["b"], 2.0)], 2.0).reason.endswith("2 updates are enough")
+
+
+def test_features_of_our_own_are_there_from_the_moment_at_which_they_are_needed() -> None:
+    coordinator, _ = begin("a", "b")
+    assert coordinator.state()["extensions"] == {}
+    ask(coordinator, PauseRun(), 1.0)
+    [part_time] = joined("c", at_s=2.0)
+    facts = replace(part_time.facts, presence=Presence(10.0, 20.0))
+    coordinator.handle([replace(part_time, facts=facts)], 2.0)
+    assert coordinator.state()["extensions"]["attendance"]["windows"] == {"c": (12.0, 22.0)}
+    other, _ = begin("x")
+    other.restore(coordinator.state())
+    assert other.paused and other.state()["extensions"] == coordinator.state()["extensions"]
+
+
+def test_a_plain_run_imports_no_feature_that_it_does_not_use() -> None:
+    code = (
+        "import sys, tempfile; from pathlib import Path; from fedsync.cli import Runtime, runner\n"
+        "from fedsync.config.cluster import ClusterConfig; from fedsync.config.strategy import StrategyConfig\n"
+        "config = StrategyConfig.load('bsp', ['task={kind: digits}', 'stop.rounds=2', 'local.steps=2'])\n"
+        "cluster = ClusterConfig.model_validate({'silos': [{'name': n, 'speed': 400.0} for n in 'abc']})\n"
+        "runner(Runtime.VIRTUAL)(config, cluster, Path(tempfile.mkdtemp()) / 'out')\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('fedsync.')))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = run.stdout.split()
+    unused = ["core.obeying", "policies.robust"]
+    assert "fedsync.core.coordinator" in imported
+    assert not [name for name in imported if name.removeprefix("fedsync.") in unused]
