@@ -266,11 +266,12 @@ class StrategyConfig(StrategySections):
         metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
         if sealed is not None:
             sealed.check_sums(metrics)
-        work = LocalWork(local.steps, local.batch_size, local.learning_rate)
+        sizing = self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate))
         return Policies(
             seed=self.seed,
             predictor=self.predictor.loaded(),
-            sizing=replace(self.balancer.sizing(work), within=self.work_ratio),
+            predicts=sizing.balances or sizing.certain or self.barrier.needs_forecasts or self.predictor.learns,
+            sizing=replace(sizing, within=self.work_ratio),
             barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),
             weigher=self.aggregation.weigher(self.solver),
             stop=self.stop.build(metrics),

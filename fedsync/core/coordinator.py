@@ -293,7 +293,8 @@ class Coordinator:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
         silo = state.silos[meta.silo]
-        forecast = state.forecasts.observe(meta.silo, report, at_s - silo.since_s)
+        predicts = self._policies.predicts or "attendance" in state.extensions
+        forecast = state.forecasts.observe(meta.silo, report, at_s - silo.since_s) if predicts else None
         overhead_s = max(at_s - silo.since_s - report.compute_s, 0.0)
         state.silos[meta.silo] = silo.ended(at_s, report.samples, forecast, overhead_s)
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)

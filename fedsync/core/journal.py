@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TextIO
 from fedsync.core import codec
 from fedsync.core.actions import Action
 from fedsync.core.errors import FedSyncError
-from fedsync.core.events import Event
+from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.orders import fast_dataclass
 
 JOURNAL = "journal.jsonl"
@@ -44,6 +44,11 @@ class JournalEntry:
     events: tuple[Event, ...]
     actions: tuple[Action, ...]
     reason: str
+
+    @property
+    def steered(self) -> bool:
+        """Whether an operator asked for something."""
+        return any(isinstance(event, OperatorAsked) for event in self.events)
 
 
 class Handler(Protocol):

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from fedsync.core.exact import ExactSum
-from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
+from fedsync.core.metrics.base import AnyMetric, ExactSum, Statistic, statistics_of
 from fedsync.core.metrics.pool import SumsPool
 from fedsync.core.orders import Evaluation, Score
 

@@ -54,6 +54,7 @@ class Policies:
         controls: silos keep control variates, so that commits say what is behind them.
         least: silos that a version needs; an operator has to leave so many in the run.
         extensions: what builds each optional feature of the run.
+        predicts: something goes by forecasts; off, reports of speed are not looked at unless a silo has a window.
     """
 
     seed: int
@@ -71,6 +72,7 @@ class Policies:
     controls: bool = False
     least: int = 1
     extensions: tuple[Callable[[], Extension], ...] = ()
+    predicts: bool = True
 
     @property
     def apart(self) -> tuple[Subject, ...]:

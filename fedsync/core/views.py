@@ -212,3 +212,9 @@ class Verdict:
     probe: tuple[str, ...] = ()
     wake_at_s: float | None = None
     reason: str = ""
+
+    def by(self, at_s: float | None) -> Verdict:
+        """The same, to be asked again at ``at_s`` at the latest; None changes nothing."""
+        if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):
+            return self
+        return replace(self, wake_at_s=at_s)

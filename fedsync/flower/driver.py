@@ -172,7 +172,7 @@ class FlowerDriver:
                 entry = self._coordinator.handle(events, now_s)
                 self._spare.measure(events, time.monotonic() - began_s)
                 self._recorder.record(entry)
-                for dropped in drops_in(entry):
+                for dropped in drops_in(entry) if entry.steered else ():
                     self._aggregator.leave(dropped.silo)
                     self._go_on_if_open()
                 for action in entry.actions:

@@ -22,7 +22,7 @@ from fedsync.observe.lost_silos import LostSilo, LostSilos
 from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, missized_notes, shares_of
-from fedsync.observe.steered import SteeredRun, drops_in
+from fedsync.observe.steered import SteeredRun
 
 _LATEST = 64
 """Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
@@ -101,13 +101,13 @@ class Ledger:
         discarded = {action.update_id: action.reason for action in entry.actions if isinstance(action, Discard)}
         for event in entry.events:
             self._add_event(event, discarded)
-        for drop in drops_in(entry):
+        for drop in self.steered.add(entry) if entry.steered else ():
             self._lose(drop.silo, drop.at_s, taken=True)
             self.lost.drop(drop.silo, drop.at_s, drop.reason)
             self._scores.forget(drop.silo)
+        if entry.steered:
+            self.lost.readmit(self.steered.dropped)
         self._settle()
-        self.steered.add(entry)
-        self.lost.readmit(self.steered.dropped)
         for action in entry.actions:
             match action:
                 case Dispatch(_, order) if order.scores_only or order.apart:

@@ -93,7 +93,8 @@ class Recorder:
             "seed": config["seed"],
             "sealed_share": sealed_share,
         }
-        self._cross_site = CrossSiteBooks(metrics)
+        compared = (config.get("evaluation") or {}).get("cross_site") is not None
+        self._cross_site = CrossSiteBooks(metrics) if compared else None
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
@@ -148,7 +149,8 @@ class Recorder:
 
     def _follow(self, entry: JournalEntry) -> None:
         self.ledger.add(entry)
-        self._cross_site.add(entry)
+        if self._cross_site is not None:
+            self._cross_site.add(entry)
         if self._rounds is not None:
             for row in self._feed.closed(self.ledger):
                 self._rounds.write(json.dumps(round_row(row)) + "\n")
@@ -182,7 +184,7 @@ class Recorder:
         summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates}
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
-        compared = self._cross_site.document()
+        compared = None if self._cross_site is None else self._cross_site.document()
         if compared is not None:
             summary["evaluation"]["cross_site"] = without_matrix(compared)
             self.keep(FILE, compared)

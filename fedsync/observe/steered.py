@@ -71,13 +71,15 @@ class SteeredRun:
         self.asked = 0
         """Questions so far, also those that are kept no more."""
 
-    def add(self, entry: JournalEntry) -> None:
+    def add(self, entry: JournalEntry) -> list[SiloLost]:
+        """Follow one more entry; returns its `drops_in`."""
         for question, refused in answered_in(entry):
             self.asked += 1
             text = wanted(question) if refused else said(question)
             self.marks.append(OperatorMark(entry.at_s, text, refused, asker(question)))
             if not refused:
                 self._change(question)
+        return drops_in(entry)
 
     def since(self, asked: int) -> list[OperatorMark]:
         """Questions behind the first so many, as far as they are kept."""

@@ -92,9 +92,8 @@ class Pace:
             self._series.close(now_s, self.samples)
         self._step_s = now_s
         gone_s = now_s - self._start_s + self.untimed_s
-        return may_begin(gone_s, now_s - begun_s, self._budget_s, self._order.overrun) and (
-            self._watch is None or self._watch(self.steps, self.samples)
-        )
+        goes = self._budget_s == math.inf or may_begin(gone_s, now_s - begun_s, self._budget_s, self._order.overrun)
+        return goes and (self._watch is None or self._watch(self.steps, self.samples))
 
     @contextmanager
     def untimed(self) -> Iterator[None]:

@@ -203,8 +203,9 @@ class SiloSession:
         received_s = perf_counter()
         model, cursor = self._about(order, base)
         outcome = self._run(order, model, cursor, watch)
-        self._owner.check_done(outcome.report.samples)
-        own = self._progress.of(order, outcome.update)
+        if self._owner.limits is not None:
+            self._owner.check_done(outcome.report.samples)
+        own = self._progress.of(order, outcome.update) if order.carry else None
         if self._control is not None:
             self._control.trained(order, outcome.update, outcome.report)
         trained_s = perf_counter()
@@ -221,7 +222,8 @@ class SiloSession:
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from further on; what is evaluated is the model in any case."""
-        start, watch = self._progress.start(order, model), self._patient(watch, order)
+        watch, carried = self._patient(watch, order), order.behind or order.carry
+        start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
         with guarded():
             if start is model:

@@ -93,7 +93,11 @@ def _sees(books: Books, asked: Asked) -> None:
         if books.policies.declared_speeds:
             assert silo.forecast is not None
             assert silo.forecast.speed == silo.facts.declared_speed
-        elif isinstance(books.policies.predictor, Ema) and books.policies.sizing.fitter is None:
+        elif (
+            books.policies.predicts
+            and isinstance(books.policies.predictor, Ema)
+            and books.policies.sizing.fitter is None
+        ):
             _foresees(books, name, silo)
 
 

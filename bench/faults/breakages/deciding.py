@@ -250,9 +250,11 @@ _POLICIES: Changes = {
             "view.now_s > silo.since_s + patience_s",
         ),
         ("a-cap-sets-alarms-in-the-past", "(at_s for at_s in times if at_s > view.now_s)", "(at_s for at_s in times)"),
+    ),
+    "core/views.py": (
         (
             "a-wrapper-overrules-the-alarm-of-what-it-wraps",
-            "if at_s is None or (verdict.wake_at_s is not None and verdict.wake_at_s <= at_s):",
+            "if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):",
             "if at_s is None:",
         ),
     ),
@@ -309,7 +311,7 @@ _POLICIES: Changes = {
         ),
         (
             "nobody-wakes-one-that-has-rested",
-            "RestingState(rests, view.news, inner), wake_by(verdict, ends)",
+            "RestingState(rests, view.news, inner), verdict.by(ends)",
             "RestingState(rests, view.news, inner), verdict",
         ),
     ),

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.exact import ExactSum
-from fedsync.core.metrics.base import AnyMetric, Statistic, Sums, number
+from fedsync.core.metrics.base import AnyMetric, ExactSum, Statistic, Sums, number
 
 
 @dataclass(slots=True)

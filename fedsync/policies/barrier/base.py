@@ -86,6 +86,11 @@ class BarrierPolicy(Policy, Generic[S]):
         return None
 
     @property
+    def needs_forecasts(self) -> bool:
+        """Whether it looks at forecasts of silos; where nothing does, none are made."""
+        return True
+
+    @property
     def needs_examples(self) -> bool:
         """Whether it counts on the number of samples that a silo says it holds; see ``cipher.examples``."""
         return False

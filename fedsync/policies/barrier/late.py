@@ -62,6 +62,10 @@ class Wrapper(BarrierPolicy[S]):
         return self.inner.innermost
 
     @property
+    def needs_forecasts(self) -> bool:
+        return self.inner.needs_forecasts
+
+    @property
     def draws(self) -> bool:
         return self.inner.draws
 
@@ -117,13 +121,6 @@ def decide_without_late(
         stop_now=verdict.stop_now + (struck if rule is LateRule.DROP else ()),
         reason="; ".join(reasons),
     )
-
-
-def wake_by(verdict: Verdict, at_s: float | None) -> Verdict:
-    """The verdict, to be asked again at ``at_s`` at the latest; None changes nothing."""
-    if at_s is None or (verdict.wake_at_s is not None and verdict.wake_at_s <= at_s):
-        return verdict
-    return replace(verdict, wake_at_s=at_s)
 
 
 def overdue(view: ClusterView, patience_s: float) -> list[str]:

@@ -30,6 +30,7 @@ class Bsp(BarrierPolicy[None]):
     rounds = True
     most_ahead = 0
     mixes_rounds = False
+    needs_forecasts = False
 
     def init(self) -> None: ...
 

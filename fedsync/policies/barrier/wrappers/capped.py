@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import Inner
-from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue
 from fedsync.policies.schema import Positive, register
 
 
@@ -38,4 +38,4 @@ class Capped(Wrapper[LateState]):
         )
         released_s = view.now_s + self.cap_s if verdict.release else None
         wakes = [at_s for at_s in (due_s(view, state.late, self.cap_s), released_s) if at_s is not None]
-        return state, wake_by(verdict, min(wakes, default=None))
+        return state, verdict.by(min(wakes, default=None))

@@ -8,7 +8,7 @@ from statistics import median
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.base import Inner
-from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue, wake_by
+from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue
 from fedsync.policies.barrier.wrappers.quorum import Required, has_quorum
 from fedsync.policies.schema import NonNegative, PositiveInt, Share, register
 
@@ -77,7 +77,7 @@ class Deadline(Wrapper[DeadlineState]):
         if limit_s is not None:
             released_s = view.now_s + limit_s if verdict.release else None
             wakes = [at_s for at_s in (due_s(view, inner.late, limit_s), released_s) if at_s is not None]
-            verdict = wake_by(verdict, min(wakes, default=None))
+            verdict = verdict.by(min(wakes, default=None))
         return DeadlineState(inner, begun, durations), verdict
 
     def _learn(self, state: DeadlineState, view: ClusterView) -> tuple[dict[str, float], tuple[float, ...]]:

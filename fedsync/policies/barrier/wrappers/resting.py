@@ -8,7 +8,6 @@ from typing import Any
 from fedsync.common.backoff import Backoff
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.late import wake_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class Resting:
             told = [_told(name, rests[name], view.silos[name].since_s) for name in begun]
             verdict = replace(verdict, reason="; ".join([*told, *([verdict.reason] if verdict.reason else [])]))
         ends = min((rest.until_s for rest in resting.values()), default=None)
-        return RestingState(rests, view.news, inner), wake_by(verdict, ends)
+        return RestingState(rests, view.news, inner), verdict.by(ends)
 
     def _noted(self, state: RestingState, view: ClusterView) -> tuple[dict[str, Rest], list[str]]:
         """Who has failed so often, and whose rest begins now."""
