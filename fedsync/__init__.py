@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedsync.policies.aggregate.base import AggregationPolicy
     from fedsync.policies.balance.base import BalancerPolicy
     from fedsync.policies.barrier.base import BarrierPolicy
+    from fedsync.policies.features.base import FeaturePolicy
     from fedsync.policies.optimize.base import ServerOptimizerPolicy
     from fedsync.policies.predict.base import PredictorPolicy
     from fedsync.policies.schema import register
@@ -38,6 +39,7 @@ _HOMES = {
     "AggregationPolicy": "fedsync.policies.aggregate.base",
     "BalancerPolicy": "fedsync.policies.balance.base",
     "BarrierPolicy": "fedsync.policies.barrier.base",
+    "FeaturePolicy": "fedsync.policies.features.base",
     "PredictorPolicy": "fedsync.policies.predict.base",
     "ServerOptimizerPolicy": "fedsync.policies.optimize.base",
     "register": "fedsync.policies.schema",
@@ -53,6 +55,7 @@ __all__ = [
     "BarrierPolicy",
     "ClusterConfig",
     "ConfigError",
+    "FeaturePolicy",
     "FedSync",
     "FedSyncError",
     "PartPatterns",

@@ -283,6 +283,7 @@ class StrategyConfig(StrategySections):
             cross_site=None if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
             least=least,
+            extensions=tuple(each.build for each in self.extensions or ()),
         )
 
 

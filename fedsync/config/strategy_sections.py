@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedsync.common.names import SILO_NAME
 from fedsync.config.cipher import CipherConfig, PlainConfig
@@ -26,6 +26,7 @@ from fedsync.policies.aggregate.fednova import FedNova
 from fedsync.policies.aggregate.kinds import FedAvg
 from fedsync.policies.balance.base import BalancerPolicy
 from fedsync.policies.barrier.base import Inner
+from fedsync.policies.features.base import FeaturePolicy
 from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
@@ -132,6 +133,17 @@ class StrategySections(Section):
 
     export: ExportConfig | None = None
     """Where else the run's figures go while it goes on."""
+
+    extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
+    """Optional features of your own, which ``plugin`` registers: rules that end a run, messages to elsewhere."""
+
+    @model_serializer(mode="wrap")
+    def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As any section, but a run without extensions does not mention them."""
+        plain: dict[str, Any] = handler(self)
+        if self.extensions is None:
+            plain.pop("extensions", None)
+        return plain
 
     @model_validator(mode="before")
     @classmethod

@@ -100,8 +100,8 @@ class Coordinator:
             scores=Scores(policies.metrics),
         )
         for build in policies.extensions:
-            extension = build()
-            self._state.extensions[extension.name] = extension
+            if (extension := build()) is not None:
+                self._state.extensions.add(extension)
         if policies.apart:
             closing.apart(self._state)
         self._recent: deque[JournalEntry] = deque(maxlen=5)
@@ -145,7 +145,7 @@ class Coordinator:
     @property
     def unlearned(self) -> bool:
         """Whether a predictor would train now, were it given `Spare` time."""
-        return self._state.forecasts.unlearned
+        return self._policies.predicts and self._state.forecasts.unlearned
 
     @property
     def learned(self) -> dict[str, Any] | None:

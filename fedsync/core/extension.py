@@ -27,6 +27,8 @@ from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fedsync.core.errors import ConfigError
+
 if TYPE_CHECKING:
     from fedsync.core.events import Event, UpdateArrived, WorkFailed
     from fedsync.core.orders import SiloFacts, WorkOrder
@@ -101,6 +103,18 @@ class Extension:
 
 class Extensions(dict[str, Extension]):
     """The extensions of a run by name; asks all of them, in the order in which they were added."""
+
+    def add(self, extension: Extension) -> None:
+        """One more extension.
+
+        Raises:
+            ConfigError: another one has its name.
+        """
+        name = extension.name
+        if name in self or name in _OWN:
+            remedy = "List each kind once, and give each class a name of its own"
+            raise ConfigError("extensions", f"two extensions have the name {name!r} in checkpoints", remedy)
+        self[name] = extension
 
     def own(self, name: str) -> Extension:
         """FedSync's own extension of this name; from now on there is one."""

@@ -71,7 +71,7 @@ class Policies:
     cross_site: CrossSite | None = None
     controls: bool = False
     least: int = 1
-    extensions: tuple[Callable[[], Extension], ...] = ()
+    extensions: tuple[Callable[[], Extension | None], ...] = ()
     predicts: bool = True
 
     @property

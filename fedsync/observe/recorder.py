@@ -22,8 +22,7 @@ from fedsync.observe.exporters.base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.lost_silos import expected_of
-from fedsync.observe.round_feed import RoundFeed
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Round, RoundFeed
 
 ROUNDS = "rounds.jsonl"
 """File of a run: a line for each round, once nothing comes to it any more."""

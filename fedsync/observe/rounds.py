@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, overload
+from typing import NamedTuple, Protocol, overload
 
 from fedsync.observe.shares import SiloShare
 
@@ -124,3 +124,24 @@ class Rounds:
 
 def _point(row: Round) -> RoundPoint:
     return RoundPoint(row.at_s, row.loss, row.accuracy)
+
+
+class RoundBooks(Protocol):
+    """Books that know which rounds are over: a `fedsync.observe.ledger.Ledger`."""
+
+    rounds: Rounds
+
+    def closed(self, known: int = 0) -> int:
+        """As `fedsync.observe.ledger.Ledger.closed`."""
+
+
+class RoundFeed:
+    """Hands out every round of a ledger once, as soon as its scores are known or cannot come any more."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def closed(self, ledger: RoundBooks) -> list[Round]:
+        """Rounds that were not handed out before, in order."""
+        begin, self._next = self._next, ledger.closed(self._next)
+        return ledger.rounds[begin : self._next]

@@ -48,6 +48,7 @@ _PACKAGES = {
     "aggregation": "fedsync.policies.aggregate",
     "staleness": "fedsync.policies.aggregate",
     "server_optimizer": "fedsync.policies.optimize",
+    "extension": "fedsync.policies.features",
 }
 _KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
 _being_written: set[str] = set()
@@ -243,6 +244,8 @@ class Chosen:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         from pydantic_core import core_schema as cs
 
+        if not kinds(self.section):  # all are users' own, and an editor does not know them
+            return {"type": "array", "items": {"type": "object", "required": ["kind"]}}
         # What is inside a kind of the section, as the barrier in a wrapper is, refers to what is being written.
         inside = self.section in _being_written
         choices: dict[Any, CoreSchema] = {}

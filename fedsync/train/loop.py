@@ -118,7 +118,8 @@ class Trainer(LocalTrainer):
         return initial_model(self._task, self._slot.seed, self._run)[0]
 
     def _recall(self, cursor: Cursor) -> None:
-        self._parts.restore(cursor.private)
+        if cursor.private or not self._parts.plain:
+            self._parts.restore(cursor.private)
 
     def _begin(self, order: WorkOrder) -> None:
         self._renew_optimizer(order.learning_rate)
@@ -199,7 +200,7 @@ class Trainer(LocalTrainer):
         cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
         # What only scores changes no model: neither what travels nor what stays.
-        private = cursor.private if order.scores_only else self._parts.keep()
+        private = cursor.private if order.scores_only or self._parts.plain else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), private=private)
         return LoopResult(pace, losses.mean() or 0.0, left, {}, cap)
 

@@ -122,7 +122,8 @@ class ModelParts:
         self.shared, self.kept_names = parts.shared, parts.kept
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
-        self._plain = not (parts.private or parts.frozen)
+        self.plain = not (parts.private or parts.frozen)
+        """Everything travels, so there is nothing to do."""
 
     @property
     def frozen_digest(self) -> bytes:
@@ -130,14 +131,11 @@ class ModelParts:
 
     def restore(self, kept: bytes = b"") -> None:
         """Begin an order, or an evaluation: private tensors as ``kept`` says, frozen ones as they were built."""
-        if kept or not self._plain:
-            self._private.restore(kept)
-            self._frozen.restore()
+        self._private.restore(kept)
+        self._frozen.restore()
 
     def keep(self) -> bytes:
         """What is kept of private tensors after an order; raises as `PrivateParts.keep` and `FrozenTensors.check`."""
-        if self._plain:
-            return b""
         self._frozen.check()
         return self._private.keep()
 

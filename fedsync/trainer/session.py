@@ -263,7 +263,8 @@ class SiloSession:
         """The next order is the one after this."""
         self.cursor = last.cursor
         self.replica.owe(last.beside.get(OWED))
-        self._progress.keep(last.order, last.beside.get(OWN))
+        if last.order.behind or last.order.carry:
+            self._progress.keep(last.order, last.beside.get(OWN))
 
     def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
         """Bring on a model of the silo's own.
@@ -306,13 +307,15 @@ class SiloSession:
 
         They are enough for one that only scores.
         """
+        if watch is None and not order.scores_only:
+            return None
         least = self._owner.least_samples
 
         def go_on(steps: int, samples: int) -> bool:
             more = watch is None or watch(steps, samples)
             return samples < least or (more and not order.scores_only)
 
-        return go_on if watch is not None or order.scores_only else None
+        return go_on
 
     def _check_apart(self, subject: Subject) -> None:
         """See that a run may ask for a model of the silo's own.

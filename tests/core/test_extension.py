@@ -7,7 +7,10 @@ import sys
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import pytest
+
 from fedsync.core.coordinator import Coordinator
+from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, UpdateArrived
 from fedsync.core.extension import Extension
 from fedsync.core.orders import SiloFacts, WorkOrder
@@ -60,6 +63,14 @@ def test_what_an_extension_knows_is_in_the_checkpoint_under_its_name() -> None:
     other, _ = counting()
     other.restore(saved)
     assert other.handle([answer("b", first["b"], 2.0)], 2.0).reason.endswith("2 updates are enough")
+
+
+@pytest.mark.parametrize("taken", ["counting", "attendance"])
+def test_two_extensions_of_one_name_are_refused(taken: str) -> None:
+    coordinator, _ = begin("x")
+    kinds = (Counting, type("Other", (Counting,), {"name": taken, "__slots__": ()}))
+    with pytest.raises(ConfigError, match=f"two extensions have the name '{taken}'"):
+        Coordinator(replace(coordinator._policies, extensions=kinds))
 
 
 def test_features_of_our_own_are_there_from_the_moment_at_which_they_are_needed() -> None:

@@ -4,7 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import yaml
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 RUN = """\
@@ -28,3 +33,73 @@ def test_the_barrier_and_the_predictor_run_and_commit_at_60_percent_of_the_examp
     reasons = [entry["reason"] for entry in entries if any(one["type"] == "Commit" for one in entry["actions"])]
     shares = [int(percent) for reason in reasons for percent in re.findall(r"with (\d+)% of the examples", reason)[:1]]
     assert len(shares) == 20 and all(60 <= share < 100 for share in shares), "nobody waits for all of five silos"
+
+
+FEATURES = """\
+import sys
+from pathlib import Path
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.sim.run import run_virtual
+config = StrategyConfig.load("run.yaml")
+cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})
+run_virtual(config, cluster, Path("run"))
+"""
+
+
+def feature_run(folder: Path, plugin: str, extensions: str, stop: str) -> list[dict[str, Any]]:
+    """The journal of a run in a process of its own with a file of the page as its plugin."""
+    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / plugin).write_text(dict(blocks)[plugin], encoding="utf-8")
+    (folder / "run.yaml").write_text(
+        f"name: features\nplugin: {plugin}\nextensions: {extensions}\nstop: {stop}\nbarrier: {{kind: bsp}}\n"
+        "balancer: {kind: fixed}\nlocal: {steps: 4, batch_size: 8}\ntask: {kind: digits}\n",
+        encoding="utf-8",
+    )
+    subprocess.run([sys.executable, "-c", FEATURES], cwd=folder, check=True, timeout=240)
+    return [json.loads(line) for line in (folder / "run" / "journal.jsonl").read_text().splitlines()[1:]]
+
+
+def test_the_energy_rule_ends_a_run(tmp_path: Path) -> None:
+    """Nobody measures energy in virtual time, so the silos' clock stands in for it here."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert 'event.report.metrics.get("energy_j", 0.0)' in text
+    journal = feature_run(tmp_path, "energy.py", "[{kind: energy, limit_j: 5}]", "{rounds: 3}")
+    assert journal[-1]["reason"].endswith("3 rounds done")
+    file = tmp_path / "energy.py"
+    energy = file.read_text().replace('event.report.metrics.get("energy_j", 0.0)', "1.0")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "energy.py").write_text(energy)
+    (tmp_path / "again" / "run.yaml").write_text((tmp_path / "run.yaml").read_text().replace("rounds: 3", "rounds: 9"))
+    subprocess.run([sys.executable, "-c", FEATURES], cwd=tmp_path / "again", check=True, timeout=240)
+    lines = (tmp_path / "again" / "run" / "journal.jsonl").read_text().splitlines()[1:]
+    reasons = [json.loads(line)["reason"] for line in lines]
+    assert "6 J are used, of 5" in reasons[-1]  # two silos, 1 J an update: the third commit is the first beyond 5
+    config = yaml.safe_load((tmp_path / "again" / "run" / "config.yaml").read_text())
+    assert config["extensions"] == [{"kind": "energy", "limit_j": 5.0}]
+
+
+def test_the_web_hook_hears_of_each_best_version(tmp_path: Path) -> None:
+    posted: list[dict[str, Any]] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/"
+        journal = feature_run(tmp_path, "web_hook.py", f"[{{kind: web-hook, url: '{url}'}}]", "{rounds: 3}")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    best = [action for entry in journal for action in entry["actions"] if action["type"] == "KeepBest"]
+    assert best and [each["version"] for each in posted] == [each["score"]["version"] for each in best]

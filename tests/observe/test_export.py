@@ -22,8 +22,7 @@ from fedsync.observe.exporters.base import Guarded, open_exporters
 from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.observe.round_feed import RoundFeed
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Round, RoundFeed
 from fedsync.observe.shares import SiloShare
 from tests.observe.runs import A_ROUND, METRICS, two_silos
 

@@ -17,8 +17,7 @@ from fedsync.observe import rounds as book_rounds
 from fedsync.observe.exporters.csv_exporter import CsvExporter
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.observe.round_feed import RoundFeed
-from fedsync.observe.rounds import Round, Rounds
+from fedsync.observe.rounds import Round, RoundFeed, Rounds
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, orders, policies, scored
 

@@ -15,8 +15,7 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.journal import open_private
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.round_feed import RoundFeed
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Round, RoundFeed
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How a text begins that a spreadsheet may take for a formula. Source: OWASP, CSV injection."""

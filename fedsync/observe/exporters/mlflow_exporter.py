@@ -8,7 +8,7 @@ from typing import Any
 from fedsync.core.errors import ConfigError, not_installed
 from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.round_feed import RoundFeed
+from fedsync.observe.rounds import RoundFeed
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500

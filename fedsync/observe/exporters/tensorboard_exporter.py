@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsync.core.errors import not_installed
 from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.round_feed import RoundFeed
+from fedsync.observe.rounds import RoundFeed
 
 _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/loss"}
 

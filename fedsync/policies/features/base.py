@@ -1,0 +1,29 @@
+"""Base of optional features that a strategy file lists under ``extensions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsync.core.extension import Extension
+from fedsync.policies.schema import Policy
+
+
+class FeaturePolicy(Policy):
+    """An optional feature of a run: its settings, and what it makes of them.
+
+    A feature has a say in the run (`build`), or acts on what was decided (`listener`), or both.
+    """
+
+    __slots__ = ()
+    section = "extension"
+
+    def build(self) -> Extension | None:
+        """What follows the run and has a say in it, a new one for each run; None where the feature decides nothing."""
+        return None
+
+    def listener(self) -> Any:
+        """A `fedsync.observe.recorder.Listener`: its ``follow`` is called with the run's books after every entry.
+
+        None where the feature does nothing outside the run.
+        """
+        return None
