@@ -15,18 +15,7 @@ MOST = {
 of real processes by chance, too: there is room for that."""
 
 OPTIONAL = (
-    *(
-        "survey",
-        "bundle_objects",
-        "relay",
-        "masking/ma",
-        "masking/a",
-        "narx",
-        "overlap",
-        "commands/",
-        "ops/",
-        "suspects",
-    ),
+    *("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "overlap", "commands/", "ops/"),
     *("apart", "attendance", "obeying", "cross_site", "steered", "fitting", "forecasts", "mixture"),
 )
 """Parts of the names of files that a plain BSP run has no use for."""
