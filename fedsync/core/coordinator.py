@@ -285,8 +285,8 @@ class Coordinator:
             taken = f"the run is over: {state.closing}"
         if taken is None:
             state.pending[meta.update_id] = meta
-        elif taken:
-            actions.append(Discard(meta.update_id, taken))
+        elif taken or not order.apart:
+            actions.append(Discard(meta.update_id, taken or "an extension keeps it out of the model"))
         if order.scores_only:
             state.owing.discard(meta.silo)
         if report.batch_cap is not None:

@@ -68,7 +68,7 @@ class Extension:
         """Whether a sound update is kept out of the model of ``version``.
 
         Returns:
-            None if it is not; else the reason to discard it, or "" where the extension has made use of it.
+            None if it is not; else the reason to discard it. "" is for an order that was not given for the model.
         """
         return None
 
@@ -128,8 +128,9 @@ class Extensions(dict[str, Extension]):
         return all([each.admits(name, facts, at_s) for each in self.values()])  # noqa: C419  # all take note of it
 
     def taken(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
-        """As `Extension.takes`, of the first one that keeps the update."""
-        return next((why for each in self.values() if (why := each.takes(event, order, version)) is not None), None)
+        """As `Extension.takes`, of the first one that keeps the update; all take note of it."""
+        found = [each.takes(event, order, version) for each in self.values()]
+        return next((why for why in found if why is not None), None)
 
     def paused(self) -> str:
         """As `Extension.pauses`."""

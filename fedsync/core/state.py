@@ -287,11 +287,11 @@ class CoordinatorState:
 
     def due(self, policies: Policies, now_s: float) -> str | None:
         """Why the run should end now; None if it should go on."""
-        rules = policies.stop
-        if policies.tally and self.evaluated:
+        rules, waits = policies.stop, policies.tally and self.evaluated
+        if waits:
             rules = StopRules(seconds=rules.seconds)
         ends = rules.decide(self.commits, now_s, self.scores, self.passes, self.leaders)
-        return self.extensions.stops(now_s) if ends is None else ends
+        return self.extensions.stops(now_s) if ends is None and not waits else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
         """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""

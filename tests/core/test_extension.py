@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from fedsync.core.actions import Discard
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, UpdateArrived
@@ -63,6 +64,40 @@ def test_what_an_extension_knows_is_in_the_checkpoint_under_its_name() -> None:
     other, _ = counting()
     other.restore(saved)
     assert other.handle([answer("b", first["b"], 2.0)], 2.0).reason.endswith("2 updates are enough")
+
+
+@dataclass(slots=True)
+class Keeping(Extension):
+    """Keeps every update without a reason."""
+
+    name: ClassVar[str] = "keeping"
+
+    def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
+        return ""
+
+
+def test_an_update_that_an_extension_keeps_is_discarded_by_name_and_all_extensions_hear_of_it() -> None:
+    coordinator, _ = begin("x")
+    coordinator = Coordinator(replace(coordinator._policies, extensions=(Keeping, Counting)))
+    [joining] = joined("a", at_s=0.0)
+    facts = replace(joining.facts, presence=Presence(10.0, 20.0))
+    first = orders(coordinator.handle([replace(joining, facts=facts), *joined("b")], 0.0))
+    arrived = answer("a", first["a"], 1.0)
+    entry = coordinator.handle([replace(arrived, report=replace(arrived.report, presence=Presence(5.0, 9.0)))], 1.0)
+    assert Discard(first["a"].update_id, "an extension keeps it out of the model") in entry.actions
+    assert coordinator.state()["extensions"]["attendance"]["windows"] == {"a": (6.0, 10.0)}
+
+
+def test_a_sealed_run_ends_by_an_extension_only_between_versions() -> None:
+    """Silos evaluate a version once, so the last one must not have been evaluated for an update in work."""
+    coordinator, _ = begin("x")
+    coordinator = Coordinator(replace(coordinator._policies, tally=2, extensions=(Counting,)))
+    first = orders(coordinator.handle(joined("a", "c", "d"), 0.0))
+    coordinator.handle([answer("a", first["a"], 1.0)], 1.0)
+    entry = coordinator.handle([answer("c", first["c"], 2.0)], 2.0)
+    assert not coordinator.stopped and "are enough" not in entry.reason
+    entry = coordinator.handle([answer("d", first["d"], 3.0)], 3.0)
+    assert "3 updates are enough" in entry.reason
 
 
 @pytest.mark.parametrize("taken", ["counting", "attendance"])
