@@ -94,6 +94,7 @@ IMPORTERS = {
     "fedsync/common/code_review.py": "modules of the resolver's folder, as source that was confirmed",
     "fedsync/common/nursery.py": "the module of its own command line",
     "fedsync/core/codec.py": "text made of the fields of a class of ours",
+    "fedsync/core/extension.py": "features of a table of its own",
     "fedsync/core/orders.py": "text made of the fields of a class of ours",
     "fedsync/flower/internals/bundle_client.py": "the module of a class that is there",
     "fedsync/flower/internals/contract.py": "a table of its own; a tool for developers",
