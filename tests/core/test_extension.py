@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 
 from fedsync.core.actions import Discard
+from fedsync.core.apart import Apart
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, UpdateArrived
@@ -135,3 +136,13 @@ def test_a_plain_run_imports_no_feature_that_it_does_not_use() -> None:
     unused = ["core.obeying", "policies.robust"]
     assert "fedsync.core.coordinator" in imported
     assert not [name for name in imported if name.removeprefix("fedsync.") in unused]
+
+
+def test_samples_of_an_order_that_only_scores_are_no_training() -> None:
+    """Alone a silo trains as many samples as it processed in the run, and scoring is none of that."""
+    _, first = begin("a")
+    apart, arrived = Apart(), answer("a", first["a"], 1.0)
+    assert apart.takes(arrived, first["a"], 0) is None and apart.processed == {"a": arrived.report.samples}
+    scoring = replace(first["a"], learning_rate=0.0)
+    assert scoring.scores_only and apart.takes(arrived, scoring, 0) is None
+    assert apart.processed == {"a": arrived.report.samples}
