@@ -48,7 +48,7 @@ class CrossSite:
 
 @dataclass(slots=True)
 class Apart(Extension):
-    """How far silos are; an extension of a run that compares silos' own models.
+    """Progress of training apart; an extension of a run that compares silos' own models.
 
     Args:
         processed: samples that each silo processed in the run.

@@ -56,15 +56,6 @@ class Attendance(Extension):
     def expects(self) -> bool:
         return self.awaited
 
-    def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None:
-        self.join(name, at_s, facts.presence)
-
-    def on_loss(self, name: str, at_s: float) -> None:
-        self.lose(name, at_s)
-
-    def excuses(self, event: WorkFailed) -> bool:
-        return self.refuse(event.silo, event.at_s, event.back_s)
-
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
         self.hear(event.meta.silo, event.at_s, event.report.presence)
         if order.base_version != version and self.away(event.meta.silo, event.at_s):
@@ -76,21 +67,22 @@ class Attendance(Extension):
         if said is not None:
             self.windows[name] = at_s + said.left_s, at_s + said.back_s
 
-    def join(self, name: str, at_s: float, said: Presence | None) -> None:
-        """A silo has joined; None has it there always."""
+    def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None:
+        """A silo has joined; without a window it is there always."""
         self.windows.pop(name, None)
-        self.hear(name, at_s, said)
+        self.hear(name, at_s, facts.presence)
 
-    def lose(self, name: str, at_s: float) -> None:
+    def on_loss(self, name: str, at_s: float) -> None:
         """A silo is gone. Within its window that has other reasons, so nobody knows when it will be back."""
         if at_s < self.windows.get(name, (-inf, inf))[0] - _SLACK_S:
             del self.windows[name]
 
-    def refuse(self, name: str, at_s: float, back_s: float | None) -> bool:
-        """A silo did not take an order, because it is away for so long; whether that is so, and no failure."""
+    def excuses(self, event: WorkFailed) -> bool:
+        """Whether a silo did not take an order because it is away, which is no failure."""
+        at_s, back_s = event.at_s, event.back_s
         if back_s is None or not 0 <= back_s <= MAX_AWAY_S:
             return False
-        self.windows[name] = at_s, at_s + max(back_s, REST_S)
+        self.windows[event.silo] = at_s, at_s + max(back_s, REST_S)
         return True
 
     def forget(self, name: str) -> Presence | None:

@@ -157,7 +157,7 @@ def decides(state: CoordinatorState) -> bool:
 
 
 def apart(state: CoordinatorState) -> Apart:
-    """How far silos are with what they train apart."""
+    """Progress of the silos with what they train apart."""
     return cast("Apart", state.extensions.own("apart"))
 
 

@@ -103,7 +103,7 @@ class Coordinator:
             if (extension := build()) is not None:
                 self._state.extensions.add(extension)
         if policies.apart:
-            closing.apart(self._state)
+            self._state.extensions.own("apart")
         self._recent: deque[JournalEntry] = deque(maxlen=5)
         # Nothing is remembered here that could not be worked out again.
         self._plan: tuple[int, Plan] | None = None

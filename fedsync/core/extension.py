@@ -84,7 +84,7 @@ class Extension:
         return None
 
     def shows(self, view: ClusterView) -> tuple[ClusterView, str]:
-        """What the barrier sees, and what the journal is told of the difference."""
+        """The view for the barrier, and the journal's words on the difference."""
         return view, ""
 
     def wake_s(self, now_s: float) -> float | None:
@@ -92,7 +92,7 @@ class Extension:
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds: by default the fields of a dataclass, by name."""
+        """State for a checkpoint: by default the fields of a dataclass, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Extensions(dict[str, Extension]):
         self[name] = extension
 
     def own(self, name: str) -> Extension:
-        """FedSync's own extension of this name; from now on there is one."""
+        """The extension of this name; one of FedSync's own is made if it is missing."""
         if name not in self:
             module, _, kind = _OWN[name].partition(".")
             self[name] = getattr(import_module(f"fedsync.core.{module}"), kind)()
@@ -141,7 +141,7 @@ class Extensions(dict[str, Extension]):
         return next((why for each in self.values() if (why := each.stops(now_s))), None)
 
     def shown(self, view: ClusterView) -> tuple[ClusterView, list[str]]:
-        """What the barrier sees, and what the journal is told of the difference."""
+        """The view for the barrier, and the journal's words on the difference."""
         told = []
         for each in self.values():
             view, said = each.shows(view)
@@ -155,4 +155,4 @@ class Extensions(dict[str, Extension]):
     def restore(self, states: Mapping[str, dict[str, Any]]) -> None:
         """Go on from the `states` of another run's."""
         for name, state in states.items():
-            (self[name] if name in self else self.own(name)).restore(state)
+            self.own(name).restore(state)

@@ -45,7 +45,7 @@ def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
 
 @dataclass(slots=True)
 class Steering(Extension):
-    """What operators have changed; an extension of the coordinator once an operator asks for something.
+    """Changes that operators have made; an extension of the coordinator once an operator asks for something.
 
     Args:
         paused: whether nothing is decided.
@@ -117,7 +117,7 @@ class Steering(Extension):
 
 
 def steering_of(state: CoordinatorState) -> Steering:
-    """What operators have changed in a run, for whoever changes more."""
+    """The run's `Steering`; there is one from now on."""
     return cast("Steering", state.extensions.own(Steering.name))
 
 

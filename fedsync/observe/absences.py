@@ -107,14 +107,14 @@ class Absences:
                     self._known.add(silo)
                     self._since_s[silo, GONE] = 0.0
                 self._end(silo, GONE, at_s)
-                self._move(silo, at_s, lambda: attendance.join(silo, at_s, facts.presence))
+                self._move(silo, at_s, lambda: attendance.on_join(silo, facts, at_s))
             case SiloLost(at_s, silo, _):
                 self._since_s.setdefault((silo, GONE), at_s)
-                self._move(silo, at_s, lambda: attendance.lose(silo, at_s))
+                self._move(silo, at_s, lambda: attendance.on_loss(silo, at_s))
             case UpdateArrived(at_s, meta, report):
                 self._move(meta.silo, at_s, lambda: attendance.hear(meta.silo, at_s, report.presence))
-            case WorkFailed(at_s, silo, _, _, back_s):
-                self._move(silo, at_s, lambda: attendance.refuse(silo, at_s, back_s))
+            case WorkFailed(at_s, silo):
+                self._move(silo, at_s, lambda: attendance.excuses(event))
 
     def _obey(self, question: OperatorQuestion, at_s: float) -> None:
         match question:

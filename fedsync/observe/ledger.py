@@ -101,11 +101,11 @@ class Ledger:
         discarded = {action.update_id: action.reason for action in entry.actions if isinstance(action, Discard)}
         for event in entry.events:
             self._add_event(event, discarded)
-        for drop in self.steered.add(entry) if entry.steered else ():
-            self._lose(drop.silo, drop.at_s, taken=True)
-            self.lost.drop(drop.silo, drop.at_s, drop.reason)
-            self._scores.forget(drop.silo)
         if entry.steered:
+            for drop in self.steered.add(entry):
+                self._lose(drop.silo, drop.at_s, taken=True)
+                self.lost.drop(drop.silo, drop.at_s, drop.reason)
+                self._scores.forget(drop.silo)
             self.lost.readmit(self.steered.dropped)
         self._settle()
         for action in entry.actions:

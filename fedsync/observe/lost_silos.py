@@ -97,10 +97,10 @@ class LostSilos:
         if part.gone_s is not None:
             self._tell(f"{event.silo} is back")
         part.gone_s, part.row = None, 0
-        self._attendance.join(event.silo, event.at_s, event.facts.presence)
+        self._attendance.on_join(event.silo, event.facts, event.at_s)
 
     def lose(self, silo: str, at_s: float, reason: str) -> None:
-        self._attendance.lose(silo, at_s)
+        self._attendance.on_loss(silo, at_s)
         part = self._part(silo)
         if part.gone_s is None:
             part.gone_s, part.gone = at_s, reason
@@ -137,7 +137,7 @@ class LostSilos:
 
     def fail(self, event: WorkFailed) -> None:
         """An order of a silo failed, unless it is merely away."""
-        if not self._attendance.refuse(event.silo, event.at_s, event.back_s):
+        if not self._attendance.excuses(event):
             self.refuse(event.silo, event.at_s, event.reason)
 
     def refuse(self, silo: str, at_s: float, reason: str) -> None:

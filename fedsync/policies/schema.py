@@ -245,7 +245,7 @@ class Chosen:
         from pydantic_core import core_schema as cs
 
         if not kinds(self.section):  # all are users' own, and an editor does not know them
-            return {"type": "array", "items": {"type": "object", "required": ["kind"]}}
+            return self._listed({"type": "object", "required": ["kind"]})
         # What is inside a kind of the section, as the barrier in a wrapper is, refers to what is being written.
         inside = self.section in _being_written
         choices: dict[Any, CoreSchema] = {}
@@ -258,7 +258,11 @@ class Chosen:
         finally:
             if not inside:
                 _being_written.remove(self.section)
-        return {"type": "array", "items": union, "minItems": 1} if self.several else union
+        return self._listed(union)
+
+    def _listed(self, one: JsonSchemaValue) -> JsonSchemaValue:
+        """The schema of the field, where ``one`` is that of a policy."""
+        return {"type": "array", "items": one, "minItems": 1} if self.several else one
 
     def _choose(self, value: Any) -> Policy:
         from pydantic_core import PydanticKnownError

@@ -36,7 +36,6 @@ def test_the_barrier_and_the_predictor_run_and_commit_at_60_percent_of_the_examp
 
 
 FEATURES = """\
-import sys
 from pathlib import Path
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
@@ -47,13 +46,18 @@ run_virtual(config, cluster, Path("run"))
 """
 
 
-def feature_run(folder: Path, plugin: str, extensions: str, stop: str) -> list[dict[str, Any]]:
-    """The journal of a run in a process of its own with a file of the page as its plugin."""
+def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **changes: str) -> list[dict[str, Any]]:
+    """The journal of a run in a process of its own with a file of the page, changed, as its plugin."""
     blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (folder / plugin).write_text(dict(blocks)[plugin], encoding="utf-8")
+    text = dict(blocks)[plugin]
+    for before, after in changes.items():
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    folder.mkdir(exist_ok=True)
+    (folder / plugin).write_text(text, encoding="utf-8")
     (folder / "run.yaml").write_text(
-        f"name: features\nplugin: {plugin}\nextensions: {extensions}\nstop: {stop}\nbarrier: {{kind: bsp}}\n"
-        "balancer: {kind: fixed}\nlocal: {steps: 4, batch_size: 8}\ntask: {kind: digits}\n",
+        f"name: features\nplugin: {plugin}\nextensions: {extensions}\nstop: {{rounds: {rounds}}}\n"
+        "barrier: {kind: bsp}\nbalancer: {kind: fixed}\nlocal: {steps: 4, batch_size: 8}\ntask: {kind: digits}\n",
         encoding="utf-8",
     )
     subprocess.run([sys.executable, "-c", FEATURES], cwd=folder, check=True, timeout=240)
@@ -61,20 +65,12 @@ def feature_run(folder: Path, plugin: str, extensions: str, stop: str) -> list[d
 
 
 def test_the_energy_rule_ends_a_run(tmp_path: Path) -> None:
-    """Nobody measures energy in virtual time, so the silos' clock stands in for it here."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert 'event.report.metrics.get("energy_j", 0.0)' in text
-    journal = feature_run(tmp_path, "energy.py", "[{kind: energy, limit_j: 5}]", "{rounds: 3}")
-    assert journal[-1]["reason"].endswith("3 rounds done")
-    file = tmp_path / "energy.py"
-    energy = file.read_text().replace('event.report.metrics.get("energy_j", 0.0)', "1.0")
-    (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "energy.py").write_text(energy)
-    (tmp_path / "again" / "run.yaml").write_text((tmp_path / "run.yaml").read_text().replace("rounds: 3", "rounds: 9"))
-    subprocess.run([sys.executable, "-c", FEATURES], cwd=tmp_path / "again", check=True, timeout=240)
-    lines = (tmp_path / "again" / "run" / "journal.jsonl").read_text().splitlines()[1:]
-    reasons = [json.loads(line)["reason"] for line in lines]
-    assert "6 J are used, of 5" in reasons[-1]  # two silos, 1 J an update: the third commit is the first beyond 5
+    """Nobody measures energy in virtual time, so the rule counts 1 J an update in the second run."""
+    energy = "[{kind: energy, limit_j: 5}]"
+    assert feature_run(tmp_path, "energy.py", energy, 3)[-1]["reason"].endswith("3 rounds done")
+    one_each = {'event.report.metrics.get("energy_j", 0.0)': "1.0"}
+    journal = feature_run(tmp_path / "again", "energy.py", energy, 9, **one_each)
+    assert "6 J are used, of 5" in journal[-1]["reason"]  # two silos at a time: after three rounds it is beyond 5
     config = yaml.safe_load((tmp_path / "again" / "run" / "config.yaml").read_text())
     assert config["extensions"] == [{"kind": "energy", "limit_j": 5.0}]
 
@@ -96,7 +92,7 @@ def test_the_web_hook_hears_of_each_best_version(tmp_path: Path) -> None:
     thread.start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/"
-        journal = feature_run(tmp_path, "web_hook.py", f"[{{kind: web-hook, url: '{url}'}}]", "{rounds: 3}")
+        journal = feature_run(tmp_path, "web_hook.py", f"[{{kind: web-hook, url: '{url}'}}]", 3)
     finally:
         server.shutdown()
         thread.join()

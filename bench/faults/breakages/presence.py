@@ -78,7 +78,7 @@ _CHANGES: Changes = {
     "core/extension.py": (
         (
             "a-resumed-run-forgets-who-is-away",
-            "(self[name] if name in self else self.own(name)).restore(state)",
+            "self.own(name).restore(state)",
             "pass",
         ),
     ),
