@@ -58,6 +58,9 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
         if sealed.colluding > 1 and silos <= 2 * sealed.colluding:
             problem = f"{sealed.colluding} of {silos} silos in {file} would be no minority"
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
+    if config.aggregation.least_updates > silos:
+        problem = f"needs {config.aggregation.least_updates} updates as configured, and {file} has {silos} silos"
+        return "aggregation", problem, "Lower malicious, choose median, or add silos"
     for key, number in named.items():
         if number > silos:
             return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
@@ -146,6 +149,11 @@ def _statistics_add_up(config: StrategySections) -> None:
                 f"server_optimizer.kind {config.server_optimizer.kind!r} does not fit task.kind {config.task.kind}: "
                 "its model is a mean of statistics; leave server_optimizer out"
             )
+        if config.aggregation.combiner() is not None:
+            raise ValueError(
+                f"aggregation.kind {config.aggregation.kind!r} does not fit task.kind {config.task.kind}: its model "
+                "is a mean of statistics; choose fedavg"
+            )
 
 
 def _travels_in_the_clear(config: StrategySections) -> None:
@@ -160,9 +168,11 @@ def _travels_in_the_clear(config: StrategySections) -> None:
 def _can_be_added(config: StrategySections) -> None:
     if not isinstance(config.cipher, PlainConfig) and config.aggregation.weigher(config.solver).weighting is None:
         remedy = "write staleness: {kind: constant}" if config.aggregation.additive else "choose fedbuff"
+        if config.aggregation.combiner() is not None:
+            remedy = "choose fedavg or fednova, or write cipher: {kind: plain}"
         raise ValueError(
             f"aggregation.kind {config.aggregation.kind!r} as configured needs a server that sees the updates, and "
-            f"cipher.kind {config.cipher.kind!r} hides them: {remedy}"
+            f"cipher.kind {config.cipher.kind!r} hides them; {remedy}"
         )
     if not isinstance(config.cipher, PlainConfig) and not config.aggregation.is_shipped():
         raise ValueError(

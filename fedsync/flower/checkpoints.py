@@ -68,7 +68,7 @@ _MOST_NAME = 40
 KEPT = 3
 """Newest checkpoints that are kept."""
 
-FORMAT = 16
+FORMAT = 17
 """Of the files; another one is refused. Also raised where a server optimizer goes on otherwise from the same state."""
 
 _DIGEST_BYTES = 32

@@ -102,7 +102,10 @@ class RunBuilder:
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
             optimizer = None if chosen is None else chosen.build().fitted(layout)
-            return PlainAggregator(model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer)
+            combiner = self.config.aggregation.combiner()
+            return PlainAggregator(
+                model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, combiner=combiner
+            )
         from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
 

@@ -99,3 +99,25 @@ def test_the_web_hook_hears_of_each_best_version(tmp_path: Path) -> None:
         server.server_close()
     best = [action for entry in journal for action in entry["actions"] if action["type"] == "KeepBest"]
     assert best and [each["version"] for each in posted] == [each["score"]["version"] for each in best]
+
+
+OUTLIERS = """\
+from pathlib import Path
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.sim.run import run_virtual
+from server_app import WithoutOutliers, app
+config = StrategyConfig.load("bsp", ["stop.rounds=3"]).with_policies({"aggregation": WithoutOutliers(most=1.0)})
+cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})
+print(*run_virtual(config, cluster, Path("run"))["notes"])
+"""
+
+
+def test_the_aggregation_leaves_out_the_longest_updates(tmp_path: Path) -> None:
+    """Of three silos one is longer than the median in each round."""
+    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "server_app.py").write_text(dict(blocks)["server_app.py"], encoding="utf-8")
+    asked = [sys.executable, "-c", OUTLIERS]
+    done = subprocess.run(asked, cwd=tmp_path, check=True, timeout=240, capture_output=True, text=True)
+    counts = re.findall(r" (\d+) times", done.stdout)
+    assert "NoOutliers left out updates in 3 commits: " in done.stdout and sum(map(int, counts)) == 3

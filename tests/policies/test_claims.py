@@ -46,6 +46,7 @@ SAID: dict[str, dict[str, dict[str, Any]]] = {
         "fedavg": {"additive": True},
         "fedbuff": {"discounts": True, "additive": True},
         "fednova": {"normalises": True, "additive": True},
+        **{kind: {} for kind in ("krum", "median", "trimmed-mean")},
     },
     "predictor": {
         **dict.fromkeys(("arima", "lstm", "mixture", "narx", "rnn"), LEARNS),

@@ -19,6 +19,7 @@ from fedsync.core.server_optimizer import Backing, Moments, Part, ServerOptimize
 from fedsync.core.spans import give_back, spans
 from fedsync.core.transfer import NO_PAYLOAD, InTheClear, Payload
 from fedsync.core.wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
+from fedsync.policies.aggregate.combining import Combiner, Combining, CommitUpdates
 from fedsync.policies.aggregate.waiting import Taken, WaitingUpdates
 
 _NAMES: Names = {
@@ -34,6 +35,7 @@ _NAMES: Names = {
     "best": "_best",
     "first": "_first",
     "own": "_own",
+    "combined": "_combined",
 }
 """What a checkpoint holds."""
 
@@ -67,6 +69,7 @@ class PlainAggregator(InTheClear):
         wire: how models and updates travel.
         keeper: keeps models and updates; by default in memory.
         optimizer: makes steps of the commits' sums; None has the model move by the sums.
+        combiner: makes the commits' changes by looking at their updates; None adds them up.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class PlainAggregator(InTheClear):
         wire: Wire | None = None,
         keeper: ArrayKeeper | None = None,
         optimizer: ServerOptimizer | None = None,
+        combiner: Combiner | None = None,
     ) -> None:
         self._keeper = keeper or ArrayKeeper()
         self._wire = wire or Wire()
@@ -91,6 +95,7 @@ class PlainAggregator(InTheClear):
         self._bases: dict[str, tuple[int, Vector]] = {}
         self._best = self._first = 0, self.model
         self._own: dict[str, Payload] = {}
+        self._combiner, self._combined = combiner, dict[str, Any]()
 
     @property
     def model(self) -> Vector:
@@ -209,6 +214,8 @@ class PlainAggregator(InTheClear):
         self, before: Vector | None, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
     ) -> Part:
         """Makes parts of ``before`` with the updates added, or of their sum where it is None."""
+        if self._combiner is not None:
+            return self._moved_by(Combining(self._combiner, self._combined), before, taken)
 
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
@@ -229,6 +236,22 @@ class PlainAggregator(InTheClear):
             return new
 
         return fold
+
+    def _moved_by(self, combining: Combining, before: Vector | None, taken: Taken) -> Part:
+        """As `_folded`, with the change that a combiner makes of the updates in the place of their sum."""
+        change = combining.change(CommitUpdates(taken, self._exact.size))
+
+        def moved(start: int, stop: int) -> Vector:
+            new = change(start, stop)
+            if before is not None:
+                new += before[start:stop]
+                give_back(before)
+            return new
+
+        return moved
+
+    def notes(self) -> list[str]:
+        return [] if self._combiner is None else Combining(self._combiner, self._combined).notes()
 
     def _step(
         self,

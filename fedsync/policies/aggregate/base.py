@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
 from fedsync.policies.aggregate.staleness import Constant, Discount
 from fedsync.policies.aggregate.weighers import Scaled, Stale
 from fedsync.policies.schema import Chosen, Policy
+
+if TYPE_CHECKING:
+    from fedsync.policies.aggregate.combining import Combiner
 
 Staleness = Annotated[Discount, Chosen("staleness")]
 
@@ -37,6 +40,18 @@ class AggregationPolicy(Policy):
     def additive(self) -> bool:
         """Whether a server that can only add could do it, were there no discount."""
         return True
+
+    @property
+    def least_updates(self) -> int:
+        """Updates that a commit needs for the aggregation to do what it is for."""
+        return 1
+
+    def combiner(self) -> Combiner | None:
+        """What makes the change of a commit by looking at its updates, a new one for each run; None to add them up.
+
+        Only in the clear.
+        """
+        return None
 
     @abstractmethod
     def weigher(self, solver: Solver) -> Weigher:

@@ -1,0 +1,174 @@
+"""Median, trimmed mean and Krum: a few silos with wrong updates, by accident or on purpose, do not steer the model.
+
+They look at single updates, so they need a run in the clear. Updates are compared as `CommitUpdates` scales them: with
+the usual ``inner`` as they were sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+import numpy as np
+from annotated_types import Ge, Lt
+
+from fedsync.core.layout import Vector
+from fedsync.core.orders import UpdateMeta
+from fedsync.core.protocols import Weigher
+from fedsync.core.spans import spans
+from fedsync.core.weighting import Solver
+from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.policies.aggregate.combining import Combiner, CommitUpdates, Rows
+from fedsync.policies.aggregate.kinds import FedAvg
+from fedsync.policies.schema import Chosen, Count, PositiveInt, register
+
+InnerAggregation = Annotated[AggregationPolicy, Chosen("aggregation")]
+
+
+def _equal() -> AggregationPolicy:
+    return FedAvg("silo")
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """The coefficients of ``inner``; no silo can apply its own, for the updates are not added."""
+
+    inner: Weigher
+    weighting: ClassVar[None] = None
+    toward: ClassVar[bool] = False
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        return self.inner.coefficients(metas, version)
+
+
+class RobustPolicy(AggregationPolicy):
+    """Base of those that combine updates in another way than by their sum."""
+
+    __slots__ = ()
+    inner: InnerAggregation
+    """Coefficients of the updates."""
+
+    additive = False
+
+    def __post_init__(self) -> None:
+        if self.inner.combiner() is not None or self.inner.weigher(Solver()).toward:
+            raise ValueError(f"inner.kind {self.inner.kind!r} gives no coefficients; choose fedavg, fednova or fedbuff")
+
+    @property
+    def normalises(self) -> bool:
+        return self.inner.normalises
+
+    @property
+    def discounts(self) -> bool:
+        return self.inner.discounts
+
+    def weigher(self, solver: Solver) -> Weigher:
+        return _Looked(self.inner.weigher(solver))
+
+
+class _Median(Combiner):
+    name, least = "median", 3
+
+    def combine(self, rows: Rows) -> Vector:
+        return np.median(rows, axis=0)
+
+
+class _TrimmedMean(Combiner):
+    name, least = "trimmed-mean", 3
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def combine(self, rows: Rows) -> Vector:
+        each = min(max(int(self._share * len(rows)), 1), (len(rows) - 1) // 2)
+        kept = np.sort(rows, axis=0)[each : len(rows) - each]
+        mean: Vector = kept.mean(axis=0, dtype=np.float32)
+        return mean
+
+
+class _Krum(Combiner):
+    name = "krum"
+
+    def __init__(self, malicious: int, keep: int) -> None:
+        self._malicious, self._keep = malicious, keep
+        self.least = 2 * malicious + 3  # type: ignore[misc]  # depends on the settings here
+
+    def choose(self, updates: CommitUpdates) -> Sequence[int]:
+        """Those whose nearest ``n - malicious - 2`` neighbours are nearest; O(n^2 values)."""
+        count = len(updates.ids)
+        products = np.zeros((count, count))
+        for start, stop in spans(updates.size, 4 * count):
+            rows = updates.rows(start, stop).astype(np.float64)
+            products += rows @ rows.T
+        norms = np.diag(products)
+        distances = norms[:, None] + norms[None, :] - 2 * products
+        np.fill_diagonal(distances, np.inf)
+        neighbours = max(count - self._malicious - 2, 1)
+        scores = np.sort(distances, axis=1)[:, :neighbours].sum(axis=1)
+        places: list[int] = np.argsort(scores, kind="stable")[: self._keep].tolist()
+        return places
+
+    def combine(self, rows: Rows) -> Vector:
+        mean: Vector = rows.mean(axis=0, dtype=np.float32)
+        return mean
+
+
+@register("median")
+@dataclass(frozen=True, slots=True)
+class Median(RobustPolicy):
+    """Median of the updates, value by value: right as long as fewer than half of them are wrong.
+
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning", arXiv:1803.01498, definition 1.
+    """
+
+    inner: InnerAggregation = field(default_factory=_equal)
+    """Gives updates their coefficients, before they are compared; by default all count the same."""
+
+    def combiner(self) -> Combiner:
+        return _Median()
+
+
+@register("trimmed-mean")
+@dataclass(frozen=True, slots=True)
+class TrimmedMean(RobustPolicy):
+    """Mean of the updates, value by value, without the largest and the smallest ones.
+
+    Source: Yin et al. 2018, arXiv:1803.01498, definition 2.
+    """
+
+    share: Annotated[float, Ge(0), Lt(0.5)] = 0.2
+    """Part of the updates that is left out at either end, rounded down; one at least, where three are there."""
+
+    inner: InnerAggregation = field(default_factory=_equal)
+    """Gives updates their coefficients, before they are compared; by default all count the same."""
+
+    def combiner(self) -> Combiner:
+        return _TrimmedMean(self.share)
+
+
+@register("krum")
+@dataclass(frozen=True, slots=True)
+class Krum(RobustPolicy):
+    """Mean of the ``keep`` updates that are nearest to their neighbours; with ``keep: 1`` it is Krum, else multi-Krum.
+
+    It needs 2 ``malicious`` + 3 updates in a commit. The result of the run says whose updates were left out, how often.
+
+    Source: Blanchard et al. 2017, "Machine learning with adversaries", arXiv:1703.02757, section 4.
+    """
+
+    malicious: Count = 1
+    """Silos that may send anything; f in the paper."""
+
+    keep: PositiveInt = 1
+    """Updates that are averaged; m in the paper."""
+
+    inner: InnerAggregation = field(default_factory=_equal)
+    """Gives updates their coefficients, before they are compared; by default all count the same."""
+
+    @property
+    def least_updates(self) -> int:
+        return 2 * self.malicious + 3
+
+    def combiner(self) -> Combiner:
+        return _Krum(self.malicious, self.keep)
