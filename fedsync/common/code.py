@@ -52,15 +52,40 @@ def function_of(name: str, key: str) -> Callable[..., Any]:
         problem = f"the run names a function, {name!r}, and a silo calls none that a run names"
         raise OwnerRefusal(key, problem, "Write pooled or worst")
     module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        remedy = "Install the module where the server runs, or name its folder in PYTHONPATH"
-        raise ConfigError(key, f"{name!r} cannot be imported: {error}", remedy) from error
-    if not callable(found):
+    made: Callable[..., Any] | None = getattr(_imported(module, key), function, None)
+    if not callable(made):
         raise ConfigError(key, f"{name!r} is no function", "Write def rule(pooled, silos): ...")
-    made: Callable[..., Any] = found
     return made
+
+
+def run_plugin(name: str) -> None:
+    """Run what a strategy file names as its ``plugin``: a Python file, or an installed module by its dotted name.
+
+    Raises:
+        ConfigError: there is none, or it does not run.
+    """
+    if is_module(name):
+        _imported(name, "plugin")
+    else:
+        run_file(Path(name), "plugin")
+
+
+def is_module(name: str) -> bool:
+    """Whether it is the name of a module, and no path."""
+    return not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
+
+
+def _imported(module: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        remedy = "Install the module where the server runs, or name its folder in PYTHONPATH"
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        if not missing or not f"{module}.".startswith(f"{missing}."):
+            remedy = "Mend the module"
+        raise ConfigError(key, f"{module!r} cannot be imported: {tell(error)}", remedy) from error
 
 
 def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> ModuleType:

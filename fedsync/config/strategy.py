@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
+from fedsync.common.code import is_module
 from fedsync.common.names import near_miss
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
@@ -92,7 +93,7 @@ class StrategyConfig(StrategySections):
         path = locate(name)
         file = YamlFile.read(path)
         file.override(overrides)
-        if isinstance(plugin := file.data.get("plugin"), str):
+        if isinstance(plugin := file.data.get("plugin"), str) and not is_module(plugin):
             file.data["plugin"] = str(beside(path, plugin, f"{name}, plugin"))
         config = file.validate(cls)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -46,11 +45,11 @@ def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
 
 
 @cache
-def _plug_in(path: str) -> None:
-    """Run a user's file, which registers policies."""
-    from fedsync.common.code import run_file
+def _plug_in(name: str) -> None:
+    """Run a user's code, which registers policies."""
+    from fedsync.common.code import run_plugin
 
-    run_file(Path(path), "plugin")
+    run_plugin(name)
 
 
 class StrategySections(Section):
@@ -76,8 +75,8 @@ class StrategySections(Section):
     updates are weighed by examples, a silo with a hundred times as many as all others decides alone."""
 
     plugin: str | None = None
-    """A Python file of yours that registers policies with ``fedsync.register``, relative to this one. The server alone
-    runs it."""
+    """Code of yours that registers policies with ``fedsync.register``: a Python file, relative to this one, or the name
+    of an installed module, as in ``my_package.policies``. The server alone runs it."""
 
     silos: Annotated[list[Annotated[str, Field(pattern=SILO_NAME)]], Field(min_length=1)] | None = None
     """Names of the silos that may take part; left out, every one that the server lets in."""

@@ -115,6 +115,28 @@ def test_a_file_beside_the_strategy_registers_a_barrier_that_runs_and_replays(pa
     assert StrategyConfig.load(tmp_path / "out" / "config.yaml") == measuring(config)
 
 
+def test_a_module_of_an_installed_package_registers_a_barrier(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "hospital_policies"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "barriers.py").write_text(FILE, encoding="utf-8")
+    (package / "broken.py").write_text("import no_such_thing", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    config = StrategyConfig.load(path, ["plugin=hospital_policies.barriers"])
+    assert config.plugin == "hospital_policies.barriers" and config.barrier.kind == "half"
+    assert run_virtual(config, SILOS, tmp_path / "out")["rounds"] == 4
+    for name, remedy in {
+        "hospital_policy": "Install the module",
+        "hospital_policies.broken": "Mend the module",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            StrategyConfig.load(path, [f"plugin={name}"])
+        assert f"{name!r} cannot be imported: ModuleNotFoundError" in str(caught.value)
+        assert remedy in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [
