@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from fedsync.core.errors import ConfigError
+from fedsync.core.orders import WorkOrder
 from fedsync.core.parts import PartPatterns
 
 Scalar = bool | int | float | str
@@ -58,6 +60,10 @@ class Silo:
     options: Mapping[str, Any] = field(default_factory=dict)
     train_config: Mapping[str, Scalar] = field(default_factory=dict)
     evaluate_config: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def told(self, order: WorkOrder) -> Mapping[str, Scalar]:
+        """``train_config``, and what an order says instead of entries there or beside them."""
+        return {**self.train_config, **json.loads(order.config)} if order.config else self.train_config
 
     def use(
         self,

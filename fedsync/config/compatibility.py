@@ -31,6 +31,7 @@ def check_together(config: StrategySections) -> None:
         _can_be_added,
         _steps,
         _controls,
+        _rounds,
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
@@ -236,6 +237,25 @@ def _controls(config: StrategySections) -> None:
     for problem, found in problems.items():
         if found:
             raise ValueError(f"server_optimizer.kind {optimizer.kind!r} corrects the steps of silos, and {problem}")
+
+
+def _rounds(config: StrategySections) -> None:
+    """See that nothing counts on a learning rate that stays."""
+    if config.on_round is None or not config.on_round.changes_rate:
+        return
+    problems = {
+        "server_optimizer.kind 'scaffold' works out gradients by one learning rate; leave server_optimizer out": (
+            config.controlled
+        ),
+        f"aggregation.kind {config.aggregation.kind!r} counts on local.proximal times a rate that stays; write "
+        "proximal: 0": config.aggregation.normalises and config.local.proximal > 0,
+        f"task.kind {config.task.kind} has none that could change; leave on_round out": (
+            isinstance(config.task, StatisticsSection)
+        ),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ValueError(f"on_round changes the learning rate, and {problem}")
 
 
 def _masks_come_off(config: StrategySections) -> None:

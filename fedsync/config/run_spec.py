@@ -69,6 +69,7 @@ class RunSpec(Section):
         began: the identity under which the run began, where it has another now; silos seal for that one.
         survey: what silos found out before, where it is sealed.
         queues: a silo may be given an order while it has one in work.
+        on_round: orders may say other things to training code than ``train_config``, which they replace in part.
         stop: when the server says that the run ends.
         admitted: the silos that it says may take part; empty for all that are registered.
     """
@@ -91,6 +92,7 @@ class RunSpec(Section):
     began: str = ""
     survey: SealedSurvey | None = None
     queues: bool = False
+    on_round: bool = False
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
 
@@ -121,6 +123,7 @@ class RunSpec(Section):
             admitted=list(config.silos or ()),
             quorum=quorum,
             queues=queues(config),
+            on_round=config.on_round is not None,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +20,14 @@ from fedsync.config.stop import unreachable
 from fedsync.config.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
+from fedsync.core.extension import Extension
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.balance.base import FixedBalancer
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
+from fedsync.policies.rounds.base import RoundHook
 from fedsync.policies.schema import Policy
 
 
@@ -107,7 +110,8 @@ class StrategyConfig(StrategySections):
         """The same with ready policies, which need not be registered, in the place of what their sections say.
 
         Args:
-            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``, ``server_optimizer``.
+            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``, ``server_optimizer``,
+                ``on_round``.
 
         Raises:
             ConfigError: one does not belong in its section, or they do not fit the rest.
@@ -257,6 +261,13 @@ class StrategyConfig(StrategySections):
         """Into how many shares the data is split where no silo file says it."""
         return len(self.silos or ()) or self.min_silos or 2
 
+    def _built_extensions(self) -> tuple[Callable[[], Extension | None], ...]:
+        """What builds each optional feature of the run."""
+        built: list[Callable[[], Extension | None]] = [each.build for each in self.extensions or ()]
+        if self.on_round is not None:
+            built.append(partial(RoundHook, self.on_round, self.local.learning_rate))
+        return tuple(built)
+
     def policies(self, silos: int | None = None) -> Policies:
         """Everything that decides.
 
@@ -284,7 +295,7 @@ class StrategyConfig(StrategySections):
             cross_site=None if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
             least=least,
-            extensions=tuple(each.build for each in self.extensions or ()),
+            extensions=self._built_extensions(),
         )
 
 

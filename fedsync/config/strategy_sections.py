@@ -29,6 +29,7 @@ from fedsync.policies.features.base import FeaturePolicy
 from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema
+from fedsync.policies.rounds.base import RoundPolicy
 from fedsync.policies.schema import Chosen, PartOfOne
 
 if TYPE_CHECKING:
@@ -133,15 +134,19 @@ class StrategySections(Section):
     export: ExportConfig | None = None
     """Where else the run's figures go while it goes on."""
 
+    on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
+    """What changes from round to round: the learning rate, and what training code of one's own is told."""
+
     extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
     """Optional features of your own, which ``plugin`` registers: rules that end a run, messages to elsewhere."""
 
     @model_serializer(mode="wrap")
     def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As any section, but a run without extensions does not mention them."""
+        """As any section, but a run without optional features does not mention them."""
         plain: dict[str, Any] = handler(self)
-        if self.extensions is None:
-            plain.pop("extensions", None)
+        for name in ("extensions", "on_round"):
+            if getattr(self, name) is None:
+                plain.pop(name, None)
         return plain
 
     @model_validator(mode="before")

@@ -403,6 +403,8 @@ class Coordinator:
             metas.append(meta)
         state.version += 1
         state.commits += 1
+        for each in state.extensions.values():
+            each.on_commit(state.version, metas)
         return self._policies.weighed(metas, state.version, tuple(self._recent))
 
     # Ending.

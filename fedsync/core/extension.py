@@ -10,6 +10,8 @@ Extensions are as pure as the coordinator: what they decide follows from events 
 | a silo has joined, or is gone | `on_join`, `on_loss` | take note of it |
 | an order has failed | `excuses` | say that it is no failure |
 | an update is sound | `takes` | keep the update out of the model |
+| an order is about to be given for the model | `on_order` | change its settings |
+| updates were committed | `on_commit` | take note of it |
 | any event was absorbed | `on_event` | take note of it |
 | before stop rules and barrier are asked | `pauses` | have nothing decided, and say why |
 | stop rules are asked | `stops` | end the run, and say why |
@@ -22,7 +24,7 @@ message or draws a bar, and has no say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -31,7 +33,7 @@ from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.core.events import Event, UpdateArrived, WorkFailed
-    from fedsync.core.orders import SiloFacts, WorkOrder
+    from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
     from fedsync.core.views import ClusterView
 
 _OWN = {"attendance": "attendance.Attendance", "steering": "obeying.Steering", "apart": "apart.Apart"}
@@ -71,6 +73,13 @@ class Extension:
             None if it is not; else the reason to discard it. "" is for an order that was not given for the model.
         """
         return None
+
+    def on_order(self, order: WorkOrder) -> WorkOrder:
+        """The order as it goes to its silo; learning rate and ``config`` alone may differ."""
+        return order
+
+    def on_commit(self, version: int, updates: Sequence[UpdateMeta]) -> None:
+        """The model has become ``version`` by these updates."""
 
     def on_event(self, event: Event) -> None:
         """An event was absorbed."""
@@ -132,6 +141,12 @@ class Extensions(dict[str, Extension]):
         found = [each.takes(event, order, version) for each in self.values()]
         return next((why for why in found if why is not None), None)
 
+    def ordered(self, order: WorkOrder) -> WorkOrder:
+        """As `Extension.on_order`, of all of them."""
+        for each in self.values():
+            order = each.on_order(order)
+        return order
+
     def paused(self) -> str:
         """As `Extension.pauses`."""
         return next((why for each in self.values() if (why := each.pauses())), "")
@@ -153,6 +168,7 @@ class Extensions(dict[str, Extension]):
         return {name: each.state() for name, each in self.items()}
 
     def restore(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Go on from the `states` of another run's."""
+        """Go on from the `states` of another run's; what the caller does not ask for any longer is not missed."""
         for name, state in states.items():
-            self.own(name).restore(state)
+            if name in self or name in _OWN:
+                self.own(name).restore(state)

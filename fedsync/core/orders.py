@@ -114,6 +114,7 @@ class WorkOrder:
         behind: update id of the order that the silo trains first; empty where it begins at once.
         carry: share, 0..1, of that order's update that training begins with on top of the base model; said of every
             order of the run, so that silos keep their last update.
+        config: JSON object of what the silo's own training code is told beside ``train_config``; empty for nothing.
     """
 
     update_id: str
@@ -132,6 +133,7 @@ class WorkOrder:
     split: Split = Split.VALIDATION
     behind: str = ""
     carry: float = 0.0
+    config: str = ""
 
     @property
     def planned_samples(self) -> int:

@@ -48,6 +48,8 @@ def release(
         evaluated = silo.order is not None and silo.order.base_version == state.version
         evaluate = name in evaluators and not evaluated
         order = state.next_order(name, work[name], verdict, policies.seed, evaluate=evaluate)
+        if state.extensions:
+            order = state.extensions.ordered(order)
         state.silos[name] = silo.begun(order, now_s)
         actions.append(Dispatch(name, order))
     state.scores.begin(state.version, len(chosen))

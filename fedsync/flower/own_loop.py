@@ -6,45 +6,104 @@ FedSync has no moment at which all messages of a round are made, or all replies 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedsync.common.names import near_miss
+from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.policies.rounds.base import Called
 
 _TRAIN = (
-    "A barrier and a balancer decide who trains and how much, policies={'barrier': ...}; train_config goes to silos"
+    "Override configure_train, or give on_round. A barrier and a balancer decide who trains and how much, "
+    "policies={'barrier': ...}"
 )
-_ADD = "An aggregation policy weighs updates, policies={'aggregation': ...}; server_optimizer makes the step"
+_ADD = (
+    "An aggregation policy sees updates, policies={'aggregation': ...}; server_optimizer makes the step; give "
+    "train_metrics_aggr_fn for metrics"
+)
 _EVALUATE = "Write fraction_evaluate; evaluate_config of start() goes to silos"
 _INSTEAD = {
-    "configure_train": _TRAIN,
     "configure_fit": _TRAIN,
     "num_fit_clients": "Write fraction_train and min_train_nodes",
     "aggregate_train": _ADD,
     "aggregate_fit": _ADD,
     "configure_evaluate": _EVALUATE,
     "num_evaluation_clients": _EVALUATE,
-    "aggregate_evaluate": "Metrics of silos are pooled by evaluation.metrics; listeners see each entry of the journal",
+    "aggregate_evaluate": "Give evaluate_metrics_aggr_fn, or write evaluation.metrics",
     "evaluate": "Give evaluate_fn to start()",
     "initialize_parameters": "Give initial_arrays to start()",
 }
 """Remedies for overridden steps, of this Flower's strategies and of its older ones."""
-_CALLED = {"start", "summary"}
+_CALLED = {"start", "summary", "configure_train"}
+
+
+class _Configured(list[Message]):
+    """What `OwnLoop.configure_train` returns: no messages, but the configuration of the round."""
+
+    def __init__(self, config: ConfigRecord) -> None:
+        super().__init__()
+        self.config = config
 
 
 class OwnLoop(Strategy):
     """A strategy whose `start` is a loop of its own."""
 
+    _asking = False
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
-        _refuse()
+        """Takes the configuration of a round from a subclass that overrides this, changes ``config`` and calls it.
+
+        ``arrays`` are empty. Return what it returns; there are no messages in it.
+
+        Raises:
+            FedSyncError: somebody else calls it.
+        """
+        if not self._asking:
+            _refuse()
+        return _Configured(config)
+
+    def _configured(self, grid: Grid, config: StrategyConfig) -> StrategyConfig:
+        """The configuration with what a subclass's `configure_train` says in each round, if it has one.
+
+        Raises:
+            ConfigError: the configuration says it, too.
+        """
+        if type(self).configure_train is OwnLoop.configure_train and "configure_train" not in vars(self):
+            return config
+        if config.on_round is not None:
+            raise ConfigError("on_round", f"{type(self).__name__}.configure_train says it too", "Leave out one")
+        asked = partial(self._settings_of, grid, config.train_config, config.local.learning_rate)
+        return config.with_policies({"on_round": Called.of(asked)})
+
+    def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
+        """What a subclass's `configure_train` makes of ``train_config`` and ``lr``, as far as it is something else.
+
+        Raises:
+            ConfigError: it makes messages of its own, or takes entries away.
+        """
+        config = ConfigRecord({"lr": rate, **told})
+        before = dict(config)
+        self._asking = True
+        try:
+            made = self.configure_train(server_round, ArrayRecord(), config, grid)
+        finally:
+            self._asking = False
+        place = f"{type(self).__name__}.configure_train"
+        if not isinstance(made, _Configured):
+            remedy = "Change config, and end with return super().configure_train(server_round, arrays, config, grid)"
+            raise ConfigError(place, "it returns messages of its own, which FedSync does not send", remedy)
+        if gone := before.keys() - made.config.keys():
+            raise ConfigError(place, f"it takes {', '.join(sorted(gone))} away", "Set other values instead")
+        changed: dict[str, Any] = {name: value for name, value in made.config.items() if before.get(name) != value}
+        return {"learning_rate": changed["lr"], **changed} if "lr" in changed else changed
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -6,7 +6,7 @@ A method says which file it reads and which of the file's own settings it names.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -16,6 +16,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 from fedsync.flower.own_loop import OwnLoop, unexpected
+from fedsync.flower.silo_metrics import MetricsAggrFn
+from fedsync.policies.schema import Policy
 
 
 class Options(TypedDict, total=False):
@@ -60,6 +62,18 @@ class Options(TypedDict, total=False):
     overrides: Sequence[str]
     """``a.b=value`` assignments, as after ``--set``: what the keywords do not reach. They come last."""
 
+    policies: Mapping[str, Policy]
+    """Ready policies by section, as `FedSync` takes them."""
+
+    on_round: Callable[[int], Mapping[str, bool | int | float | str]]
+    """What orders of a round are told, as `FedSync` takes it."""
+
+    train_metrics_aggr_fn: MetricsAggrFn
+    """Makes one record of the silos' training metrics in a round; as `flwr`'s strategies have it."""
+
+    evaluate_metrics_aggr_fn: MetricsAggrFn
+    """The same of their evaluations of a version."""
+
     out: str | Path
     """Folder for the run's files; a new temporary one by default."""
 
@@ -82,6 +96,11 @@ _PLACES = {
     "seed": "seed",
 }
 """Keys of a strategy file, by keyword."""
+
+_PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"} | {
+    f"{which}_metrics_aggr_fn" for which in ("train", "evaluate")
+}
+"""Keywords that `FedSync` has, too."""
 
 _LEAST = 2
 """Silos of a round at least, as of Flower's strategies."""
@@ -328,9 +347,7 @@ class Shipped(OwnLoop):
             available = options.get("min_available_nodes") or _LEAST
             file.put("min_silos", max(least, available), f"{here}, min_train_nodes")
         file.override(options.get("overrides", ()))
-        more: dict[str, Any] = {
-            key: value for key, value in options.items() if key in ("out", "keys", "resume", "overwrite")
-        }
+        more: dict[str, Any] = {key: value for key, value in options.items() if key in _PASSED_ON}
         return cls(file.validate(StrategyConfig), **more)  # type: ignore[call-arg]  # as `FedSync` takes them
 
 

@@ -42,6 +42,7 @@ from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
+from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.kept_models import KeptModels
 from fedsync.observe.recorder import Listener
@@ -49,6 +50,7 @@ from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.observe.survey import FOLDER as SURVEY
 from fedsync.observe.survey import after_survey
 from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.policies.rounds.base import Called, Scalar
 from fedsync.trainer.protocol import InitialModel
 
 if TYPE_CHECKING:
@@ -86,6 +88,10 @@ class FedSync(Shipped):
         config: the strategy.
         cluster: machines that the silos emulate, by partition; None in a real federation.
         policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
+        on_round: says what orders of a round, from 1, are told: ``learning_rate``, and entries of ``train_config``. A
+            subclass may override `configure_train` instead.
+        train_metrics_aggr_fn: makes one record of the silos' training metrics in a commit, for the result of `start`.
+        evaluate_metrics_aggr_fn: the same of their evaluations of a version.
         out: folder for the run's files; a new temporary one by default.
         runtime: what the summary calls this runtime.
         target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
@@ -106,6 +112,9 @@ class FedSync(Shipped):
         cluster: ClusterConfig | None = None,
         *,
         policies: Mapping[str, Policy] | None = None,
+        on_round: Callable[[int], Mapping[str, Scalar]] | None = None,
+        train_metrics_aggr_fn: MetricsAggrFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggrFn | None = None,
         out: str | Path | None = None,
         runtime: str = "flower",
         target_accuracy: float | None = None,
@@ -120,7 +129,9 @@ class FedSync(Shipped):
         checkpoints: int = KEPT,
     ) -> None:
         self._refuse_overridden()
-        self.config = config = config.with_policies(policies or {})
+        by_round = {} if on_round is None else {"on_round": Called.of(on_round)}
+        self.config = config = config.with_policies({**(policies or {}), **by_round})
+        self._aggregates = train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.cluster = cluster
         self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None
@@ -188,7 +199,7 @@ class FedSync(Shipped):
             raise unexpected("FedSync.start", word, (ours | theirs) - {"self", "later"})
         self._refuse_overridden()
         config, timing = self._adjusted(num_rounds, timeout)
-        config = config.told(train_config or {}, evaluate_config or {})
+        config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
         with claimed(self.out, self._existing), ParcelStore.here() as self._parcels:
             result, final = self._run(grid, config, timing, evaluate_fn, initial_arrays)
         if final is not None:
@@ -250,7 +261,8 @@ class FedSync(Shipped):
             raise ConfigError(
                 "evaluation.cross_site", "silos of an encrypted run forget the model that was given", remedy
             )
-        policies = run.policies()
+        policies, metrics = run.policies(), SiloMetrics(*self._aggregates)
+        policies = metrics.joined(policies, sealed=plan is not None and plan.seal_metrics)
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
         first = None if given is None else begin.model
         aggregator = run.aggregator(layout, begin.model, policies, plan, keys, first, spec.run, keeper)
@@ -323,6 +335,7 @@ class FedSync(Shipped):
                 logger.info("files of the run: %s", self.out)
         recorder.check_silos()
         fill_metrics(result, recorder.out)
+        metrics.fill(result)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
         return result, final, begin.origin, aggregator

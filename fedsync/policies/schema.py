@@ -49,6 +49,7 @@ _PACKAGES = {
     "staleness": "fedsync.policies.aggregate",
     "server_optimizer": "fedsync.policies.optimize",
     "extension": "fedsync.policies.features",
+    "on_round": "fedsync.policies.rounds",
 }
 _KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
 _being_written: set[str] = set()

@@ -105,7 +105,7 @@ class GuestTrainer(LocalTrainer):
             walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
             return _KEPT.of(dataset, options).order(walk, order.max_steps)
 
-        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.train_config)
+        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order))
         self._model.train()
         with own_code(self._device, order.seed):
             if self._app.opaque:

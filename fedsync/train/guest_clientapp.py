@@ -305,7 +305,7 @@ class ClientAppTrainer(LocalTrainer):
 
     def _asked(self, order: WorkOrder) -> dict[str, Scalar]:
         """What an app reads of an order; ``lr`` is what most read, and may be the run's own."""
-        asked: dict[str, Scalar] = {"lr": order.learning_rate, **self._silo.train_config}
+        asked: dict[str, Scalar] = {"lr": order.learning_rate, **self._silo.told(order)}
         asked |= {
             "batch-size": order.batch_size,
             "max-steps": order.max_steps,

@@ -46,6 +46,7 @@ from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.trainer.replicas import encrypted_replica, plain_replica
+from fedsync.trainer.round_settings import check_settings
 from fedsync.trainer.survey import open_survey, surveyed
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ class SiloSession:
         machine = spec.emulate[identity.index] if spec.emulate else None
         self.name = machine.name if machine else identity.name
         keys = None if isinstance(spec.cipher, PlainConfig) else ring(self.name)
-        self._owner = owner or OwnerPolicy()
-        self._emulated = machine is not None
+        self._owner, self._emulated = owner or OwnerPolicy(), machine is not None
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
@@ -134,11 +134,10 @@ class SiloSession:
         )
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
-        self._own, self._gains = OwnModels(folder), LocalGains()
+        self._by_round, self._own, self._gains = spec.on_round, OwnModels(folder), LocalGains()
         as_it_is = not self.sealed and spec.wire.formats.up is FP32
         self._progress = OwnProgress(folder, sent_as_it_is=as_it_is)
-        self._done = LastOrders(folder)
-        self.cursor = Cursor()
+        self._done, self.cursor = LastOrders(folder), Cursor()
         if self._done.last is not None:
             self._go_on(self._done.last)
 
@@ -198,6 +197,8 @@ class SiloSession:
             report = self._own.report(order) or self._train_apart(order, received, watch)
             shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
             return self._over(order, Completed(report, shared), self.cursor)
+        if order.config:
+            check_settings(order, self._by_round)
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()

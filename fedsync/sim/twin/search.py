@@ -42,6 +42,7 @@ _OF_THE_RUN = (
     "evaluation",
     "train_config",
     "evaluate_config",
+    "on_round",
     "fraction_evaluate",
     "min_silos",
     "most_examples",

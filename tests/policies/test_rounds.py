@@ -1,0 +1,138 @@
+"""Settings that change from round to round: what orders say, what silos do with it, and where it is refused."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.client import Silo
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.orders import WorkOrder
+from fedsync.observe.replay import replay
+from fedsync.policies.rounds.base import Called, RoundHook
+from fedsync.policies.rounds.kinds import ByRound, Cosine, Decay, FromRound
+from fedsync.sim.run import run_virtual
+from fedsync.trainer.round_settings import check_settings
+
+ORDER = WorkOrder("a/1", 0, 1, 8, 4, 0.5, 7)
+CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})
+
+
+def orders_of(out: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()[1:]]
+    given = [action["order"] for entry in entries for action in entry["actions"] if action["type"] == "Dispatch"]
+    return [order for order in given if order["learning_rate"]]
+
+
+def test_rates_by_hand() -> None:
+    decay = Decay(factor=0.5, every=2, least=0.2)
+    assert [decay.settings(n, 1.0)["learning_rate"] for n in (1, 2, 3, 4, 5, 7)] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.2]
+    cosine = Cosine(rounds=4, least=0.5)
+    rates = [cosine.settings(n, 1.0)["learning_rate"] for n in (1, 3, 5, 90)]
+    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.5])
+    table = ByRound([FromRound(5, 0.1), FromRound(2, None, {"mix": 1, "on": True}), FromRound(7, 0.05, {"mix": 2})])
+    assert [dict(table.settings(n, 1.0)) for n in (1, 2, 6, 7)] == [
+        {},
+        {"mix": 1, "on": True},
+        {"mix": 1, "on": True, "learning_rate": 0.1},
+        {"mix": 2, "on": True, "learning_rate": 0.05},
+    ]
+
+
+def test_the_round_s_settings_are_in_its_orders_and_are_asked_for_once() -> None:
+    asked: list[int] = []
+
+    def settings(round: int) -> Mapping[str, Any]:
+        asked.append(round)
+        return {"learning_rate": 0.25, "mix": round, "a": "b"} if round > 1 else {}
+
+    hook = RoundHook(Called.of(settings), 0.5)
+    assert hook.on_order(ORDER) == ORDER
+    later = replace(ORDER, base_version=1)
+    told = hook.on_order(later)
+    assert told == replace(later, learning_rate=0.25, config='{"a": "b", "mix": 2}')
+    assert hook.on_order(replace(later, learning_rate=1.0)).learning_rate == 0.5, "as a balancer has scaled it"
+    assert asked == [1, 2]
+    for wrong in (0, -1.0, float("nan"), "fast", True):
+        with pytest.raises(PolicyError, match="it must be above 0"):
+            RoundHook(Called.of({1: {"learning_rate": wrong}}.__getitem__), 0.5).on_order(ORDER)
+
+
+@pytest.mark.parametrize("cipher", ["plain", "pad", "masked"])
+def test_a_run_has_the_rates_of_its_rounds_sealed_or_not_and_replays(cipher: str, tmp_path: Path) -> None:
+    three = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})
+    sealed = {"plain": [], "pad": ["cipher={kind: pad}"], "masked": ["cipher={kind: masked}"]}[cipher]
+    config = StrategyConfig.load("bsp", ["stop.rounds=3", "on_round={kind: decay, factor: 0.5}", *sealed])
+    run_virtual(config, three, tmp_path)
+    rates = {order["base_version"]: order["learning_rate"] for order in orders_of(tmp_path)}
+    assert rates == {0: 0.1, 1: 0.05, 2: 0.025}
+    assert len(list(replay(tmp_path / "journal.jsonl"))) > 3
+    assert StrategyConfig.load(tmp_path / "config.yaml").on_round == Decay(factor=0.5)
+
+
+def test_the_rate_of_a_round_is_what_silos_train_with(tmp_path: Path) -> None:
+    """Half the rate from round 1 on is half the rate."""
+    for name, extra in {
+        "said": ["local.learning_rate=0.2", "on_round={kind: table, rounds: [{round: 1, learning_rate: 0.1}]}"],
+        "plain": ["local.learning_rate=0.1"],
+    }.items():
+        run_virtual(StrategyConfig.load("bsp", ["stop.rounds=2", *extra]), CLUSTER, tmp_path / name)
+    models = [(tmp_path / name / "last.pt").read_bytes() for name in ("said", "plain")]
+    assert models[0] == models[1]
+
+
+def test_training_code_is_told_what_the_order_says_beside_the_run() -> None:
+    silo = Silo(0, "a", 7, "cpu", train_config={"mix": 1, "top": 2})
+    assert silo.told(ORDER) == {"mix": 1, "top": 2}
+    assert silo.told(replace(ORDER, config='{"mix": 5, "on": true}')) == {"mix": 5, "top": 2, "on": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected", "told"),
+    [
+        ('{"a": 1}', False, "the run has none by round"),
+        ("{", True, "its settings are none"),
+        ('{"a": [1]}', True, "a is list"),
+        ('{"a": NaN}', True, "a is nan"),
+        (json.dumps({f"k{i}": 1 for i in range(65)}), True, "65 entries"),
+        (json.dumps({"a": "x" * 2000}), True, "2000 characters"),
+    ],
+)
+def test_a_silo_refuses_settings_that_its_run_has_not_or_that_are_none(config: str, expected: bool, told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        check_settings(replace(ORDER, config=config), expected)
+
+
+def test_a_silo_knows_from_the_specification_that_rounds_have_settings() -> None:
+    config = StrategyConfig.load("bsp", ["on_round={kind: cosine}"])
+    assert RunSpec.of(config, None, 2).on_round and not RunSpec.of(StrategyConfig.load("bsp"), None, 2).on_round
+    assert "on_round" not in StrategyConfig.load("bsp").model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["on_round={kind: decay}", "server_optimizer={kind: scaffold}", "aggregation={kind: fednova}"], "scaffold"),
+        (["on_round={kind: decay}", "aggregation={kind: fednova}", "local.proximal=0.1"], "Write proximal: 0"),
+        (["on_round={kind: decai}"], "Did you mean 'decay'?"),
+        (["on_round={kind: table, rounds: [{round: 0}]}"], "at least 1"),
+        (["on_round={kind: table, rounds: [{round: 1, learning_rate: 0}]}"], "greater than 0"),
+        (["on_round={kind: decay, least: 2}"], "at most 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        StrategyConfig.load("bsp", overrides)
+    assert told in str(caught.value)
+
+
+def test_what_leaves_the_rate_alone_goes_with_all() -> None:
+    assert StrategyConfig.load(
+        "bsp", ["aggregation={kind: fednova}", "local.proximal=0.1", "on_round={kind: table, rounds: [{round: 2}]}"]
+    )
