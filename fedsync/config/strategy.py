@@ -98,6 +98,9 @@ class StrategyConfig(StrategySections):
         file.override(overrides)
         if isinstance(plugin := file.data.get("plugin"), str) and not is_module(plugin):
             file.data["plugin"] = str(beside(path, plugin, f"{name}, plugin"))
+        if isinstance(model := file.data.get("initial_model"), str):
+            here = beside(path, model, f"{name}, initial_model")
+            file.data["initial_model"] = str(here if here.exists() else Path(model).resolve())
         config = file.validate(cls)
 
         def relocated(relative: str) -> str:

@@ -115,6 +115,10 @@ class StrategySections(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     """Which tensors of the model travel, and which stay at their silo; left out, the task decides."""
 
+    initial_model: str | None = None
+    """A state dict that the run begins with, such as ``model.pt`` of an earlier run: a path relative to this file or to
+    where the run is started. The server alone reads it. Left out, the run begins with the task's own model."""
+
     train_config: UserConfig = Field(default_factory=dict)
     """What training code of one's own is told, as with Flower's strategies: numbers, text and switches."""
 
@@ -144,7 +148,7 @@ class StrategySections(Section):
     def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """As any section, but a run without optional features does not mention them."""
         plain: dict[str, Any] = handler(self)
-        for name in ("extensions", "on_round"):
+        for name in ("extensions", "on_round", "initial_model"):
             if getattr(self, name) is None:
                 plain.pop(name, None)
         return plain

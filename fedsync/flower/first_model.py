@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp import Grid
 
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, ProtocolError, RunError
@@ -47,6 +49,23 @@ def task_model(config: StrategyConfig) -> TaskModel:
     from fedsync.train.weights import TaskModel  # torch takes seconds, and is in vain where the line above raises
 
     return TaskModel(task, config.seed, config.model.build())
+
+
+def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
+    """The first model that a strategy file names; None where it names none.
+
+    A run in the clear that is ``resumed`` has its model in the checkpoint. If it is sealed, silos that have none begin
+    with the first one again.
+
+    Raises:
+        ConfigError: there is no such file, or it is no state dict.
+    """
+    if config.initial_model is None or (resumed and isinstance(config.cipher, PlainConfig)):
+        return None
+    from fedsync.train.weights import read_arrays
+
+    arrays = read_arrays(Path(config.initial_model))
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
 def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vector], None]:

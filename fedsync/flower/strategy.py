@@ -34,7 +34,7 @@ from fedsync.core.transfer import DurableAggregator
 from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
-from fedsync.flower.first_model import ask_for_layout, ask_for_model, model_writer, task_model
+from fedsync.flower.first_model import ask_for_layout, ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.nodes import Admission
 from fedsync.flower.operator_requests import OperatorRequests, Requests, problem_with
 from fedsync.flower.own_loop import unexpected
@@ -249,6 +249,7 @@ class FedSync(Shipped):
         run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
         keeper = ArrayKeeper(self.out / ARRAYS, or_memory=True)
+        given = given or given_by(config, resumed=self._resume)
         begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)
         layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)

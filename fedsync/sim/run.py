@@ -125,7 +125,13 @@ def _drive(
     for name, worker in workers.items():
         form.check(name, worker.form)
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
-    aggregator = builder.aggregator(first.layout, first.initial_model(), policies, plan, keys)
+    given = None
+    if config.initial_model is not None:
+        from fedsync.train.weights import load_model
+
+        given = load_model(Path(config.initial_model), first.layout, {*first.layout.names, *first.kept_names})
+    begin = first.initial_model() if given is None else given
+    aggregator = builder.aggregator(first.layout, begin, policies, plan, keys, given)
     recorder = builder.recorder(first.layout.nbytes, plan)
     machines = {silo.name: Machine(silo, config.seed) for silo in silos}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)

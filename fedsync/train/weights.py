@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsync.common.files import written_atomically
@@ -174,15 +176,36 @@ def model_digest(path: Path) -> str:
     Raises:
         ConfigError: it is none.
     """
+    tensors = {tensor.data_ptr(): tensor for tensor in read_state(path).values()}  # tied weights travel once
+    hashed = hashlib.sha256()
+    for tensor in tensors.values():
+        hashed.update(tensor.to(torch.float32).contiguous().numpy().astype("<f4", copy=False).data)
+    return hashed.hexdigest()
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors in a file by name, on the processor.
+
+    Raises:
+        ConfigError: it is no state dict.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        tensors = {tensor.data_ptr(): tensor for tensor in state.values()}  # tied weights travel once
-        hashed = hashlib.sha256()
-        for tensor in tensors.values():
-            hashed.update(tensor.detach().to(torch.float32).contiguous().numpy().astype("<f4", copy=False).data)
+        return {str(name): tensor.detach() for name, tensor in state.items()}
+    except FileNotFoundError as error:
+        raise ConfigError(str(path), "there is no such file", "Name a model.pt") from error
     except Exception as error:  # a file that is no state dict can fail in any way
         raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
-    return hashed.hexdigest()
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The tensors in a file by name, of types that NumPy has.
+
+    Raises:
+        ConfigError: it is no state dict.
+    """
+    state = read_state(path)
+    return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in state.items()}
 
 
 def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
@@ -196,11 +219,7 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     Raises:
         ConfigError: the file is no state dict, or does not fit; names the tensor.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        arrays = {name: tensor.detach().to(torch.float32).numpy() for name, tensor in state.items()}
-    except Exception as error:  # a file that is no state dict can fail in any way
-        raise ConfigError(str(path), "not a state dict that torch.load reads", "Name a model.pt") from error
+    arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in read_state(path).items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if name not in arrays:
             raise ConfigError(str(path), f"the tensor {name!r} is missing", _SAME_TASK)
