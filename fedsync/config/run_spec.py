@@ -25,6 +25,7 @@ from fedsync.core.layout import Layout
 from fedsync.policies.aggregate.base import AggregationPolicy
 from fedsync.policies.aggregate.kinds import FedAvg
 from fedsync.policies.optimize.base import ServerOptimizerPolicy
+from fedsync.policies.rounds.base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class RunSpec(Section):
         began: the identity under which the run began, where it has another now; silos seal for that one.
         survey: what silos found out before, where it is sealed.
         queues: a silo may be given an order while it has one in work.
-        on_round: orders may say other things to training code than ``train_config``, which they replace in part.
+        on_round: what orders say to training code beside ``train_config``; where it is the user's own, anything.
         stop: when the server says that the run ends.
         admitted: the silos that it says may take part; empty for all that are registered.
     """
@@ -92,7 +93,7 @@ class RunSpec(Section):
     began: str = ""
     survey: SealedSurvey | None = None
     queues: bool = False
-    on_round: bool = False
+    on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
 
@@ -123,7 +124,7 @@ class RunSpec(Section):
             admitted=list(config.silos or ()),
             quorum=quorum,
             queues=queues(config),
-            on_round=config.on_round is not None,
+            on_round=told_of(config.on_round),
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

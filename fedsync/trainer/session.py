@@ -134,7 +134,7 @@ class SiloSession:
         )
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
-        self._by_round, self._own, self._gains = spec.on_round, OwnModels(folder), LocalGains()
+        self._spec, self._own, self._gains = spec, OwnModels(folder), LocalGains()
         as_it_is = not self.sealed and spec.wire.formats.up is FP32
         self._progress = OwnProgress(folder, sent_as_it_is=as_it_is)
         self._done, self.cursor = LastOrders(folder), Cursor()
@@ -197,8 +197,8 @@ class SiloSession:
             report = self._own.report(order) or self._train_apart(order, received, watch)
             shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
             return self._over(order, Completed(report, shared), self.cursor)
-        if order.config:
-            check_settings(order, self._by_round)
+        if order.config or self._spec.on_round is not None:
+            check_settings(order, self._spec)
         begin_s = perf_counter()
         base = self._receive(received, order.base_version)
         received_s = perf_counter()

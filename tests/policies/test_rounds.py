@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.observe.replay import replay
-from fedsync.policies.rounds.base import Called, RoundHook
+from fedsync.policies.rounds.base import Called, RoundHook, RoundPolicy
 from fedsync.policies.rounds.kinds import ByRound, Cosine, Decay, FromRound
 from fedsync.sim.run import run_virtual
 from fedsync.trainer.round_settings import check_settings
@@ -93,25 +93,52 @@ def test_training_code_is_told_what_the_order_says_beside_the_run() -> None:
     assert silo.told(replace(ORDER, config='{"mix": 5, "on": true}')) == {"mix": 5, "top": 2, "on": True}
 
 
+def spec_of(policy: RoundPolicy | None) -> RunSpec:
+    """As silos read it."""
+    config = StrategyConfig.load("bsp").with_policies({} if policy is None else {"on_round": policy})
+    return RunSpec.parse(RunSpec.of(config, None, 2).dump())
+
+
+TABLE = ByRound([FromRound(1, None, {"mix": 1}), FromRound(2, 0.5, {"mix": 2, "on": True})])
+
+
+@dataclass(frozen=True)
+class Own(RoundPolicy):
+    """A user's, which silos do not have."""
+
+    def settings(self, round: int, learning_rate: float) -> Mapping[str, Any]:
+        return {"mix": round}
+
+
 @pytest.mark.parametrize(
-    ("config", "expected", "told"),
+    ("policy", "config", "told"),
     [
-        ('{"a": 1}', False, "the run has none by round"),
-        ("{", True, "its settings are none"),
-        ('{"a": [1]}', True, "a is list"),
-        ('{"a": NaN}', True, "a is nan"),
-        (json.dumps({f"k{i}": 1 for i in range(65)}), True, "65 entries"),
-        (json.dumps({"a": "x" * 2000}), True, "2000 characters"),
+        (None, '{"a": 1}', "the run has none by round"),
+        (Called(), "{", "its settings are none"),
+        (Called(), '{"a": [1]}', "a is list"),
+        (Called(), '{"a": NaN}', "a is nan"),
+        (Called(), json.dumps({f"k{i}": 1 for i in range(65)}), "65 entries"),
+        (Called(), json.dumps({"a": "x" * 2000}), "2000 characters"),
+        (TABLE, '{"mix": 2}', "not those that the run has for its round"),
+        (TABLE, '{"mix": 1, "path": "/etc"}', "not those that the run has for its round"),
+        (TABLE, "", "not those that the run has for its round"),
+        (Decay(), '{"mix": 2}', "not those that the run has for its round"),
     ],
 )
-def test_a_silo_refuses_settings_that_its_run_has_not_or_that_are_none(config: str, expected: bool, told: str) -> None:
+def test_a_silo_refuses_settings_that_its_run_has_not(policy: RoundPolicy | None, config: str, told: str) -> None:
     with pytest.raises(ProtocolError, match=told):
-        check_settings(replace(ORDER, config=config), expected)
+        check_settings(replace(ORDER, config=config), spec_of(policy))
 
 
-def test_a_silo_knows_from_the_specification_that_rounds_have_settings() -> None:
-    config = StrategyConfig.load("bsp", ["on_round={kind: cosine}"])
-    assert RunSpec.of(config, None, 2).on_round and not RunSpec.of(StrategyConfig.load("bsp"), None, 2).on_round
+def test_a_silo_takes_those_of_the_round_and_any_where_a_function_decides() -> None:
+    check_settings(replace(ORDER, config='{"mix": 1}'), spec_of(TABLE))
+    check_settings(replace(ORDER, base_version=1, config='{"on": true, "mix": 2}'), spec_of(TABLE))
+    check_settings(replace(ORDER, config='{"anything": "goes"}'), spec_of(Own()))
+    check_settings(replace(ORDER, learning_rate=0.0), spec_of(TABLE))
+    check_settings(ORDER, spec_of(Decay()))
+    assert spec_of(Own()).on_round == Called()
+    with pytest.raises(ConfigError, match="a function, which this process does not have"):
+        Called().settings(1, 0.1)
     assert "on_round" not in StrategyConfig.load("bsp").model_dump(mode="json")
 
 

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar
 
-from fedsync.core.errors import PolicyError
+from fedsync.core.errors import ConfigError, PolicyError
 from fedsync.core.extension import Extension
 from fedsync.core.orders import WorkOrder
-from fedsync.policies.schema import Policy
+from fedsync.policies.schema import Policy, register
 
 Scalar = bool | int | float | str
 RATE = "learning_rate"
 """The entry of a round's settings that is the learning rate of its orders; all others are for ``train_config``."""
+
+
+_INSTEAD = "Write decay, cosine or table; or give FedSync the function again"
 
 
 class RoundPolicy(Policy):
@@ -71,9 +74,10 @@ class RoundHook(Extension):
         return {}
 
 
+@register("own")
 @dataclass(frozen=True)
 class Called(RoundPolicy):
-    """A function of the user's own."""
+    """A function of the user's own, which a ServerApp gives as ``on_round``; no file can name it."""
 
     @classmethod
     def of(cls, function: Callable[[int], Mapping[str, Scalar]]) -> Called:
@@ -82,5 +86,12 @@ class Called(RoundPolicy):
         return made
 
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
+        if "_function" not in vars(self):
+            raise ConfigError("on_round.kind", "'own' is a function, which this process does not have", _INSTEAD)
         settings: Mapping[str, Scalar] = vars(self)["_function"](round)
         return settings
+
+
+def told_of(policy: RoundPolicy | None) -> RoundPolicy | None:
+    """What silos are told of a policy: a user's own, which they do not have, is any."""
+    return policy if policy is None or policy.is_shipped() else Called()
