@@ -29,7 +29,7 @@ def test_the_digest_is_that_of_the_values_that_travel(tmp_path: Path) -> None:
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_text("secret")
-    for name in ("x.pt", "none.pt"):
-        with pytest.raises(ConfigError, match="not a state dict") as caught:
+    for name, why in {"x.pt": "not a state dict", "none.pt": "there is no such file"}.items():
+        with pytest.raises(ConfigError, match=why) as caught:
             call("silo", "digest", tmp_path / name)
         assert "secret" not in str(caught.value)

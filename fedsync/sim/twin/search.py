@@ -43,6 +43,7 @@ _OF_THE_RUN = (
     "train_config",
     "evaluate_config",
     "on_round",
+    "initial_model",
     "fraction_evaluate",
     "min_silos",
     "most_examples",
@@ -135,7 +136,12 @@ def _candidate(
 ) -> Candidate:
     of_run = base.model_dump(mode="json")
     local = {**of_run["local"], "steps": steps, "proximal": own["local"]["proximal"]}
-    data = {**own, **{key: of_run[key] for key in _OF_THE_RUN}, "local": local, "name": f"{Path(name).stem}-tuned"}
+    data = {
+        **own,
+        **{key: of_run[key] for key in _OF_THE_RUN if key in of_run},
+        "local": local,
+        "name": f"{Path(name).stem}-tuned",
+    }
     if optimizer:
         data["server_optimizer"] = {"kind": optimizer}
     barrier, interval_s = data["barrier"], None

@@ -20,6 +20,7 @@ OTHER: dict[str, Any] = {
     "share": True,
     "split": Split.TEST,
     "carry": 0.5,
+    "config": '{"mix": 1}',
 }
 
 
