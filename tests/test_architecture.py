@@ -23,7 +23,7 @@ MAX_LINES = 420
 # From below: a part may import what lies in the rows under its own.
 LAYERS = (
     {"core", "common"},
-    {"policies", "tasks", "client", "train", "cipher", "identity"},
+    {"policies", "tasks", "client", "train", "cipher", "identity", "transport"},
     {"config"},
     {"trainer", "observe"},
     {"flower", "sim"},
@@ -54,6 +54,10 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
+    "starlette": ({"transport"}, {"transport"}),
+    # Patches of Flower's processes go with the hub.
+    "uvicorn": ({"transport", "flower"}, {"transport", "flower"}),
+    "httpx": ({"transport", "flower"}, {"transport"}),
     "matplotlib": ({"observe", "commands"}, set()),
     "pandas": ({"tasks"}, {"tasks"}),
     "statsmodels": ({"policies"}, set()),
@@ -258,7 +262,7 @@ def test_light_things_load_no_heavy_module(statement: str) -> None:
 
 @pytest.mark.parametrize("module", ["fedsync.flower.server_app", "fedsync.flower.client_app"])
 def test_flowers_processes_answer_before_torch_is_there(module: str) -> None:
-    assert loaded(f"import {module}") == {"flwr", "grpc"}
+    assert loaded(f"import {module}") == {"flwr", "grpc", "httpx"}
 
 
 def loaded(statement: str) -> set[str]:

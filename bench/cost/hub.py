@@ -1,0 +1,225 @@
+"""What the hub costs: a question there and back over TLS, its processor time with many silos, and large bytes.
+
+Silos are in another process. They answer at once, so that what is measured is the way alone: neither agent nor trainer.
+
+    python bench/cost/hub.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import resource
+import ssl
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common import print_table, write_json
+from fedsync.core.errors import FedSyncError
+from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.transport.hub.hub import Hub
+from fedsync.transport.join import Join, new_secret
+from fedsync.transport.line import HubLine
+from fedsync.transport.questions import Blob, SiloQuestion
+
+
+def silo(join: Join, folder: Path) -> None:
+    """Answers all questions of one silo."""
+    line, number = HubLine(join, new_secret()), 0
+    line.join()
+    try:
+        while True:
+            asked = line.asked(number)
+            if asked is None:
+                continue
+            number, payload = asked.number, None
+            if isinstance(asked.payload, Blob):
+                file = folder / join.silo
+                line.fetch(asked.payload, file)
+                payload = np.memmap(file, np.uint8, "r")
+            line.answer(asked, "done", payload)
+    except (FedSyncError, OSError):
+        return
+
+
+def few(joins: Sequence[Join], folder: Path) -> None:
+    threads = [threading.Thread(target=silo, args=(join, folder), daemon=True) for join in joins]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+async def _reply(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    length = next((int(each[15:]) for each in head.lower().split("\r\n") if each.startswith("content-length:")), 0)
+    told = next((each[14:] for each in head.split("\r\n") if each.startswith("fedsync-head: ")), "")
+    return int(head[9:12]), told, await reader.readexactly(length)
+
+
+async def _one_of_many(join: Join, context: ssl.SSLContext) -> None:
+    """A silo that is cheap: its own process must not be what is measured."""
+    host, _, port = join.addresses[0].removeprefix("https://").rpartition(":")
+    secret, number = new_secret(), 0
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+
+    async def ask(method: str, path: str, bearer: str, more: str = "", body: bytes = b"") -> tuple[int, str, bytes]:
+        head = f"{method} /v1/fedsync{path} HTTP/1.1\r\nhost: hub\r\nauthorization: Bearer {bearer}\r\n{more}"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        return await _reply(reader)
+
+    digest = hashlib.sha256(secret.encode()).hexdigest()
+    await ask("POST", "/join", join.secret, f"fedsync-session: {digest}\r\n")
+    while True:
+        status, told, _ = await ask("GET", f"/orders?after={number}", secret)
+        if status == 410:
+            return
+        if status == 200:
+            number = int(told.partition('"number":')[2].partition(",")[0].rstrip("}"))
+            head = f'fedsync-head: {{"text":4,"number":{number}}}\r\n'
+            await ask("POST", "/answers", secret, head, b"done")
+
+
+def many(joins: Sequence[Join]) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=joins[0].authority)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(_one_of_many(join, context) for join in joins), return_exceptions=True)
+
+    asyncio.run(all_of_them())
+
+
+class Federation:
+    """A hub and silos that have joined it."""
+
+    def __init__(self, silos: int, folder: Path) -> None:
+        certificate = make_server_certificate(make_authority(folder / "authority"), [], folder / "server")
+        authority = (folder / "authority" / "ca.crt").read_text()
+        self.hub = Hub(folder / "hub")
+        port = self.hub.start(certificate=certificate.certificate, key=certificate.key)
+        self.names = [f"silo-{number}" for number in range(silos)]
+        joins = [self.hub.invite(name, [f"https://127.0.0.1:{port}"], authority) for name in self.names]
+        context = multiprocessing.get_context("spawn")
+        target, arguments = (few, (joins, folder)) if silos <= 16 else (many, (joins,))
+        self.process = context.Process(target=target, args=arguments, daemon=True)
+        self.process.start()
+        while len(self.hub.peers()) < silos:
+            time.sleep(0.05)
+
+    def ask(self, names: Sequence[str], question: SiloQuestion) -> float:
+        """Seconds until all have answered."""
+        begin_s, left = time.perf_counter(), len(names)
+        for name in names:
+            self.hub.send(name, question)
+        while left:
+            left -= len(self.hub.receive(10))
+        return time.perf_counter() - begin_s
+
+    def close(self) -> None:
+        self.hub.close()
+        self.process.join(5)
+        self.process.kill()
+
+
+def _spread(times: list[float]) -> dict[str, float]:
+    times.sort()
+    return {"median_ms": 1e3 * statistics.median(times), "p90_ms": 1e3 * times[int(0.9 * len(times))]}
+
+
+def there_and_back(rounds: int) -> list[dict[str, Any]]:
+    """Empty questions to five silos."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(5, Path(folder))
+        for name, which in (("one silo", federation.names[:1]), ("five at once", federation.names)):
+            times = [federation.ask(which, SiloQuestion("")) for _ in range(rounds)]
+            rows.append({"what": name, **_spread(times)})
+        federation.close()
+    return rows
+
+
+def crowds(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
+    """Processor time of the hub's process, its threads included, for an order there and back."""
+    rows = []
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            federation = Federation(size, Path(folder))
+            federation.ask(federation.names, SiloQuestion(""))
+            begin_s, wall = time.process_time(), time.perf_counter()
+            for _ in range(rounds):
+                federation.ask(federation.names, SiloQuestion(""))
+            spent_s, seconds = time.process_time() - begin_s, time.perf_counter() - wall
+            federation.close()
+        rows.append(
+            {
+                "silos": size,
+                "processor_ms": 1e3 * spent_s / rounds / size,
+                "orders_a_second": rounds * size / seconds,
+                "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            }
+        )
+    return rows
+
+
+def large(megabytes: int) -> dict[str, float]:
+    """A model down to two silos, and as much back."""
+    data = np.random.default_rng(1).integers(0, 256, megabytes * 2**20, np.uint8)
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Federation(2, Path(folder))
+        begin_s = time.perf_counter()
+        blob = federation.hub.publish(data)
+        published_s = time.perf_counter() - begin_s
+        both_s = federation.ask(federation.names, SiloQuestion("", blob, most=data.nbytes))
+        federation.close()
+    return {"megabytes": megabytes, "publish_s": published_s, "down_and_up_s": both_s}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--silos", type=int, nargs="+", default=[16, 100, 1000])
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/hub.json"))
+    options = parser.parse_args(arguments)
+    back, crowd = there_and_back(options.rounds), crowds(options.silos, max(options.rounds // 30, 3))
+    found = {"there_and_back": back, "crowd": crowd, "large": large(options.megabytes)}
+    print_table(
+        "an empty question there and back, TLS, loopback",
+        ("what", "median [ms]", "90 % [ms]"),
+        [(row["what"], f"{row['median_ms']:.2f}", f"{row['p90_ms']:.2f}") for row in back],
+    )
+    print_table(
+        "processor time of the hub's process, all silos at once",
+        ("silos", "an order [ms]", "orders a second", "peak memory [MiB]"),
+        [
+            (str(row["silos"]), f"{row['processor_ms']:.2f}", f"{row['orders_a_second']:.0f}", f"{row['peak_mib']:.0f}")
+            for row in crowd
+        ],
+    )
+    print_table(
+        "large bytes, two silos",
+        ("MiB", "publish [s]", "down and back [s]"),
+        [
+            (
+                str(options.megabytes),
+                f"{found['large']['publish_s']:.2f}",  # type: ignore[call-overload]
+                f"{found['large']['down_and_up_s']:.2f}",  # type: ignore[call-overload]
+            )
+        ],
+    )
+    write_json(options.out, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The hub: the server's end of the way to its silos, past Flower's messages. See `fedsync.transport.hub.door`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fedsync.common.files import private_folder
+from fedsync.core.errors import ConfigError, PolicyError
+from fedsync.core.transfer import Payload
+from fedsync.transport.hub.blobs import Blobs
+from fedsync.transport.hub.door import Door
+from fedsync.transport.hub.sessions import Queued, Sessions
+from fedsync.transport.join import Join
+from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
+
+QUIET_S = 75.0
+"""A connection without a request for so long is closed; also one whose request's head does not come to its end."""
+
+_HEAD_BYTES = 16_384
+_START_S = 10.0
+_CLOSE_S = 2.0
+
+
+class Hub:
+    """Gives questions to silos, and has their answers.
+
+    Its sessions are on disk: a server that is started again in the same folder has its silos back as they call.
+
+    Args:
+        folder: for sessions and large bytes; only its owner may enter it.
+        most_connections: at a time, of silos and strangers together.
+    """
+
+    def __init__(self, folder: Path, most_connections: int = 4096) -> None:
+        private_folder(folder)
+        self._lock = threading.RLock()
+        self._sessions, self._blobs = Sessions(folder / "sessions.json"), Blobs(folder)
+        self._deliveries: SimpleQueue[SiloAnswer] = SimpleQueue()
+        self._door = Door(self._sessions, self._blobs, self._delivered, self._lock)
+        self._most = most_connections
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        socket: Path | None = None,
+    ) -> int:
+        """Serve in a thread of its own.
+
+        Args:
+            host: to listen at.
+            port: likewise; 0 for a free one.
+            certificate: PEM of the server's, with ``key``; without it there is no TLS, as behind a proxy.
+            key: PEM of its private key.
+            socket: Unix socket to listen at in the place of host and port.
+
+        Returns:
+            The port; 0 of a socket.
+
+        Raises:
+            ConfigError: it cannot listen there, or the certificate cannot be read.
+        """
+        config = uvicorn.Config(
+            self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
+            ssl_certfile=certificate, ssl_keyfile=key, http=_Deadlines, log_level="critical", access_log=False,
+            timeout_keep_alive=int(QUIET_S), backlog=2048, lifespan="off", interface="asgi3", server_header=False,
+            date_header=False, limit_concurrency=self._most, h11_max_incomplete_event_size=_HEAD_BYTES, ws="none",
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+        failure: list[BaseException] = []
+        self._thread = threading.Thread(target=self._serve, args=(failure,), name="hub", daemon=True)
+        self._thread.start()
+        end_s = time.monotonic() + _START_S
+        while not self._server.started:
+            if failure or not self._thread.is_alive() or time.monotonic() > end_s:
+                why = str(failure[0]) if failure else "nothing answers there"
+                where = f"{host}:{port}" if socket is None else str(socket)
+                raise ConfigError("hub", f"cannot listen at {where}: {why}", "Choose another port, or mend the files")
+            time.sleep(0.005)
+        return 0 if socket is not None else int(self._server.servers[0].sockets[0].getsockname()[1])
+
+    def _serve(self, failure: list[BaseException]) -> None:
+        assert self._server is not None
+        try:
+            self._server.run()
+        except (OSError, SystemExit, ValueError) as error:
+            failure.append(error)
+
+    def close(self, *, over: bool = True) -> None:
+        """End; where all is ``over`` silos are told that nothing more will come, else they wait for another server."""
+        self._door.over = over
+        with self._lock:
+            for silo in self._sessions.silos:
+                self._sessions.wake(silo)
+        if self._server is not None and self._thread is not None:
+            time.sleep(0.05 if over else 0.0)
+            self._server.should_exit = True
+            self._thread.join(_CLOSE_S)
+            self._server.force_exit = True
+            self._thread.join(_CLOSE_S)
+
+    # Who is there.
+
+    def invite(self, silo: str, addresses: Collection[str], authority: str) -> Join:
+        """A join for a silo, to be given to nobody else; see `Join` for the arguments."""
+        with self._lock:
+            return Join(tuple(addresses), self._sessions.invite(silo), authority, self._sessions.run, silo)
+
+    def peers(self) -> dict[str, str]:
+        """Silos that are here, each with what names its session: after another join it has lost what it was asked."""
+        with self._lock:
+            return self._sessions.silos
+
+    def returns(self, silo: str) -> bool:
+        """Whether a silo that was here before this server was started may still come back by itself."""
+        with self._lock:
+            return self._sessions.returns(silo)
+
+    def strike_off(self, silo: str) -> None:
+        """End what a silo has: its secrets, and its questions."""
+        with self._lock:
+            self._sessions.strike_off(silo)
+
+    # What is asked and answered.
+
+    def send(self, silo: str, question: SiloQuestion) -> str | None:
+        """Ask a silo; returns the question's name, or None where the silo has no session.
+
+        Raises:
+            PolicyError: the payload is larger than what goes beside a text, or too many questions wait.
+        """
+        payload = question.payload
+        if payload is not None and not isinstance(payload, Blob) and payload.nbytes > BESIDE_BYTES:
+            raise PolicyError(f"{payload.nbytes} bytes beside a question: publish them as a blob")
+        with self._lock:
+            ticket = self._blobs.expect(silo, question.most) if question.most > BESIDE_BYTES else ""
+            name = self._sessions.queue(silo, question, ticket=ticket)
+            if name is None and ticket:
+                self._blobs.forget(ticket)
+            return name
+
+    def receive(self, wait_s: float = 0.0) -> list[SiloAnswer]:
+        """Answers that have come; waits so long for the first."""
+        found: list[SiloAnswer] = []
+        try:
+            found.append(self._deliveries.get(timeout=wait_s) if wait_s > 0 else self._deliveries.get_nowait())
+            while True:
+                found.append(self._deliveries.get_nowait())
+        except Empty:
+            return found
+
+    def forget(self, name: str) -> None:
+        """No answer to this question is waited for any more."""
+        with self._lock:
+            queued = self._sessions.forget(name)
+            if queued is not None and queued.ticket:
+                self._blobs.forget(queued.ticket)
+
+    def _delivered(self, queued: Queued, delivery: SiloAnswer) -> None:
+        if queued.ticket:
+            self._blobs.forget(queued.ticket)
+        self._deliveries.put(delivery)
+
+    # Large bytes.
+
+    def publish(self, payload: Payload) -> Blob:
+        """Lay bytes down for silos to fetch, once for all."""
+        return self._blobs.publish(payload)
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Remove all other blobs."""
+        with self._lock:
+            self._blobs.keep(digests)
+
+
+class _Deadlines(H11Protocol):
+    """Closes a connection that is quiet, or whose request's head does not come to its end."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._busy_s = time.monotonic()
+        self._timer = self.loop.call_later(QUIET_S / 4, self._look)
+
+    def _look(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._busy_s = time.monotonic()
+        elif time.monotonic() - self._busy_s > QUIET_S:
+            self.transport.close()
+            return
+        self._timer = self.loop.call_later(QUIET_S / 4, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)

@@ -1,0 +1,271 @@
+"""A silo's line to the hub: HTTPS that trusts one authority, through the proxy that the environment names."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from fedsync.common.backoff import Backoff
+from fedsync.core.errors import SERVER, ProtocolError, RunError
+from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.transport.join import Join, digest_of
+from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead
+
+BASE = "/v1/fedsync"
+HEAD, SESSION = "fedsync-head", "fedsync-session"
+
+HELD_S = 40.0
+"""How long an answer to a request that the hub holds may take; longer than it is held."""
+
+MOST_BREAKS = 20
+"""Breaks of a line during one transfer without a byte of progress, after which it has failed."""
+
+_PAUSES = Backoff(0.1, 5.0)
+_SPAN = 2**20
+_TIMES = httpx.Timeout(10.0, read=HELD_S, write=HELD_S)
+_BROKEN = (httpx.TransportError, httpx.StreamError)
+
+
+class JoinRefused(RunError):
+    """The hub knows neither the join nor the session: the silo waits for another join."""
+
+
+class Over(RunError):
+    """The hub has said that nothing more will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedQuestion:
+    """A question of the server.
+
+    Args:
+        number: in the session.
+        text: of the question.
+        payload: bytes beside it, uint8; a blob that has to be fetched; or None.
+        ticket: under which a large answer may be left; empty for none.
+        most: bytes that may come beside the answer.
+    """
+
+    number: int
+    text: str
+    payload: Payload | Blob | None
+    ticket: str
+    most: int
+
+
+class HubLine:
+    """One session's; all methods may be called by several threads at a time.
+
+    Args:
+        join: where the hub is, and whom to trust.
+        secret: of the session, which nobody else knows; see `fedsync.transport.join.new_secret`.
+        address: which of the join's.
+    """
+
+    def __init__(self, join: Join, secret: str, address: int = 0) -> None:
+        self._join, self._secret = join, secret
+        verify: ssl.SSLContext | bool = False
+        if join.authority:
+            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            verify.load_verify_locations(cadata=join.authority)
+        self._http = httpx.Client(base_url=join.addresses[address], verify=verify, timeout=_TIMES)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def join(self) -> None:
+        """Begin the session, or find that it has begun.
+
+        Raises:
+            JoinRefused: the join is void.
+            httpx.TransportError: nobody answers.
+        """
+        headers = {"authorization": f"Bearer {self._join.secret}", SESSION: digest_of(self._secret)}
+        self._checked(self._http.post(f"{BASE}/join", headers=headers, content=b""))
+
+    def asked(self, after: int) -> ReceivedQuestion | None:
+        """The first question behind this number, held until there is one; None where none came for a while.
+
+        Raises:
+            JoinRefused: the session is over here.
+            Over: all is over.
+            ProtocolError: the server sent something else.
+            httpx.TransportError: the line broke.
+        """
+        with self._http.stream("GET", f"{BASE}/orders", params={"after": after}, headers=self._known()) as reply:
+            self._checked(reply)
+            if reply.status_code == 204:
+                return None
+            head = FrameHead.parse(reply.headers.get(HEAD, ""))
+            body = _bounded(reply, MOST_TEXT_BYTES + BESIDE_BYTES)
+        if len(body) < head.text or head.nbytes > MAX_SEALED_BYTES or head.number <= after:
+            raise ProtocolError(SERVER, "question", "its parts do not fit together")
+        try:
+            text = body[: head.text].decode()
+        except UnicodeDecodeError:
+            raise ProtocolError(SERVER, "question", "it is no text") from None
+        payload: Payload | Blob | None = None
+        if head.blob:
+            payload = Blob(head.blob, head.nbytes)
+        elif len(body) > head.text:
+            payload = np.frombuffer(body, np.uint8, offset=head.text)
+        return ReceivedQuestion(head.number, text, payload, head.ticket, head.most)
+
+    def answer(self, asked: ReceivedQuestion, text: str, payload: Payload | None = None) -> None:
+        """Answer a question; a large payload is uploaded before. Doing so twice does no harm.
+
+        Raises:
+            ProtocolError: the answer is larger than the server wants it.
+            JoinRefused, Over, httpx.TransportError: as of `asked`.
+        """
+        beside, ticket = b"", ""
+        if payload is not None and payload.nbytes > asked.most:
+            raise ProtocolError(SERVER, "question", f"{payload.nbytes} bytes are an answer, and it wants {asked.most}")
+        if payload is not None and payload.nbytes > BESIDE_BYTES:
+            if not self.upload(asked.ticket, payload):
+                return  # nobody waits for it any more
+            ticket = asked.ticket
+        elif payload is not None:
+            beside = payload.tobytes()
+        encoded = text.encode()
+        head = FrameHead(len(encoded), asked.number, ticket=ticket)
+        content = encoded + beside
+        headers = {**self._known(), HEAD: head.dump()}
+        self._checked(self._http.post(f"{BASE}/answers", headers=headers, content=content))
+
+    def fetch(self, blob: Blob, path: Path, goes_on: Callable[[], bool] = lambda: True) -> None:
+        """Fetch a blob to a file; goes on where an earlier try ended.
+
+        Args:
+            blob: to be fetched.
+            path: of the file, which has all of it afterwards.
+            goes_on: asked between two tries.
+
+        Raises:
+            ProtocolError: what came is something else.
+            JoinRefused, Over: as of `asked`.
+            httpx.TransportError: the line broke again and again.
+        """
+        part, breaks = path.with_name(f"{path.name}.part"), 0
+        while True:
+            there = part.stat().st_size if part.exists() else 0
+            try:
+                if there < blob.nbytes:
+                    self._fetch_on(blob, part, there)
+            except _BROKEN:
+                breaks = 1 if part.exists() and part.stat().st_size > there else breaks + 1
+                if breaks > MOST_BREAKS or not goes_on():
+                    raise
+                time.sleep(_PAUSES.pause_s(breaks - 1))
+                continue
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != blob.digest:
+                part.unlink()
+                raise ProtocolError(SERVER, "blob", f"it has the digest {found[:16]}, not {blob.digest[:16]}")
+            part.replace(path)
+            return
+
+    def _fetch_on(self, blob: Blob, part: Path, there: int) -> None:
+        headers = {**self._known(), **({"range": f"bytes={there}-"} if there else {})}
+        with self._http.stream("GET", f"{BASE}/blobs/{blob.digest}", headers=headers) as reply:
+            self._checked(reply)
+            if reply.status_code != (206 if there else 200):
+                raise ProtocolError(SERVER, "blob", f"status {reply.status_code} for the bytes from {there} on")
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "ab") as file:
+                for piece in reply.iter_raw():
+                    there += len(piece)
+                    if there > blob.nbytes:
+                        raise ProtocolError(SERVER, "blob", f"more than its {blob.nbytes} bytes")
+                    file.write(piece)
+
+    def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
+        """Leave a large answer; goes on where the hub says that it has come to.
+
+        Returns:
+            Whether the hub has it; if not, nobody waits for it any more.
+
+        Raises:
+            JoinRefused, Over: as of `asked`.
+            httpx.TransportError: the line broke again and again.
+        """
+        data = payload.data.cast("B")
+        digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
+        while True:
+            try:
+                reply = self._http.head(f"{BASE}/uploads/{ticket}", headers=self._known())
+                if reply.status_code == 404:
+                    return False
+                self._checked(reply)
+                if reply.headers.get("upload-sha256") == digest:
+                    return True
+                there = _offset(reply, len(data))
+                breaks, before = (0 if there > before else breaks), there
+                headers = {
+                    **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
+                    "upload-length": str(len(data)), "upload-sha256": digest,
+                }  # fmt: skip
+                reply = self._http.put(f"{BASE}/uploads/{ticket}", content=_pieces(data, there), headers=headers)
+                if reply.status_code in (409, 422):
+                    raise httpx.WriteError("another connection has taken this one's place")
+                self._checked(reply)
+                return True
+            except _BROKEN:
+                breaks += 1
+                if breaks > MOST_BREAKS or not goes_on():
+                    raise
+                time.sleep(_PAUSES.pause_s(breaks - 1))
+
+    def _known(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {self._secret}"}
+
+    @staticmethod
+    def _checked(reply: httpx.Response) -> None:
+        """See that the hub has done as asked.
+
+        Raises:
+            JoinRefused, Over: it says so.
+            httpx.TransportError: it could not now, so the same may be asked again.
+            ProtocolError: it would not.
+        """
+        status = reply.status_code
+        if status == 401:
+            raise JoinRefused("the hub knows neither this join nor its session; another join begins one")
+        if status == 410:
+            raise Over("the server has said that the run is over")
+        if status in (408, 429, 502, 503, 504, 507):
+            raise httpx.ReadError(f"the hub answers {status}")
+        if status not in (200, 204, 206):
+            raise ProtocolError(SERVER, "status", f"{status}")
+
+
+def _offset(reply: httpx.Response, most: int) -> int:
+    text = reply.headers.get("upload-offset", "")
+    if not text.isdecimal() or int(text) > most:
+        raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
+    return int(text)
+
+
+def _bounded(reply: httpx.Response, most: int) -> bytes:
+    pieces, there = list[bytes](), 0
+    for piece in reply.iter_raw():
+        there += len(piece)
+        if there > most:
+            raise ProtocolError(SERVER, "question", f"more than {most} bytes")
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _pieces(data: Any, begin: int) -> Iterator[bytes]:
+    for at in range(begin, len(data), _SPAN):
+        yield bytes(data[at : at + _SPAN])

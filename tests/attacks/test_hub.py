@@ -1,0 +1,308 @@
+"""Strangers and lying silos at the hub's door, and a lying server's join."""
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.transport.hub import door, hub
+from fedsync.transport.join import Join, digest_of, new_secret
+from fedsync.transport.line import HubLine, JoinRefused
+from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
+from tests.transport.hubs import Served, served
+
+HOST = "Host: hub\r\n"
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as found:
+        yield found
+
+
+def spoken(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> str:
+    """FrameHead of the answer to what is written on a line of one's own; empty where it is closed without one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=up.authority)
+    port = int(up.address.rpartition(":")[2])
+    with (
+        socket.create_connection(("127.0.0.1", port), wait_s) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as line,
+    ):
+        line.sendall(text.encode() + body)
+        found = b""
+        try:
+            while b"\r\n\r\n" not in found and (more := line.recv(65536)):
+                found += more
+        except (TimeoutError, ConnectionError):
+            return "timeout"
+        return found.decode(errors="replace")
+
+
+def head_of(line: HubLine, method: str, path: str, **more: object) -> str:
+    names = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in more.items())
+    return f"{method} /v1/fedsync{path} HTTP/1.1\r\n{HOST}authorization: Bearer {line._secret}\r\n{names}\r\n"
+
+
+@pytest.mark.parametrize("path", ["/join", "/answers", "/uploads/" + "0" * 32])
+@pytest.mark.parametrize("who", ["", "authorization: Bearer guess\r\n", "authorization: Basic YTpi\r\n"])
+def test_of_a_stranger_no_body_is_read(path: str, who: str, up: Served) -> None:
+    """It announces a gigabyte, sends the head alone, and has its answer."""
+    method = "PUT" if "uploads" in path else "POST"
+    session = f"fedsync-session: {'0' * 64}\r\n" if path == "/join" else ""
+    size = 0 if path == "/join" else 10**9
+    found = spoken(up, f"{method} /v1/fedsync{path} HTTP/1.1\r\n{HOST}{who}{session}content-length: {size}\r\n\r\n")
+    assert found.startswith("HTTP/1.1 401") and "connection: close" in found.lower()
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/fedsync", "/v1/fedsync/", "/docs", "/openapi.json", "/v1/fedsync/orders/x"])
+def test_there_is_nothing_else_to_find(path: str, up: Served) -> None:
+    assert spoken(up, f"GET {path} HTTP/1.1\r\n{HOST}\r\n").startswith("HTTP/1.1 404")
+
+
+def test_heads_are_bounded_and_end_in_time(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = f"GET /v1/fedsync/orders HTTP/1.1\r\n{HOST}x: {'a' * 100_000}\r\n\r\n"
+    assert spoken(up, long)[:12] in ("HTTP/1.1 400", "HTTP/1.1 431", "timeout", "")
+    monkeypatch.setattr(hub, "QUIET_S", 0.4)
+    begin_s = time.monotonic()
+    assert spoken(up, f"GET /v1/fedsync/orders HTTP/1.1\r\n{HOST}x: a") == "", "it never ends, and is closed"
+    assert spoken(up, "") == "", "nor is one without a request kept"
+    assert time.monotonic() - begin_s < 4
+
+
+def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
+    line = up.joined("a")
+    up.hub.send("a", SiloQuestion("how far", most=100))
+    most = MOST_TEXT_BYTES + 1
+    for head, size in [
+        (FrameHead(10, 1).dump(), 111),
+        (FrameHead(10, 1).dump(), 10**9),
+        (FrameHead(10, 99).dump(), BESIDE_BYTES + 11),
+    ]:
+        assert spoken(up, head_of(line, "POST", "/answers", fedsync_head=head, content_length=size))[9:12] == "413"
+    for bad in [
+        "",
+        "x",
+        "[]",
+        "{}x",
+        json.dumps({"text": most}),
+        json.dumps({"text": -1}),
+        json.dumps({"number": 1e3}),
+    ]:
+        found = spoken(up, head_of(line, "POST", "/answers", fedsync_head=bad, content_length=5), b"12345")
+        assert found[9:12] == "400", bad
+    chunked = head_of(line, "POST", "/answers", fedsync_head=FrameHead(5, 1).dump(), transfer_encoding="chunked")
+    assert spoken(up, chunked, b"5\r\n12345\r\n0\r\n\r\n")[9:12] == "411"
+    less = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=5)
+    assert spoken(up, less, b"12345")[9:12] == "400"
+    assert up.hub.receive(0.1) == []
+
+
+def test_a_slow_body_is_given_up(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODY_S", 0.2)
+    line = up.joined("a")
+    up.hub.send("a", SiloQuestion("how far"))
+    found = spoken(
+        up, head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=10), b"123"
+    )
+    assert found[9:12] == "408"
+
+
+def test_one_silo_holds_no_more_than_its_requests(up: Served) -> None:
+    line, other = up.joined("a"), up.joined("b")
+    up.hub.send("a", SiloQuestion("train"))
+    threads = [
+        threading.Thread(
+            target=spoken,
+            args=(
+                up,
+                head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=10),
+                b"1",
+                3.0,
+            ),
+        )
+        for _ in range(door.MOST_OPEN)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(1)
+    assert spoken(up, head_of(line, "GET", "/orders?after=0"))[9:12] == "429"
+    up.hub.send("b", SiloQuestion("train"))
+    assert other.asked(0) is not None, "others are served"
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("digest", ["..%2f..%2fsessions.json", "%2e%2e/sessions.json", "0" * 64, "A" * 64, "*"])
+def test_no_file_is_reached_by_its_name(digest: str, up: Served) -> None:
+    line = up.joined("a")
+    for method, path in [("GET", f"/blobs/{digest}"), ("HEAD", f"/uploads/{digest}")]:
+        assert spoken(up, head_of(line, method, path))[9:12] == "404"
+
+
+def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_path: Path) -> None:
+    line, other = up.joined("a"), up.joined("b")
+    most = 2 * BESIDE_BYTES
+    up.hub.send("a", SiloQuestion("train", most=most))
+    question = line.asked(0)
+    assert question is not None and question.ticket
+    place = f"/uploads/{question.ticket}"
+    told: dict[str, Any] = {"upload_offset": 0, "upload_sha256": "0" * 64}
+    assert spoken(up, head_of(other, "HEAD", place))[9:12] == "404"
+    for length, sent in [(most + 1, most + 1), (most, most + 1), (100, 50), (50, 100)]:
+        told |= {"upload_length": length, "content_length": sent}
+        assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "413"
+    told |= {"upload_length": 5, "content_length": 5, "upload_offset": 3}
+    assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "409"
+    told |= {"upload_offset": 0}
+    assert spoken(up, head_of(line, "PUT", place, **told), b"12345")[9:12] == "422", "its digest is another one"
+    assert not list((tmp_path / "hub" / "uploads").iterdir())
+    not_whole = head_of(
+        line, "POST", "/answers", fedsync_head=FrameHead(1, 1, ticket=question.ticket).dump(), content_length=1
+    )
+    assert spoken(up, not_whole, b"x")[9:12] == "409"
+    assert up.hub.receive(0.1) == []
+
+
+def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:
+    line, other = up.joined("a"), up.joined("b")
+    up.hub.send("a", SiloQuestion("train"))
+    question = line.asked(0)
+    assert question is not None
+    other.answer(question, "I am a")
+    assert up.hub.receive(0.1) == []
+    other.answer(replace(question, number=2**50), "later")
+    line.answer(question, "I am")
+    assert [each.text for each in up.hub.receive(5)] == ["I am"]
+
+
+def test_numbers_that_a_silo_makes_up_harm_itself_alone(up: Served) -> None:
+    line = up.joined("a")
+    for after in ("-1", "1e3", "9" * 16, "x", ""):
+        assert spoken(up, head_of(line, "GET", f"/orders?after={after}"))[9:12] == "400"
+    up.hub.send("a", SiloQuestion("one"))
+    assert spoken(up, head_of(line, "GET", f"/orders?after={'9' * 15}"), wait_s=0.3) == "timeout"
+    up.hub.send("a", SiloQuestion("two"))
+    found = line.asked(1)
+    assert found is not None and found.number == 10**15
+
+
+def test_a_session_has_a_secret_of_its_own(up: Served) -> None:
+    join, secret = up.invited("a"), new_secret()
+    up.line(join, secret).join()
+    other = up.invited("b")
+    for taken in (secret, other.secret):
+        with pytest.raises(JoinRefused):
+            up.line(other, taken).join()
+    up.line(other).join()
+    kept = (up.hub._sessions._file).read_text()
+    assert join.secret not in kept and secret not in kept and digest_of(secret) in kept
+    assert up.hub._sessions._file.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"addresses": ["http://10.0.0.1"]},
+        {"addresses": ["https://user:word@hub.example"]},
+        {"addresses": ["https://hub.example?x=1"]},
+        {"addresses": ["file:///etc/passwd"]},
+        {"addresses": []},
+        {"addresses": ["https://h"] * 9},
+        {"secret": "short"},
+        {"secret": "x\r\ny" + "a" * 40},
+        {"authority": "x" * 40_000},
+        {"silo": 3},
+        {"more": 1},
+    ],
+)
+def test_a_join_that_is_none_is_refused(change: dict[str, Any]) -> None:
+    join = Join(("https://hub.example:8443",), new_secret(), "PEM", "run", "a")
+    assert Join.parse(join.dump()) == join
+    with pytest.raises(ProtocolError):
+        Join.parse(json.dumps({**json.loads(join.dump()), **change}))
+
+
+def test_a_server_steers_no_silo_to_a_host_that_its_owner_has_not_named() -> None:
+    join = Join(("https://10.0.0.7:9", "https://hub.example:8443"), new_secret(), "PEM", "run", "a")
+    kept = join.trusted(["hub.example"], "OWN PEM")
+    assert (kept.addresses, kept.authority) == (("https://hub.example:8443",), "OWN PEM")
+    assert join.trusted(["hub.example"], None).authority == "PEM"
+    with pytest.raises(ConfigError, match=r"the server names 10\.0\.0\.7, hub\.example"):
+        join.trusted(["other.example"], None)
+
+
+class LyingHub(threading.Thread):
+    """Answers each request with the same bytes."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(daemon=True)
+        self._answer, self._listener = answer, socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                line = self._listener.accept()[0]
+            except OSError:
+                return
+            with line:
+                line.recv(65536)
+                line.sendall(self._answer)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+def reply(head: str, body: bytes = b"") -> bytes:
+    told = f"fedsync-head: {head}\r\ncontent-length: {len(body)}\r\nconnection: close"
+    return f"HTTP/1.1 200 OK\r\n{told}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply("nonsense", b"x"),
+        reply(FrameHead(5, 1).dump(), b"x"),
+        reply(FrameHead(1, 0).dump(), b"x"),
+        reply(FrameHead(2, 1).dump(), b"\xff\xfe"),
+        reply('{"text":1,"number":1,"blob":"../../etc"}', b"x"),
+        reply('{"text":1,"number":1,"ticket":"../../etc"}', b"x"),
+        reply(FrameHead(1, 1, "0" * 64, 2**40).dump(), b"x"),
+        reply(FrameHead(1, 1).dump(), bytes(MOST_TEXT_BYTES + BESIDE_BYTES + 1)),
+        b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+def test_a_lying_hub_s_question_is_refused_and_no_redirection_followed(answer: bytes) -> None:
+    liar = LyingHub(answer)
+    line = HubLine(Join((liar.address,), new_secret(), "", "run", "a"), new_secret())
+    try:
+        with pytest.raises(ProtocolError):
+            line.asked(0)
+    finally:
+        line.close()
+        liar.close()
+
+
+def test_a_blob_with_no_end_fills_no_disk(tmp_path: Path) -> None:
+    data = np.zeros(10_000, np.uint8)
+    liar = LyingHub(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n" + bytes(5_000_000))
+    line = HubLine(Join((liar.address,), new_secret(), "", "run", "a"), new_secret())
+    try:
+        with pytest.raises(ProtocolError, match="more than its 10000 bytes"):
+            line.fetch(Blob("0" * 64, data.nbytes), tmp_path / "model")
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 10_000
+    finally:
+        line.close()
+        liar.close()

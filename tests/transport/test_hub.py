@@ -1,0 +1,264 @@
+"""The hub and a silo's line over TLS: questions, answers, large bytes, cut lines, restarts."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.transfer import Payload
+from fedsync.transport.hub import door
+from fedsync.transport.hub.hub import Hub
+from fedsync.transport.hub.sessions import MOST_QUEUED
+from fedsync.transport.join import new_secret
+from fedsync.transport.line import HubLine, JoinRefused, Over, ReceivedQuestion
+from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloQuestion
+from tests.transport.hubs import Served, served
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as found:
+        yield found
+
+
+def large(size: int = 3 * BESIDE_BYTES, seed: int = 1) -> Payload:
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def asked(line: HubLine, after: int = 0) -> ReceivedQuestion:
+    found = line.asked(after)
+    assert found is not None
+    return found
+
+
+def test_a_question_and_its_answer_with_bytes_beside_both(up: Served) -> None:
+    line = up.joined("a")
+    name = up.hub.send("a", SiloQuestion("train", large(100)))
+    question = asked(line)
+    assert isinstance(question.payload, np.ndarray)
+    assert (question.number, question.text, bytes(question.payload)) == (1, "train", bytes(large(100)))
+    line.answer(question, "done ü", large(50, seed=2))
+    (delivery,) = up.hub.receive(5)
+    assert (delivery.name, delivery.text) == (name, "done ü")
+    assert delivery.payload is not None and bytes(delivery.payload) == bytes(large(50, seed=2))
+    assert up.hub.receive() == [] and list(up.hub.peers()) == ["a"]
+
+
+def test_a_request_is_held_until_there_is_a_question(up: Served) -> None:
+    line = up.joined("a")
+    threading.Timer(0.3, up.hub.send, ["a", SiloQuestion("late")]).start()
+    begin_s = time.monotonic()
+    assert asked(line).text == "late"
+    assert 0.2 < time.monotonic() - begin_s < 5
+
+
+def test_an_order_and_what_is_asked_meanwhile_are_answered_in_any_order(up: Served) -> None:
+    line = up.joined("a")
+    names = [up.hub.send("a", SiloQuestion(text)) for text in ("train", "how far", "halt")]
+    first = asked(line)
+    second = asked(line, first.number)
+    third = asked(line, second.number)
+    for question in (third, first, second):
+        line.answer(question, question.text)
+    assert [each.name for each in up.hub.receive(5)] == [names[2], names[0], names[1]]
+
+
+def test_a_question_stays_until_it_is_answered_and_an_answer_counts_once(up: Served) -> None:
+    line = up.joined("a")
+    up.hub.send("a", SiloQuestion("train"))
+    assert asked(line) == asked(line), "the line broke, and it is asked for again"
+    question = asked(line)
+    line.answer(question, "one")
+    line.answer(question, "two")
+    assert [each.text for each in up.hub.receive(5)] == ["one"]
+
+
+def test_large_bytes_both_ways(up: Served, tmp_path: Path) -> None:
+    line, model = up.joined("a"), large()
+    blob = up.hub.publish(model)
+    assert up.hub.publish(model.copy()) == blob, "the same bytes once"
+    up.hub.send("a", SiloQuestion("train", blob, most=2 * model.nbytes))
+    question = asked(line)
+    assert question.payload == blob
+    line.fetch(blob, tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == bytes(model)
+    line.answer(question, "done", large(seed=4))
+    (delivery,) = up.hub.receive(5)
+    assert delivery.payload is not None and bytes(delivery.payload) == bytes(large(seed=4))
+    del delivery
+    assert not list((tmp_path / "hub" / "uploads").iterdir()), "the file goes with its map"
+    up.hub.keep([])
+    with pytest.raises(ProtocolError, match="404"):
+        line.fetch(blob, tmp_path / "again")
+
+
+def test_a_transfer_goes_on_where_it_was_cut(up: Served, tmp_path: Path) -> None:
+    line, model = up.joined("a"), large(5_000_000)
+    blob = up.hub.publish(model)
+    up.hub.send("a", SiloQuestion("train", blob, most=model.nbytes))
+    question = asked(line)
+    (tmp_path / "model.part").write_bytes(bytes(model[:3_000_000]))
+    line.fetch(blob, tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == bytes(model)
+    head = {"authorization": f"Bearer {line._secret}"}
+    place = f"/v1/fedsync/uploads/{question.ticket}"
+    told = {"upload-offset": "0", "upload-length": "5000000", "upload-sha256": blob.digest, "content-length": "5000000"}
+
+    def cut() -> Iterator[bytes]:
+        yield bytes(model[:2_000_000])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        line._http.put(place, content=cut(), headers={**head, **told})
+    there = 0
+    for _ in range(100):
+        there = int(line._http.head(place, headers=head).headers["upload-offset"])
+        if there:
+            break
+        time.sleep(0.02)
+    assert 1_000_000 <= there <= 2_000_000
+    line.answer(question, "done", model)
+    (delivery,) = up.hub.receive(5)
+    assert delivery.payload is not None and bytes(delivery.payload) == bytes(model)
+
+
+def test_a_damaged_part_is_noticed_and_fetched_anew(up: Served, tmp_path: Path) -> None:
+    line, model = up.joined("a"), large()
+    blob = up.hub.publish(model)
+    up.hub.send("a", SiloQuestion("train", blob))
+    asked(line)
+    (tmp_path / "model.part").write_bytes(bytes(100))
+    with pytest.raises(ProtocolError, match="it has the digest"):
+        line.fetch(blob, tmp_path / "model")
+    line.fetch(blob, tmp_path / "model")
+    assert (tmp_path / "model").read_bytes() == bytes(model)
+
+
+def test_a_server_that_is_started_again_has_its_silos_back(tmp_path: Path) -> None:
+    with served(tmp_path) as first:
+        join = first.invited("a")
+        secret = new_secret()
+        line = first.line(join, secret)
+        line.join()
+        first.hub.send("a", SiloQuestion("one"))
+        question = asked(line)
+        line.answer(question, "1")
+        assert first.hub.receive(5)
+        port = int(first.address.rpartition(":")[2])
+        first.hub.close(over=False)
+        with pytest.raises(httpx.TransportError):
+            line.asked(question.number)
+        with served(tmp_path, port) as second:
+            assert second.hub.returns("a") and not second.hub.peers()
+            again = second.line(join, secret)
+            threading.Timer(0.2, second.hub.send, ["a", SiloQuestion("two")]).start()
+            behind = asked(again, question.number)
+            assert (behind.number, behind.text) == (2, "two"), "numbers go on"
+            assert list(second.hub.peers()) == ["a"]
+
+
+def test_silos_are_told_that_all_is_over(up: Served) -> None:
+    line, ends = up.joined("a"), list[BaseException]()
+
+    def wait() -> None:
+        try:
+            line.asked(0)
+        except Over as error:
+            ends.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.3)
+    up.hub.close()
+    thread.join(5)
+    assert len(ends) == 1
+
+
+def test_a_later_request_takes_the_place_of_the_one_that_is_held(up: Served) -> None:
+    line, found = up.joined("a"), list[ReceivedQuestion | None]()
+    thread = threading.Thread(target=lambda: found.append(line.asked(0)))
+    thread.start()
+    time.sleep(0.3)
+    threading.Timer(0.3, up.hub.send, ["a", SiloQuestion("train")]).start()
+    assert asked(line).text == "train"
+    thread.join(5)
+    assert found == [None]
+
+
+def test_a_join_is_used_once_and_by_one_alone(up: Served) -> None:
+    join, secret = up.invited("a"), new_secret()
+    with pytest.raises(JoinRefused):
+        up.line(join, secret).asked(0)
+    up.line(join, secret).join()
+    up.line(join, secret).join()  # its answer was lost
+    with pytest.raises(JoinRefused):
+        up.line(join).join()
+    newer = up.invited("a")
+    up.hub.send("a", SiloQuestion("still asked"))
+    assert asked(up.line(join, secret)).text == "still asked", "until the new join is used"
+    before = up.hub.peers()["a"]
+    up.line(newer).join()
+    assert up.hub.peers()["a"] != before
+    with pytest.raises(JoinRefused):
+        up.line(join, secret).asked(0)
+
+
+def test_who_is_struck_off_is_turned_away_at_once(up: Served) -> None:
+    line = up.joined("a")
+    up.hub.send("a", SiloQuestion("train"))
+    up.hub.strike_off("a")
+    with pytest.raises(JoinRefused):
+        line.asked(0)
+    assert not up.hub.peers() and up.hub.send("a", SiloQuestion("train")) is None
+
+
+def test_what_is_forgotten_is_acknowledged_and_not_delivered(up: Served) -> None:
+    line = up.joined("a")
+    name = up.hub.send("a", SiloQuestion("train", most=10 * BESIDE_BYTES))
+    assert name is not None
+    question = asked(line)
+    up.hub.forget(name)
+    line.answer(question, "late")
+    line.answer(question, "late", large())
+    assert up.hub.receive(0.2) == []
+
+
+def test_the_server_s_own_mistakes_are_told(up: Served, tmp_path: Path) -> None:
+    up.joined("a")
+    with pytest.raises(PolicyError, match="publish them as a blob"):
+        up.hub.send("a", SiloQuestion("train", large()))
+    for _ in range(MOST_QUEUED):
+        up.hub.send("a", SiloQuestion("train"))
+    with pytest.raises(PolicyError, match="wait for an answer"):
+        up.hub.send("a", SiloQuestion("train"))
+    with pytest.raises(ConfigError, match="cannot listen at"):
+        Hub(tmp_path / "second").start(port=int(up.address.rpartition(":")[2]))
+
+
+def test_only_the_named_authority_is_trusted(up: Served, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with served(tmp_path / "other") as other:
+        join = other.hub.invite("a", [up.address], other.authority)
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            up.line(join).join()
+
+
+def test_a_blob_is_for_whom_it_was_sent_to(up: Served, tmp_path: Path) -> None:
+    line, other = up.joined("a"), up.joined("b")
+    blob = up.hub.publish(large())
+    up.hub.send("a", SiloQuestion("train", blob))
+    line.fetch(blob, tmp_path / "a")
+    with pytest.raises(ProtocolError, match="404"):
+        other.fetch(blob, tmp_path / "b")
+    with pytest.raises(ProtocolError, match="404"):
+        line.fetch(Blob("0" * 64, 5), tmp_path / "c")
+
+
+def test_a_held_request_ends_by_itself(up: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "HOLD_S", 0.1)
+    assert up.joined("a").asked(0) is None
