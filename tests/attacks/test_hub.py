@@ -102,6 +102,10 @@ def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
         assert found[9:12] == "400", bad
     chunked = head_of(line, "POST", "/answers", fedsync_head=FrameHead(5, 1).dump(), transfer_encoding="chunked")
     assert spoken(up, chunked, b"5\r\n12345\r\n0\r\n\r\n")[9:12] == "411"
+    both = head_of(
+        line, "POST", "/answers", fedsync_head=FrameHead(5, 1).dump(), transfer_encoding="chunked", content_length=5
+    )
+    assert spoken(up, both, b"5\r\n12345\r\n0\r\n\r\n")[9:12] in ("400", "411")
     less = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=5)
     assert spoken(up, less, b"12345")[9:12] == "400"
     assert up.hub.receive(0.1) == []
@@ -171,6 +175,23 @@ def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_pa
     )
     assert spoken(up, not_whole, b"x")[9:12] == "409"
     assert up.hub.receive(0.1) == []
+
+
+def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served) -> None:
+    line, data = up.joined("a"), np.arange(3 * BESIDE_BYTES, dtype=np.uint32).view(np.uint8)
+    up.hub.send("a", SiloQuestion("train", most=data.nbytes))
+    question = line.asked(0)
+    assert question is not None
+    told = {"upload_offset": 0, "upload_length": data.nbytes, "content_length": data.nbytes, "upload_sha256": "0" * 64}
+    head = head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
+    slow = threading.Thread(target=spoken, args=(up, head, bytes(data.nbytes - 1), 8.0))
+    slow.start()
+    time.sleep(0.3)
+    line.answer(question, "done", data)
+    (answer,) = up.hub.receive(5)
+    assert answer.payload is not None
+    assert answer.payload[-1000:].tobytes() == data[-1000:].tobytes()
+    slow.join()
 
 
 def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:

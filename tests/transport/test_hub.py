@@ -202,8 +202,11 @@ def test_a_join_is_used_once_and_by_one_alone(up: Served) -> None:
     up.hub.send("a", SiloQuestion("still asked"))
     assert asked(up.line(join, secret)).text == "still asked", "until the new join is used"
     before = up.hub.peers()["a"]
-    up.line(newer).join()
+    fresh = up.line(newer)
+    fresh.join()
     assert up.hub.peers()["a"] != before
+    up.hub.send("a", SiloQuestion("fresh"))
+    assert asked(fresh).text == "fresh", "what another process was asked is not for this one"
     with pytest.raises(JoinRefused):
         up.line(join, secret).asked(0)
 
