@@ -177,21 +177,24 @@ def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_pa
     assert up.hub.receive(0.1) == []
 
 
-def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served) -> None:
+def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tmp_path: Path) -> None:
     line, data = up.joined("a"), np.arange(3 * BESIDE_BYTES, dtype=np.uint32).view(np.uint8)
     up.hub.send("a", SiloQuestion("train", most=data.nbytes))
     question = line.asked(0)
     assert question is not None
     told = {"upload_offset": 0, "upload_length": data.nbytes, "content_length": data.nbytes, "upload_sha256": "0" * 64}
     head = head_of(line, "PUT", f"/uploads/{question.ticket}", **told)
-    slow = threading.Thread(target=spoken, args=(up, head, bytes(data.nbytes - 1), 8.0))
+    slow = threading.Thread(target=spoken, args=(up, head, bytes(data.nbytes - 1), 3.0))
     slow.start()
     time.sleep(0.3)
     line.answer(question, "done", data)
     (answer,) = up.hub.receive(5)
     assert answer.payload is not None
     assert answer.payload[-1000:].tobytes() == data[-1000:].tobytes()
+    del answer
     slow.join()
+    time.sleep(0.5)
+    assert not list((tmp_path / "hub" / "uploads").iterdir()), "what it had sent is written nowhere"
 
 
 def test_an_answer_is_only_to_one_s_own_questions(up: Served) -> None:
