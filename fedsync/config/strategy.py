@@ -266,7 +266,7 @@ class StrategyConfig(StrategySections):
 
     def _built_extensions(self) -> tuple[Callable[[], Extension | None], ...]:
         """What builds each optional feature of the run."""
-        built: list[Callable[[], Extension | None]] = [each.build for each in self.extensions or ()]
+        built: list[Callable[[], Extension | None]] = [each.followed for each in self.extensions or ()]
         if self.on_round is not None:
             built.append(partial(RoundHook, self.on_round, self.local.learning_rate))
         return tuple(built)

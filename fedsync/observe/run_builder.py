@@ -130,7 +130,7 @@ class RunBuilder:
             model_bytes=model_bytes,
             target_accuracy=target,
             sealed_share=0.0 if plan is None else plan.share,
-            listeners=(*self.listeners, *(own for each in self.config.extensions or () if (own := each.listener()))),
+            listeners=(*self.listeners, *(own for each in self.config.extensions or () if (own := each.listened()))),
             exporters=open_exporters(self.config.export, self.out, {**config, "runtime": self.runtime}),
             journal=journal,
             resume=resume,

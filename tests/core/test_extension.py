@@ -18,6 +18,7 @@ from fedsync.core.extension import Extension
 from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.presence import Presence
 from fedsync.core.steering import PauseRun
+from fedsync.policies.features.own import OwnExtension, OwnListener
 from tests.core.test_steering import answer, ask, begin, joined, orders
 
 
@@ -144,3 +145,33 @@ def test_samples_of_an_order_that_only_scores_are_no_training() -> None:
     scoring = replace(first["a"], learning_rate=0.0)
     assert scoring.scores_only and apart.takes(arrived, scoring, 0) is None
     assert apart.processed == {"a": arrived.report.samples}
+
+
+class Failing(Extension):
+    name = "failing"
+
+    def on_event(self, event: object) -> None:
+        raise ValueError("boom")
+
+    def stops(self, now_s: float) -> str | None:
+        return 3  # type: ignore[return-value]
+
+    def follow(self, ledger: object) -> None:
+        raise KeyError("gone")
+
+
+def test_errors_of_a_user_s_code_name_hook_and_line() -> None:
+    own = OwnExtension(Failing(), "energy")
+    line = Failing.on_event.__code__.co_firstlineno + 1
+    with pytest.raises(ConfigError, match=rf"kind 'energy': its on_event failed: ValueError: boom.*{line}"):
+        own.on_event(object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="its hook stops returns 3, which is int"):
+        own.stops(0.0)
+    with pytest.raises(ConfigError, match="its follow failed: KeyError: 'gone'"):
+        OwnListener(Failing(), "energy").follow(object())
+    assert (own.name, own.pauses(), own.admits("a", None, 0.0)) == ("failing", "", True)  # type: ignore[arg-type]
+
+
+def test_every_hook_of_a_user_s_code_is_watched() -> None:
+    hooks = {name for name in vars(Extension) if not name.startswith("_")} - {"name"}
+    assert hooks <= vars(OwnExtension).keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsync.core.extension import Extension
+from fedsync.policies.features.own import OwnExtension, OwnListener
 from fedsync.policies.schema import Policy
 
 
@@ -20,6 +21,16 @@ class FeaturePolicy(Policy):
     def build(self) -> Extension | None:
         """What follows the run and has a say in it, a new one for each run; None where the feature decides nothing."""
         return None
+
+    def followed(self) -> Extension | None:
+        """What `build` makes, with errors of a user's code told as such."""
+        built = self.build()
+        return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
+
+    def listened(self) -> Any:
+        """What `listener` makes, likewise."""
+        made = self.listener()
+        return made if made is None or self.is_shipped() else OwnListener(made, self.kind)
 
     def listener(self) -> Any:
         """A `fedsync.observe.recorder.Listener`: its ``follow`` is called with the run's books after every entry.

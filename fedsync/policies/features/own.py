@@ -1,0 +1,88 @@
+"""Errors of a user's own feature, told as such: which hook failed, in which line of the user's file."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.extension import Extension
+
+_RETURNS: dict[str, tuple[type, ...]] = {
+    "admits": (bool,),
+    "excuses": (bool,),
+    "takes": (str, type(None)),
+    "pauses": (str,),
+    "stops": (str, type(None)),
+    "shows": (tuple,),
+    "wake_s": (int, float, type(None)),
+    "on_order": (object,),
+    "on_commit": (object,),
+    "on_event": (object,),
+    "on_join": (object,),
+    "on_loss": (object,),
+    "state": (dict,),
+    "restore": (object,),
+}
+"""What each hook may return; of those that only take note, anything."""
+
+
+class OwnExtension(Extension):
+    """A user's extension.
+
+    Args:
+        inner: the extension.
+        kind: of the feature, as the strategy file calls it.
+    """
+
+    def __init__(self, inner: Extension, kind: str) -> None:
+        self._inner, self._kind = inner, kind
+        self.name = inner.name  # type: ignore[misc]  # of a class, but this one stands for any
+
+    @property
+    def expects(self) -> bool:
+        with _told(self._kind, "expects"):
+            return self._inner.expects
+
+
+def _hook(hook: str) -> Callable[..., Any]:
+    def call(self: OwnExtension, *arguments: Any) -> Any:
+        with _told(self._kind, hook):
+            found = getattr(self._inner, hook)(*arguments)
+        if not isinstance(found, _RETURNS[hook]):
+            problem = f"its hook {hook} returns {found!r:.40}, which is {type(found).__name__}"
+            raise ConfigError(f"extensions, kind {self._kind!r}", problem, "Look it up in fedsync/core/extension.py")
+        return found
+
+    return call
+
+
+for _each in _RETURNS:
+    setattr(OwnExtension, _each, _hook(_each))
+
+
+class OwnListener:
+    """A user's listener; arguments as of `OwnExtension`."""
+
+    def __init__(self, inner: Any, kind: str) -> None:
+        self._inner, self._kind = inner, kind
+
+    def follow(self, ledger: Any) -> None:
+        with _told(self._kind, "follow"):
+            self._inner.follow(ledger)
+
+
+@contextmanager
+def _told(kind: str, hook: str) -> Iterator[None]:
+    """Tell an error of the user's code with its line; FedSync's own are told as they are."""
+    try:
+        yield
+    except FedSyncError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"its {hook} failed: {type(error).__name__}: {error}"
+        remedy = f"Mend {last.filename}, line {last.lineno}"
+        raise ConfigError(f"extensions, kind {kind!r}", problem, remedy) from error
