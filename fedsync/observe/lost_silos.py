@@ -78,11 +78,13 @@ class LostSilos:
         expected: silos that are listed by name.
         told: news so far, also those that are kept no more.
         over: training has ended.
+        evaluates: silos are expected to evaluate; off where only time passes.
     """
 
     expected: Collection[str] = ()
     told: int = 0
     over: bool = False
+    evaluates: bool = True
     _parts: dict[str, _Part] = field(default_factory=dict)
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
@@ -166,7 +168,7 @@ class LostSilos:
         part = self._part(silo)
         if found is not None:
             part.evaluated |= found.samples > 0
-        elif told or part.evaluated:
+        elif self.evaluates and (told or part.evaluated):
             part.unevaluated += 1
             if part.unevaluated == 1:
                 self._tell(f"an evaluation of {silo} failed, which costs no training; its own log says why")

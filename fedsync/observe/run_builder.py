@@ -122,7 +122,7 @@ class RunBuilder:
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
         if target is None and self.trains:
             target = self.config.stop.target_accuracy
-        return Recorder(
+        recorder = Recorder(
             self.out,
             runtime=self.runtime,
             config=config,
@@ -137,3 +137,5 @@ class RunBuilder:
             metrics=self.config.evaluation.built(self.config.task),
             keep=None if self.runtime == "virtual" else KEPT_ROUNDS,
         )
+        recorder.ledger.lost.evaluates = self.trains
+        return recorder

@@ -238,7 +238,7 @@ class Chosen:
         one = cs.no_info_plain_validator_function(self._choose, serialization=show)
         if not self.several:
             return one
-        several = cs.list_schema(one, min_length=1)
+        several = cs.list_schema(one, min_length=1, strict=False)  # in Python it is a tuple afterwards
         show = cs.plain_serializer_function_ser_schema(_plains, info_arg=True)
         return cs.no_info_after_validator_function(tuple, several, serialization=show)
 

@@ -1,6 +1,7 @@
 """What users of Flower's strategies do in each round: change the configuration, and make metrics of the silos'."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fedsync import FedSync
+from fedsync import FeaturePolicy, FedSync
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.core.extension import Extension
 from fedsync.flower.silo_metrics import SiloMetrics
 from fedsync.flower.timeouts import Timeouts
 from tests.client.stock_app import stock_app
@@ -144,3 +146,31 @@ def test_sealed_metrics_are_for_no_function() -> None:
     with pytest.raises(ConfigError, match="silos of this run seal the metrics"):
         SiloMetrics(None, largest).joined(policies, sealed=True)
     assert SiloMetrics(None, None).joined(policies, sealed=True) is policies
+
+
+@dataclass(frozen=True)
+class Brief(FeaturePolicy):
+    """A user's feature that ends a run after one commit."""
+
+    def build(self) -> Extension:
+        return _Ends()
+
+
+class _Ends(Extension):
+    name = "ends"
+    commits = 0
+
+    def on_commit(self, version: int, updates: object) -> None:
+        self.commits += 1
+
+    def stops(self, now_s: float) -> str | None:
+        return "one is enough" if self.commits else None
+
+    def state(self) -> dict[str, Any]:
+        return {"commits": self.commits}
+
+
+def test_a_feature_of_one_s_own_follows_a_run_on_flower(tmp_path: Path) -> None:
+    config = quick().model_copy(update={"extensions": (Brief(),)})
+    result = FedSync(config, out=tmp_path, timing=TIMING).start(DirectGrid(2), train_config=ConfigRecord({"mix": 1}))
+    assert result.summary["rounds"] == 1 and result.summary["stopped_by"] == "one is enough"

@@ -31,6 +31,7 @@ def test_time_passes_as_with_training(tmp_path: Path) -> None:
     assert summary["seconds"] == pytest.approx(6.4 + 3.2 + 3.2)
     assert summary["samples"] == 3 * 5 * 640
     assert (summary["accuracy"], summary["loss"], summary["rounds"]) == (None, None, 3)
+    assert summary["notes"] == [], "nobody was to evaluate anything, so no evaluation has failed"
     assert [silo["orders"] for silo in summary["silos"]] == [3] * 5
 
 
