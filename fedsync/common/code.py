@@ -85,6 +85,8 @@ def _imported(module: str, key: str) -> ModuleType:
         missing = isinstance(error, ModuleNotFoundError) and error.name
         if not missing or not f"{module}.".startswith(f"{missing}."):
             remedy = "Mend the module"
+        elif key == "plugin" and "." not in module:
+            remedy = f"{remedy}. If it is a file beside the strategy file, write {module}.py"
         raise ConfigError(key, f"{module!r} cannot be imported: {tell(error)}", remedy) from error
 
 

@@ -25,6 +25,7 @@ def check_together(config: StrategySections) -> None:
         _trains_in_processes,
         _normalises,
         _discounts,
+        _compares,
         _begins_with_versions,
         _statistics_add_up,
         _travels_in_the_clear,
@@ -61,7 +62,7 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
             return f"{inner}.colluding", problem, f"Write at most {max((silos - 1) // 2, 1)}, or add silos"
     if config.aggregation.least_updates > silos:
         problem = f"needs {config.aggregation.least_updates} updates as configured, and {file} has {silos} silos"
-        return "aggregation", problem, "Lower malicious, choose median, or add silos"
+        return "aggregation", problem, "Lower malicious and keep, choose median, or add silos"
     for key, number in named.items():
         if number > silos:
             return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
@@ -132,6 +133,19 @@ def _discounts(config: StrategySections) -> None:
             "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
             "give aggregation a staleness: {kind: polynomial}, or write late: next"
         )
+
+
+def _compares(config: StrategySections) -> None:
+    combiner, most = config.aggregation.combiner(), config.barrier.innermost.most_updates
+    if combiner is not None and most is not None and most < combiner.least:
+        raise ValueError(
+            f"aggregation.kind {config.aggregation.kind!r} compares {combiner.least} updates or more, and barrier.kind "
+            f"{config.barrier.innermost.kind!r} as configured commits {most} at a time; choose a barrier that commits "
+            "many: bsp, a-bsp, fsp or elastic"
+        )
+    kinds = [each.kind for each in config.extensions or ()]
+    if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
+        raise ValueError(f"extensions has {twice!r} twice; list each kind once")
 
 
 def _begins_with_versions(config: StrategySections) -> None:

@@ -119,8 +119,11 @@ class StrategyConfig(StrategySections):
         Raises:
             ConfigError: one does not belong in its section, or they do not fit the rest.
         """
+        known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
         for section, policy in policies.items():
-            if not isinstance(policy, Policy) or policy.section != section or section not in type(self).model_fields:
+            if section not in known:
+                raise ConfigError(f"policies[{section!r}]", "there is no such section", near_miss(section, known))
+            if not isinstance(policy, Policy) or policy.section != section:
                 problem = f"{type(policy).__name__} is no {section} policy"
                 raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{_class(section)}Policy")
         return self._with("policies", policies, "Choose policies that fit the strategy")
@@ -189,6 +192,8 @@ class StrategyConfig(StrategySections):
             return path
 
         self.task.relocated(noted)
+        if self.initial_model is not None and not Path(self.initial_model).is_file():
+            raise ConfigError("initial_model", f"{self.initial_model} is no file", "Name a model.pt of an earlier run")
         errors = [
             ConfigError("task", f"{path} does not exist", "Mend the path; it is relative to the strategy file")
             for path in missing

@@ -308,7 +308,8 @@ class YamlFile:
         return ConfigError(self.place(path), problem, _remedy(error, path))
 
     def _unknown_kind(self, path: tuple[str, ...], found: object, allowed: list[str]) -> ConfigError:
-        return ConfigError(self.place(path), f"unknown kind {str(found)!r}", near_miss(str(found), allowed))
+        remedy = near_miss(str(found), allowed) if allowed else "Name a plugin that registers it; it registers none yet"
+        return ConfigError(self.place(path), f"unknown kind {str(found)!r}", remedy)
 
     def _no_kind(self, path: tuple[str, ...]) -> ConfigError:
         return ConfigError(self.place(path), "no kind is chosen", "Write `kind: ...` in this section")

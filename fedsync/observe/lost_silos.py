@@ -89,6 +89,7 @@ class LostSilos:
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
     _dropped: set[str] = field(default_factory=set)
+    _made: bool = False
     _spoiled: int = 0
     _suspects: set[str] = field(default_factory=set)
 
@@ -175,6 +176,7 @@ class LostSilos:
 
     def commit(self, silos: Iterable[str]) -> None:
         """Updates of these silos are in a version."""
+        self._made = True
         for silo in silos:
             self._part(silo).counts = True
 
@@ -206,7 +208,7 @@ class LostSilos:
             since_s, why = part.gone_s, part.gone
         elif part.row >= MAX_FAILURES:
             since_s, why = part.row_s, f"its last {part.row} orders failed, the last by: {part.reason}"
-        elif self.over and not part.counts:
+        elif self.over and not part.counts and (part.failed or not part.orders or self._made):
             since_s = part.joined_s
             why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "nothing came of it"
             why = why if part.orders else "it was given no order"

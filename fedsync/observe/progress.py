@@ -107,7 +107,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._bar.update(self._task, completed=row.round, state=state)
             return
         total = f"/{self._rounds}" if self._rounds else ""
-        scores = f"loss {loss:>7}  accuracy {accuracy:>5}  " if self._trained else ""
+        scores = f"{loss:<12}  accuracy {accuracy:>5}  " if self._trained else ""
         self._console.print(
             f"{self._label:<12} round {row.round:>4}{total}  {row.at_s:>9.1f} s  "
             f"{scores}{slowest}  {self._eta(row.round)}",

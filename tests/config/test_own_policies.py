@@ -179,7 +179,7 @@ def test_ready_policies_take_the_place_of_what_the_strategy_says(tmp_path: Path)
     ("policies", "told"),
     [
         ({"balancer": Ssp()}, "Ssp is no balancer policy"),
-        ({"barier": Ssp()}, "Ssp is no barier policy"),
+        ({"barier": Ssp()}, "there is no such section. Did you mean 'barrier'?"),
         ({"barrier": object()}, "object is no barrier policy"),
         ({"aggregation": Plain()}, "aggregation.kind 'Plain' is your own"),
     ],

@@ -174,3 +174,8 @@ def test_a_feature_of_one_s_own_follows_a_run_on_flower(tmp_path: Path) -> None:
     config = quick().model_copy(update={"extensions": (Brief(),)})
     result = FedSync(config, out=tmp_path, timing=TIMING).start(DirectGrid(2), train_config=ConfigRecord({"mix": 1}))
     assert result.summary["rounds"] == 1 and result.summary["stopped_by"] == "one is enough"
+
+
+def test_a_feature_is_listed_once() -> None:
+    with pytest.raises(ConfigError, match="extensions has 'Brief' twice"):
+        quick()._with("extensions", {"extensions": (Brief(), Brief())})

@@ -149,6 +149,12 @@ def test_a_silo_takes_those_of_the_round_and_any_where_a_function_decides() -> N
         (["on_round={kind: decay}", "aggregation={kind: fednova}", "local.proximal=0.1"], "Write proximal: 0"),
         (["on_round={kind: decai}"], "Did you mean 'decay'?"),
         (["on_round={kind: table, rounds: [{round: 0}]}"], "at least 1"),
+        (["on_round={kind: table, rounds: [{round: 2}]}"], "round 2 changes nothing"),
+        (["on_round={kind: table, rounds: []}"], "rounds has no entry"),
+        (
+            ["on_round={kind: table, rounds: [{round: 2, learning_rate: 1}, {round: 2, learning_rate: 2}]}"],
+            "has [2, 2]",
+        ),
         (["on_round={kind: table, rounds: [{round: 1, learning_rate: 0}]}"], "greater than 0"),
         (["on_round={kind: decay, least: 2}"], "at most 1"),
     ],
@@ -161,5 +167,10 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], told: str) -
 
 def test_what_leaves_the_rate_alone_goes_with_all() -> None:
     assert StrategyConfig.load(
-        "bsp", ["aggregation={kind: fednova}", "local.proximal=0.1", "on_round={kind: table, rounds: [{round: 2}]}"]
+        "bsp",
+        [
+            "aggregation={kind: fednova}",
+            "local.proximal=0.1",
+            "on_round={kind: table, rounds: [{round: 2, train_config: {mix: 1}}]}",
+        ],
     )

@@ -92,7 +92,7 @@ class _Krum(Combiner):
 
     def __init__(self, malicious: int, keep: int) -> None:
         self._malicious, self._keep = malicious, keep
-        self.least = 2 * malicious + 3  # type: ignore[misc]  # depends on the settings here
+        self.least = max(2 * malicious + 3, keep + malicious)  # type: ignore[misc]  # depends on the settings here
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
         """Those whose nearest ``n - malicious - 2`` neighbours are nearest; O(n^2 values)."""
@@ -152,7 +152,8 @@ class TrimmedMean(RobustPolicy):
 class Krum(RobustPolicy):
     """Mean of the ``keep`` updates that are nearest to their neighbours; with ``keep: 1`` it is Krum, else multi-Krum.
 
-    It needs 2 ``malicious`` + 3 updates in a commit. The result of the run says whose updates were left out, how often.
+    It needs 2 ``malicious`` + 3 updates in a commit, and ``keep`` + ``malicious``. The result of the run says whose
+    updates were left out, how often.
 
     Source: Blanchard et al. 2017, "Machine learning with adversaries", arXiv:1703.02757, section 4.
     """
@@ -168,7 +169,7 @@ class Krum(RobustPolicy):
 
     @property
     def least_updates(self) -> int:
-        return 2 * self.malicious + 3
+        return max(2 * self.malicious + 3, self.keep + self.malicious)
 
     def combiner(self) -> Combiner:
         return _Krum(self.malicious, self.keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsync.core.extension import Extension
-from fedsync.policies.features.own import OwnExtension, OwnListener
+from fedsync.policies.features.own import OwnExtension, OwnListener, told_as
 from fedsync.policies.schema import Policy
 
 
@@ -24,12 +24,14 @@ class FeaturePolicy(Policy):
 
     def followed(self) -> Extension | None:
         """What `build` makes, with errors of a user's code told as such."""
-        built = self.build()
+        with told_as(self.kind, "build", self):
+            built = self.build()
         return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
 
     def listened(self) -> Any:
         """What `listener` makes, likewise."""
-        made = self.listener()
+        with told_as(self.kind, "listener", self):
+            made = self.listener()
         return made if made is None or self.is_shipped() else OwnListener(made, self.kind)
 
     def listener(self) -> Any:

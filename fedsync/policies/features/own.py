@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,17 +44,18 @@ class OwnExtension(Extension):
 
     @property
     def expects(self) -> bool:
-        with _told(self._kind, "expects"):
+        with told_as(self._kind, "expects", self._inner):
             return self._inner.expects
 
 
 def _hook(hook: str) -> Callable[..., Any]:
     def call(self: OwnExtension, *arguments: Any) -> Any:
-        with _told(self._kind, hook):
+        with told_as(self._kind, hook, self._inner):
             found = getattr(self._inner, hook)(*arguments)
         if not isinstance(found, _RETURNS[hook]):
-            problem = f"its hook {hook} returns {found!r:.40}, which is {type(found).__name__}"
-            raise ConfigError(f"extensions, kind {self._kind!r}", problem, "Look it up in fedsync/core/extension.py")
+            problem = f"its {hook} returns {found!r:.40}, which is {type(found).__name__}"
+            kinds = " or ".join("None" if each is type(None) else each.__name__ for each in _RETURNS[hook])
+            raise ConfigError(f"extensions, kind {self._kind!r}", problem, f"Return {kinds}")
         return found
 
     return call
@@ -70,19 +72,21 @@ class OwnListener:
         self._inner, self._kind = inner, kind
 
     def follow(self, ledger: Any) -> None:
-        with _told(self._kind, "follow"):
+        with told_as(self._kind, "follow", self._inner):
             self._inner.follow(ledger)
 
 
 @contextmanager
-def _told(kind: str, hook: str) -> Iterator[None]:
-    """Tell an error of the user's code with its line; FedSync's own are told as they are."""
+def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
+    """Tell an error of the user's code, of which ``own`` is, with its line; FedSync's own are told as they are."""
     try:
         yield
     except FedSyncError:
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(sys.modules.get(type(own).__module__), "__file__", None)
+        last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
         problem = f"its {hook} failed: {type(error).__name__}: {error}"
         remedy = f"Mend {last.filename}, line {last.lineno}"
         raise ConfigError(f"extensions, kind {kind!r}", problem, remedy) from error

@@ -57,6 +57,10 @@ class FromRound(Settings):
     train_config: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Entries for training code of one's own, which join ``train_config`` or replace entries there."""
 
+    def __post_init__(self) -> None:
+        if self.learning_rate is None and not self.train_config:
+            raise ValueError(f"round {self.round} changes nothing; write learning_rate or train_config")
+
 
 @register("table")
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,13 @@ class ByRound(RoundPolicy):
 
     rounds: list[FromRound] = field(default_factory=list)
     """What holds from which round on."""
+
+    def __post_init__(self) -> None:
+        numbers = [each.round for each in self.rounds]
+        if not numbers or len(set(numbers)) < len(numbers):
+            raise ValueError(
+                f"rounds has {numbers or 'no entry'}; write one entry for each round that changes something"
+            )
 
     @property
     def changes_rate(self) -> bool:

@@ -189,6 +189,8 @@ def test_encryption_refuses_them_by_name(kind: str, strategy: str) -> None:
         (["aggregation={kind: median, inner: {kind: fedasync}}"], "inner.kind 'fedasync' gives no coefficients"),
         (["aggregation={kind: median, inner: {kind: krum}}"], "inner.kind 'krum' gives no coefficients"),
         (["aggregation={kind: trimmed-mean, share: 0.5}"], "less than 0.5"),
+        (["aggregation={kind: median}", "barrier={kind: asp}"], "compares 3 updates or more"),
+        (["aggregation={kind: krum, keep: 9}", "silos=[a, b, c, d, e]"], "needs 10 updates"),
         (["aggregation={kind: median}", "server_optimizer={kind: scaffold}"], "Write aggregation: {kind: fednova}"),
         (["aggregation={kind: krum, malicious: 2}", "silos=[a, b, c, d, e, f]", "min_silos=6"], "needs 7 updates"),
     ],
