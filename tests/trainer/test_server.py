@@ -79,7 +79,11 @@ def _few_trainers(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test is a run of the same silo, which has three trainers at most."""
     yield
     if "root" in request.fixturenames:
-        stop_trainers(request.getfixturevalue("root"))
+        root = request.getfixturevalue("root")
+        stop_trainers(root)
+        end_s = time.monotonic() + 10  # one that is ending still has its socket, which the next test would call
+        while any(tenant(folder) is not None for folder in root.glob("*")) and time.monotonic() < end_s:
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
