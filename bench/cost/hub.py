@@ -1,4 +1,4 @@
-"""What the hub costs: a question there and back over TLS, its processor time with many silos, and large bytes.
+"""Costs of the hub: a question there and back over TLS, its processor time with many silos, and large bytes.
 
 Silos are in another process. They answer at once, so that what is measured is the way alone: neither agent nor trainer.
 

@@ -33,6 +33,7 @@ def check_together(config: StrategySections) -> None:
         _steps,
         _controls,
         _rounds,
+        _lists_once,
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
@@ -143,6 +144,9 @@ def _compares(config: StrategySections) -> None:
             f"{config.barrier.innermost.kind!r} as configured commits {most} at a time; choose a barrier that commits "
             "many: bsp, a-bsp, fsp or elastic"
         )
+
+
+def _lists_once(config: StrategySections) -> None:
     kinds = [each.kind for each in config.extensions or ()]
     if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
         raise ValueError(f"extensions has {twice!r} twice; list each kind once")

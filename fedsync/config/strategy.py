@@ -192,12 +192,13 @@ class StrategyConfig(StrategySections):
             return path
 
         self.task.relocated(noted)
-        if self.initial_model is not None and not Path(self.initial_model).is_file():
-            raise ConfigError("initial_model", f"{self.initial_model} is no file", "Name a model.pt of an earlier run")
         errors = [
             ConfigError("task", f"{path} does not exist", "Mend the path; it is relative to the strategy file")
             for path in missing
         ]
+        if self.initial_model is not None and not Path(self.initial_model).is_file():
+            problem = f"{self.initial_model} is no file"
+            errors.append(ConfigError("initial_model", problem, "Name a model.pt of an earlier run"))
         if errors:
             errors[0].others = tuple(errors[1:])
             raise errors[0]
@@ -270,7 +271,7 @@ class StrategyConfig(StrategySections):
         return len(self.silos or ()) or self.min_silos or 2
 
     def _built_extensions(self) -> tuple[Callable[[], Extension | None], ...]:
-        """What builds each optional feature of the run."""
+        """Builders of the run's optional features."""
         built: list[Callable[[], Extension | None]] = [each.followed for each in self.extensions or ()]
         if self.on_round is not None:
             built.append(partial(RoundHook, self.on_round, self.local.learning_rate))

@@ -139,8 +139,8 @@ class StrategySections(Section):
     """Where else the run's figures go while it goes on."""
 
     on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
-    """What changes from round to round: the learning rate, and what training code of one's own is told. The round of an
-    order is its base version + 1, also where a strategy has no rounds."""
+    """Settings that change from round to round: the learning rate, and entries for training code of one's own. An order
+    has the round of its base version + 1, also where a strategy has no rounds."""
 
     extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
     """Optional features of your own, which ``plugin`` registers: rules that end a run, messages to elsewhere."""

@@ -44,7 +44,7 @@ _CALLED = {"start", "summary", "configure_train"}
 
 
 class _Configured(list[Message]):
-    """What `OwnLoop.configure_train` returns: no messages, but the configuration of the round."""
+    """Result of `OwnLoop.configure_train`: no messages, but the configuration of the round."""
 
     def __init__(self, config: ConfigRecord) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class OwnLoop(Strategy):
         return config.with_policies({"on_round": Called.of(asked)})
 
     def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
-        """What a subclass's `configure_train` makes of ``train_config`` and ``lr``, as far as it is something else.
+        """Entries that a subclass's `configure_train` changes of ``train_config`` and ``lr``, or adds.
 
         Raises:
             ConfigError: it makes messages of its own, or takes entries away.

@@ -66,7 +66,7 @@ class Options(TypedDict, total=False):
     """Ready policies by section, as `FedSync` takes them."""
 
     on_round: Callable[[int], Mapping[str, bool | int | float | str]]
-    """What orders of a round are told, as `FedSync` takes it."""
+    """Settings of a round's orders, as `FedSync` takes them."""
 
     train_metrics_aggr_fn: MetricsAggrFn
     """Makes one record of the silos' training metrics in a round; as `flwr`'s strategies have it."""

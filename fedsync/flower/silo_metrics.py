@@ -111,7 +111,7 @@ class SiloMetrics(Extension):
                 told[version] = MetricRecord({**told.get(version, {}), **figures})
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("_waiting", "_open", "_trained", "_evaluated")}
+        return {name: getattr(self, name) for name in ("_waiting", "_open", "_new", "_trained", "_evaluated")}
 
 
 def _made(function: MetricsAggrFn, figures: Sequence[Mapping[str, Any]], place: str) -> Figures:

@@ -89,7 +89,6 @@ class LostSilos:
     _news: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NEWS))
     _attendance: Attendance = field(default_factory=Attendance)
     _dropped: set[str] = field(default_factory=set)
-    _made: bool = False
     _spoiled: int = 0
     _suspects: set[str] = field(default_factory=set)
 
@@ -176,7 +175,6 @@ class LostSilos:
 
     def commit(self, silos: Iterable[str]) -> None:
         """Updates of these silos are in a version."""
-        self._made = True
         for silo in silos:
             self._part(silo).counts = True
 
@@ -193,13 +191,15 @@ class LostSilos:
             begin_s: of training, in the journal's time, as all times here.
             now_s: the moment.
         """
-        found = [self._missing(name, part, begin_s, now_s) for name, part in sorted(self._parts.items())]
+        made = any(part.counts for part in self._parts.values())
+        found = [self._missing(name, part, begin_s, now_s, made=made) for name, part in sorted(self._parts.items())]
         if self.over:
             absent = sorted(set(self.expected) - self._parts.keys())
             found += [LostSilo(name, 0.0, "it never joined") for name in absent]
         return [each for each in found if each is not None]
 
-    def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float) -> LostSilo | None:
+    def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float, *, made: bool) -> LostSilo | None:
+        """As `missing`, of one silo; ``made`` says whether there is a version at all."""
         since_s: float | None = None
         why = ""
         if part.dropped_s is not None:
@@ -208,7 +208,7 @@ class LostSilos:
             since_s, why = part.gone_s, part.gone
         elif part.row >= MAX_FAILURES:
             since_s, why = part.row_s, f"its last {part.row} orders failed, the last by: {part.reason}"
-        elif self.over and not part.counts and (part.failed or not part.orders or self._made):
+        elif self.over and not part.counts and (part.failed or not part.orders or made):
             since_s = part.joined_s
             why = f"it failed {part.failed} orders, the last by: {part.reason}" if part.failed else "nothing came of it"
             why = why if part.orders else "it was given no order"

@@ -15,13 +15,12 @@ import httpx
 import numpy as np
 
 from fedsync.common.backoff import Backoff
+from fedsync.common.checksums import file_digest
 from fedsync.core.errors import SERVER, ProtocolError, RunError
+from fedsync.core.spans import spans
 from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
-from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead
-
-BASE = "/v1/fedsync"
-HEAD, SESSION = "fedsync-head", "fedsync-session"
+from fedsync.transport.questions import BASE, BESIDE_BYTES, HEAD, MOST_TEXT_BYTES, SESSION, Blob, FrameHead
 
 HELD_S = 40.0
 """How long an answer to a request that the hub holds may take; longer than it is held."""
@@ -30,7 +29,6 @@ MOST_BREAKS = 20
 """Breaks of a line during one transfer without a byte of progress, after which it has failed."""
 
 _PAUSES = Backoff(0.1, 5.0)
-_SPAN = 2**20
 _TIMES = httpx.Timeout(10.0, read=HELD_S, write=HELD_S)
 _BROKEN = (httpx.TransportError, httpx.StreamError)
 
@@ -167,8 +165,7 @@ class HubLine:
                     raise
                 time.sleep(_PAUSES.pause_s(breaks - 1))
                 continue
-            with part.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = file_digest(part)
             if found != blob.digest:
                 part.unlink()
                 raise ProtocolError(SERVER, "blob", f"it has the digest {found[:16]}, not {blob.digest[:16]}")
@@ -267,5 +264,5 @@ def _bounded(reply: httpx.Response, most: int) -> bytes:
 
 
 def _pieces(data: Any, begin: int) -> Iterator[bytes]:
-    for at in range(begin, len(data), _SPAN):
-        yield bytes(data[at : at + _SPAN])
+    for start, stop in spans(len(data) - begin, 1):
+        yield bytes(data[begin + start : begin + stop])

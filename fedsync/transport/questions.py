@@ -16,6 +16,12 @@ BESIDE_BYTES = 2**18
 MOST_TEXT_BYTES = 2**20
 """Bytes of a text."""
 
+BASE = "/v1/fedsync"
+"""Path of all that a hub answers."""
+
+HEAD, SESSION = "fedsync-head", "fedsync-session"
+"""Headers: a `FrameHead`, and the digest of a session's secret."""
+
 _DIGEST, _TICKET = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
 

@@ -90,9 +90,9 @@ class _TrimmedMean(Combiner):
 class _Krum(Combiner):
     name = "krum"
 
-    def __init__(self, malicious: int, keep: int) -> None:
+    def __init__(self, malicious: int, keep: int, least: int) -> None:
         self._malicious, self._keep = malicious, keep
-        self.least = max(2 * malicious + 3, keep + malicious)  # type: ignore[misc]  # depends on the settings here
+        self.least = least  # type: ignore[misc]  # depends on the settings here
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
         """Those whose nearest ``n - malicious - 2`` neighbours are nearest; O(n^2 values)."""
@@ -172,4 +172,4 @@ class Krum(RobustPolicy):
         return max(2 * self.malicious + 3, self.keep + self.malicious)
 
     def combiner(self) -> Combiner:
-        return _Krum(self.malicious, self.keep)
+        return _Krum(self.malicious, self.keep, self.least_updates)

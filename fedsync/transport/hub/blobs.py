@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
-from fedsync.core.spans import map_file
+from fedsync.core.spans import map_file, spans
 from fedsync.core.transfer import Payload
 from fedsync.transport.questions import Blob
-
-_SPAN = 2**20
 
 
 @dataclass(slots=True)
@@ -75,7 +73,7 @@ class Blobs:
         data = payload.data.cast("B")
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._sizes:
-            pieces = (data[at : at + _SPAN] for at in range(0, len(data), _SPAN))
+            pieces = (data[start:stop] for start, stop in spans(len(data), 1))
             write_pieces(self._blobs / digest, pieces, OWNER_FILE, settle=False)
             self._sizes[digest] = len(data)
         return Blob(digest, self._sizes[digest])

@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import mmap
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -34,17 +32,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fedsync.common.checksums import file_digest
 from fedsync.core import foreign
 from fedsync.core.errors import ProtocolError
+from fedsync.core.spans import SPAN_BYTES, give_back, map_file, spans
 from fedsync.core.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload
 from fedsync.transport.hub.sessions import HubSession, Queued, Sessions
-from fedsync.transport.questions import BESIDE_BYTES, Blob, FrameHead, SiloAnswer
+from fedsync.transport.questions import BASE, BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead, SiloAnswer
 
 logger = foreign.logger(__name__)
-
-BASE = "/v1/fedsync"
-HEAD, SESSION = "fedsync-head", "fedsync-session"
 
 HOLD_S = 25.0
 """How long a request for a question is held; below what proxies and firewalls end quiet lines after."""
@@ -58,7 +55,6 @@ DRAIN_S = 1.0
 MOST_OPEN = 8
 """Requests of one silo at a time."""
 
-_SPAN = 2**20
 _CLOSE = {"connection": "close"}
 _Endpoint = Callable[[Request, HubSession], Awaitable[Response]]
 
@@ -255,7 +251,7 @@ class Door:
             async for piece in _pieces(request, total - there):
                 pieces.append(piece)
                 waiting += len(piece)
-                if waiting >= _SPAN:
+                if waiting >= SPAN_BYTES:
                     await _write(upload, mine, pieces)
                     pieces, waiting = [], 0
         finally:  # what came is kept, and the silo goes on from there
@@ -335,7 +331,7 @@ def _append(path: Path, pieces: list[bytes]) -> None:
 
 async def _is_whole(upload: Upload, digest: str) -> bool:
     """Whether what is there has the digest that was announced; if not, it goes."""
-    found = await asyncio.to_thread(_digest, upload.path)
+    found = await asyncio.to_thread(file_digest, upload.path)
     if found != digest:
         upload.path.unlink(missing_ok=True)
         return False
@@ -343,21 +339,12 @@ async def _is_whole(upload: Upload, digest: str) -> bool:
     return True
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 async def _spans(path: Path, begin: int, size: int) -> AsyncIterator[memoryview]:
     """A file from the system's cache to the line; what went out counts as nobody's memory."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        whole = memoryview(mapped)
-        for at in range(begin, size, _SPAN // 4):
-            span = whole[at : min(at + _SPAN // 4, size)]
-            yield span
-            span.release()
-        whole.release()
-        mapped.madvise(mmap.MADV_DONTNEED)
+    whole = map_file(path)
+    for start, stop in spans(size - begin, 4):
+        yield whole[begin + start : begin + stop].data
+    give_back(whole)
 
 
 def _bytes(payload: Any) -> bytes:
