@@ -3,17 +3,12 @@
 import gc
 import os
 from collections.abc import Generator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from fedsync.common.code import CONFIRMED
 from fedsync.common.fence import ALLOWED
-
-if TYPE_CHECKING:
-    from fedsync.flower.parcels import ParcelStore
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.
 settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob=True)
@@ -38,7 +33,6 @@ _LONG = (
     "tests/trainer/",
     "tests/attacks/test_real_processes.py",
     "tests/laws/test_barriers",
-    "tests/flower/internals/",
     "tests/docs/",
     "tests/test_bench.py",
     "tests/laws/",
@@ -81,20 +75,3 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-
-
-@pytest.fixture
-def parcels(tmp_path: Path) -> Path:
-    """A server's folder for parcels."""
-    from fedsync.flower.parcels import tidy_up
-
-    tidy_up(tmp_path / "parcels")
-    return tmp_path / "parcels"
-
-
-@pytest.fixture
-def store(parcels: Path) -> "ParcelStore":
-    """A ServerApp's session in it."""
-    from fedsync.flower.parcels import ParcelStore
-
-    return ParcelStore.begin(parcels)

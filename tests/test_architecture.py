@@ -6,6 +6,8 @@ All of it is read from the source. One test looks at every file: what it finds i
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -26,6 +28,7 @@ LAYERS = (
     {"policies", "tasks", "client", "train", "cipher", "identity", "transport"},
     {"config"},
     {"trainer", "observe"},
+    {"silo"},
     {"flower", "sim"},
     {"ops"},
     {"commands"},
@@ -55,9 +58,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
     "starlette": ({"transport"}, {"transport"}),
-    # Patches of Flower's processes go with the hub.
-    "uvicorn": ({"transport", "flower"}, {"transport", "flower"}),
-    "httpx": ({"transport", "flower"}, {"transport"}),
+    "uvicorn": ({"transport", "silo"}, {"transport", "silo"}),
+    "httpx": ({"transport", "silo"}, {"transport", "silo"}),
     "matplotlib": ({"observe", "commands"}, set()),
     "pandas": ({"tasks"}, {"tasks"}),
     "statsmodels": ({"policies"}, set()),
@@ -68,6 +70,16 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
 
 # The one other file that may: it hosts a user's Flower app, and is imported where there is one.
 FLOWER_GUEST = "fedsync/train/guest_clientapp.py"
+
+# Modules that Flower documents for users, who may import what `__all__` lists there, and nothing beside.
+DOCUMENTED = {
+    "flwr.app",
+    "flwr.clientapp",
+    "flwr.common",
+    "flwr.serverapp",
+    "flwr.serverapp.strategy",
+    "flwr.simulation",
+}
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,53 @@ def test_heavy_modules_are_imported_where_they_belong() -> None:
     assert hosts == {("tasks_clientapp.py", True)}, "loaded on demand"
 
 
+def undocumented(text: str) -> list[str]:
+    """What a program uses of Flower that is not documented: ``line: name``, by imports and by names in strings."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Import(names=names):
+                wrong = [name.name for name in names if of_flower(name.name) and name.name not in DOCUMENTED]
+            case ast.ImportFrom(module=str(module), names=names) if of_flower(module):
+                there = set(importlib.import_module(module).__all__) if module in DOCUMENTED else set()
+                wrong = [f"{module}.{name.name}" for name in names if name.name not in there]
+            # For `import_module`, `find_spec`, patches and the like; a logger below Flower's is a name and no module.
+            case ast.Constant(value=str(value)) if re.fullmatch(r"flwr(\.\w+)+([:.]\w+)?", value):
+                wrong = [] if value in {*DOCUMENTED, "flwr.fedsync"} else [value]
+            case _:
+                continue
+        found += [f"{node.lineno}: {name}" for name in wrong]
+    return found
+
+
+def of_flower(module: str) -> bool:
+    return module.partition(".")[0] == "flwr"
+
+
+def test_only_what_flower_documents_is_used_of_it() -> None:
+    """A stock release, and the next one, may change all else."""
+    files = [path for folder in ("fedsync", "server", "client") for path in sorted((ROOT / folder).rglob("*.py"))]
+    wrong = {str(path.relative_to(ROOT)): undocumented(path.read_text(encoding="utf-8")) for path in files}
+    assert wrong.pop(FLOWER_GUEST) == ["25: flwr.app.message.make_message"], "the one exception, and no more of it"
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import flwr",
+        "import flwr.proto.control_pb2",
+        "from flwr.app import user_config",
+        "from flwr.supercore.auth import x",
+        "from flwr.common import logger",
+        "importlib.import_module('flwr.server.superlink')",
+        "patch('flwr.app.Message', None)",
+    ],
+)
+def test_what_flower_does_not_document_is_found(statement: str) -> None:
+    assert len(undocumented(f"def late():\n    {statement}")) == 1
+
+
 def test_core_and_common_need_little() -> None:
     known = {"core": {"fedsync", "numpy"}, "common": {"fedsync", "psutil", "cryptography"}}
     wrong = [
@@ -260,9 +319,12 @@ def test_light_things_load_no_heavy_module(statement: str) -> None:
     assert loaded(statement) == set()
 
 
-@pytest.mark.parametrize("module", ["fedsync.flower.server_app", "fedsync.flower.client_app"])
-def test_flowers_processes_answer_before_torch_is_there(module: str) -> None:
-    assert loaded(f"import {module}") == {"flwr", "grpc", "httpx"}
+@pytest.mark.parametrize(
+    ("module", "more"), [("fedsync.flower.server_app", {"uvicorn", "starlette"}), ("fedsync.flower.client_app", set())]
+)
+def test_flowers_processes_answer_before_torch_is_there(module: str, more: set[str]) -> None:
+    """The client's comes for every message, and has no server; flwr itself brings httpx."""
+    assert loaded(f"import {module}") == {"flwr", "grpc", "httpx", *more}
 
 
 def loaded(statement: str) -> set[str]:

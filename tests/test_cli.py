@@ -85,7 +85,7 @@ def test_shipped_files_are_valid(name: str, kind: str) -> None:
 
 
 def test_schemas_of_the_files_that_start_a_server_and_a_silo_are_printed_too() -> None:
-    assert "gate" in json.loads(call("schema", "--server"))["properties"]
+    assert "hub" in json.loads(call("schema", "--server"))["properties"]
     assert "presence" in json.loads(call("schema", "--silo"))["properties"]
 
 

@@ -71,7 +71,8 @@ def test_files_and_processes_are_told_apart() -> None:
         "keys/silos/silo-0/group.key": "keys and certificates",
     }
     assert {name: place(Path(name), run) for name in names} == names
-    assert role_of("python -m fedsync.flower.internals.launch superlink --gate") == "SuperLink"
+    assert role_of("python -m fedsync.flower.launch superlink --host 0.0.0.0") == "SuperLink"
+    assert role_of("python -m fedsync.silo.agent /s0/trainers/agent --stay") == "agent"
     assert role_of("python -m fedsync silo start --silo silo-0.yaml") == "fedsync silo start"
     looks = [{"commit": 10 * i, "a": 100 * i, **({"b": 7} if i > 3 else {})} for i in range(5)]
     assert disk_rows(looks)[0] == {"files": "a", "fifth": 100, "half": 200, "end": 400, "a_commit": 10.0}

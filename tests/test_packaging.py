@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from fedsync.flower.internals import versions
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ("huggingface", "keras", "lightning", "sklearn")
@@ -52,8 +52,6 @@ def pins_of(file: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("file", CONSTRAINTS)
 def test_exact_pins_satisfy_the_ranges(file: str) -> None:
-    from packaging.requirements import Requirement
-
     pins = pins_of(file)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -66,8 +64,17 @@ def test_exact_pins_satisfy_the_ranges(file: str) -> None:
         assert requirement.specifier.contains(pin), f"{text} is pinned to {pin}"
 
 
-def test_every_tested_version_of_flower_is_in_one_of_the_files() -> None:
-    assert {pins_of(file)["flwr"] for file in CONSTRAINTS} == versions.TESTED
+def test_the_lowest_version_of_flower_and_a_later_one_are_tested_and_no_next_major_one_is_allowed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (flower,) = [each for each in map(Requirement, project["dependencies"]) if each.name == "flwr"]
+    pinned = {Version(pins_of(file)["flwr"]) for file in CONSTRAINTS}
+    allowed = [minor for minor in range(200) if flower.specifier.contains(f"1.{minor}.0")]
+    assert (
+        min(pinned).minor == min(allowed) and len(pinned) > 1 and all(flower.specifier.contains(pin) for pin in pinned)
+    )
+    assert not flower.specifier.contains("2.0.0")
+    assert Version(pins_of("constraints-lowest.txt")["flwr"]) == min(pinned)
+    assert Version(pins_of("constraints-highest.txt")["flwr"]) == max(pinned)
     assert len({pins_of(file)["torch"] for file in CONSTRAINTS}) == 1, "another build brings gigabytes along"
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message
 
 from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
@@ -16,7 +15,6 @@ from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
-from fedsync.flower import messages, payloads
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.train.local import Outcome
 from fedsync.train.options import LocalOptions
@@ -53,6 +51,7 @@ class Idle:
     frozen_digest = b""
     device = "cpu"
     validates = False
+    table = judged = None
     examples = EXAMPLES
 
     def __init__(self, text: str, seed: int) -> None:
@@ -127,21 +126,14 @@ class Silo:
         self.name, self._index, self._folder = name, index, folder
         self._session: SiloSession | None = None
 
-    def answer(self, message: Message, payload: Payload | None) -> Message:
-        """The answer to a message, as `fedsync.flower.client_app` and the trainer behind it give it.
-
-        Args:
-            message: from the server.
-            payload: that came with it, or was fetched at the gate.
-        """
+    def answer(self, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+        """The answer to a question, as `fedsync.silo.answers` and the trainer behind it give it."""
         try:
-            text, request, _ = messages.read_request(message)
-            reply, answer = self._reply(self._opened(text), read_request(request), payload)
+            reply, answer = self._reply(self._opened(spec), read_request(text), payload)
         except Exception as error:
             print(f"{self.name}: {error!r}", flush=True)
             reply, answer = refuse(error), None
-        packed = None if answer is None else payloads.pack(answer)
-        return messages.answer(message, write_reply(reply), packed, fetches=True)
+        return write_reply(reply), answer
 
     def _opened(self, text: str) -> SiloSession:
         if self._session is None:

@@ -1,53 +1,100 @@
-"""Connections of `bench/cost/crowd.py`, thousands of which one process has."""
+"""Silos' lines to a hub, of which one process has thousands: as `fedsync.transport.line`, but cheap."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsync.core.transfer import Payload
+from fedsync.transport.join import Join, digest_of
+from fedsync.transport.questions import BASE, BESIDE_BYTES, FrameHead
 
 
-class HttpLine:
-    """A connection to the server, on which one request comes after the other."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question: what its head says of it, the run's specification, its text, and the bytes beside it."""
 
-    def __init__(self, address: tuple[str, int], trust: ssl.SSLContext | None) -> None:
-        self._address, self._trust = address, trust
+    head: FrameHead
+    spec: str
+    text: str
+    payload: Payload | None
+
+
+class CrowdLine:
+    """A connection on which one request comes after the other.
+
+    Args:
+        join: of the silo.
+        secret: of its session.
+        trust: of all lines of this process.
+    """
+
+    def __init__(self, join: Join, secret: str, trust: ssl.SSLContext) -> None:
+        self._join, self._secret, self._trust = join, secret, trust
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def post(self, path: str, headers: str, body: bytes) -> bytes:
-        """The body of the answer; `OSError` where there is none, `PermissionError` where it is refused."""
-        return await self._ask(f"POST {path}", f"{headers}content-length: {len(body)}\r\n", body)
+    async def join(self) -> bool:
+        """Begin the session; False where another join has taken this one's place."""
+        head = f"fedsync-session: {digest_of(self._secret)}\r\n"
+        return (await self._ask("POST", "/join", head, secret=self._join.secret))[0] == 204
 
-    async def get(self, path: str, headers: str) -> bytes:
-        """A file from its begin; `FileNotFoundError` where there is none any more, other errors as of `post`."""
-        return await self._ask(f"GET {path}", f"{headers}range: bytes=0-\r\n", b"")
+    async def asked(self, after: int) -> Asked | None:
+        """The first question behind this number; None where none came for a while.
 
-    async def _ask(self, what: str, headers: str, body: bytes) -> bytes:
-        try:
-            if self._streams is None:
-                name = "localhost" if self._trust is not None else None
-                self._streams = await asyncio.open_connection(*self._address, ssl=self._trust, server_hostname=name)
-            reader, writer = self._streams
-            head = f"{what} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-            first, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            found = {name.lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
-            answer = await reader.readexactly(int(found.get("content-length", "0")))
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError) as error:
-            self.close()
-            raise ConnectionError(str(error)) from error
-        if found.get("connection") == "close":
-            self.close()
+        Raises:
+            EOFError: all is over.
+        """
+        status, fields, body = await self._ask("GET", f"/orders?after={after}")
+        if status != 200:
+            return None
+        head = FrameHead.parse(fields["fedsync-head"])
+        text = head.spec + head.text
+        beside = (await self._ask("GET", f"/blobs/{head.blob}"))[2] if head.blob else body[text:]
+        payload = np.frombuffer(beside, np.uint8) if beside else None
+        return Asked(head, body[: head.spec].decode(), body[head.spec : text].decode(), payload)
+
+    async def answer(self, asked: FrameHead, text: str, payload: Payload | None, *, relay: bool = False) -> None:
+        """Answer a question; nobody may wait for it any more."""
+        encoded, data, ticket = text.encode(), b"" if payload is None else payload.tobytes(), ""
+        if len(data) > BESIDE_BYTES:
+            ticket, digest = asked.ticket, hashlib.sha256(data).hexdigest()
+            told = f"upload-offset: 0\r\nupload-length: {len(data)}\r\nupload-sha256: {digest}\r\n"
+            await self._ask("PUT", f"/uploads/{ticket}", told, data)
+            data = b""
+        head = FrameHead(len(encoded), asked.number, ticket=ticket, relay=int(relay))
+        await self._ask("POST", "/answers", f"fedsync-head: {head.dump()}\r\n", encoded + data)
+
+    async def _ask(
+        self, method: str, path: str, more: str = "", body: bytes = b"", secret: str = ""
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, fields and body of an answer."""
+        host, _, port = self._join.addresses[0].removeprefix("https://").removesuffix(BASE).rpartition(":")
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(host, int(port), ssl=self._trust)
+        reader, writer = self._streams
+        head = f"{method} {BASE}{path} HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {secret or self._secret}\r\n"
+        writer.write(f"{head}{more}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await writer.drain()
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        found = await reader.readexactly(int(fields.get("content-length", "0")))
         status = int(first.split()[1])
-        if status == 503:
-            raise ConnectionError(answer.decode())
-        if status == 404:
-            raise FileNotFoundError(what)
-        if status not in (200, 206):
-            raise PermissionError(f"{what}: {status} {answer[:200]!r}")
-        return answer
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
+        if fields.get("connection") == "close":
+            writer.close()
             self._streams = None
+        if status == 410:
+            raise EOFError(path)
+        if status not in (200, 204, 401, 404):
+            raise SystemExit(f"{method} {path}: {status}")
+        return status, fields, found
+
+
+def trusting(authority: str) -> ssl.SSLContext:
+    """Trusts one authority, PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority)
+    return context

@@ -1,38 +1,73 @@
 """What is sent again of a large model, and of an update, when its line is cut in the middle.
 
-The gate of a SuperLink and the client of a SuperNode are the real ones, over a socket whose first connection ends after
-half of the bytes. Counted is all that goes through it, either way, with HTTP, beyond the bytes of the model.
+A hub and a silo's line are the real ones, over a socket whose first connection ends after half of the bytes. Counted is
+all that goes through it, either way, with TLS and HTTP, beyond the bytes of the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from bench.common import print_table, write_json
-from fedsync.config.gate import GateConfig
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.transfer import Payload
-from fedsync.flower.internals.parcel_client import ParcelClient
-from fedsync.flower.parcels import ParcelStore
-from tests.flower.internals.superlink import Cutting, SuperLink, noise, serving
+from fedsync.core.spans import map_file
+from fedsync.transport.line import HubLine, ReceivedQuestion
+from fedsync.transport.questions import BASE, Blob, SiloQuestion
+from tests.transport.hubs import Served, served
 
 MIB = 2**20
 COLUMNS = ("", "connections", "MiB carried", "beyond the model", "seconds")
 
 
-def cut(link: SuperLink, nbytes: int, transfer: Callable[[ParcelClient], None]) -> list[float]:
-    """One transfer through a line that is cut once: connections, bytes carried, seconds."""
-    line, silo = Cutting(link.port, nbytes // 2), link.silo()
+class Cutting:
+    """Passes connections on to a port of this machine, and ends the first one after so many bytes."""
+
+    def __init__(self, target: int, after: int) -> None:
+        self._target, self._after = target, after
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.lines = self.carried = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            ends = self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target))
+            self.lines += 1
+            for one, other in (ends, ends[::-1]):
+                threading.Thread(target=self._pump, args=(one, other, self.lines == 1), daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket, cut: bool) -> None:
+        with suppress(OSError):
+            while (data := one.recv(65536)) and not (cut and self.carried > self._after):
+                self.carried += len(data)
+                other.sendall(data)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+                each.close()  # or who sends waits for a reader
+
+
+def cut(up: Served, question: SiloQuestion, transfer: Callable[[HubLine, ReceivedQuestion], None]) -> list[float]:
+    """One transfer over a line that is cut once: connections, bytes carried, seconds."""
+    between = Cutting(up.port, question.most // 2)
+    line = up.line(up.hub.invite("berlin", [f"https://127.0.0.1:{between.port}{BASE}"], up.authority))
+    line.join()
+    up.hub.send("berlin", question)
+    asked = line.asked(0)
+    assert asked is not None
     begin_s = time.perf_counter()
-    transfer(ParcelClient(f"127.0.0.1:{line.port}", None, lambda: silo.headers))
-    return [line.lines, line.carried, time.perf_counter() - begin_s]
+    transfer(line, asked)
+    seconds = time.perf_counter() - begin_s
+    up.hub.strike_off("berlin")
+    return [between.lines, between.carried, seconds]
 
 
 def main() -> None:
@@ -42,31 +77,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/cut_line.json"))
     options = parser.parse_args()
     nbytes = 4 * options.parameters
-    with tempfile.TemporaryDirectory(prefix="cut-line-") as name, pytest.MonkeyPatch.context() as patch:
-        folder = Path(name)
-        folder.chmod(0o700)
-        store = ParcelStore.begin(folder / "parcels")
-        model = ArrayKeeper(folder / "arrays").keep(noise(nbytes))
+    model = np.random.default_rng(7).integers(0, 256, nbytes, np.uint8)
+    with tempfile.TemporaryDirectory(prefix="cut-line-") as name, served(Path(name)) as up:
 
-        def down(client: ParcelClient) -> None:
-            parcel = store.publish(model)
-            assert parcel is not None
-            same(client.fetch(parcel, folder / "silo"))
+        def down(line: HubLine, asked: ReceivedQuestion) -> None:
+            assert isinstance(asked.payload, Blob)
+            line.fetch(asked.payload, Path(name) / "model")
+            assert np.array_equal(map_file(Path(name) / "model"), model), "what came is not what was sent"
 
-        def up(client: ParcelClient) -> None:
-            node = link.silo().number
-            ticket = store.expect(node, "update a/1", nbytes)
-            assert ticket is not None
-            uploaded = client.upload(ticket, model)
-            assert uploaded is not None
-            same(store.arrived(node, ticket, uploaded, "berlin"))
+        def back(line: HubLine, asked: ReceivedQuestion) -> None:
+            line.answer(asked, "done", model)
+            (answer,) = up.hub.receive(60)
+            assert answer.payload is not None and np.array_equal(answer.payload, model), "another update came"
 
-        def same(got: Payload) -> None:
-            assert np.array_equal(got, model), "what came is not what was sent"
-
-        with serving(patch, GateConfig(), parcels=folder / "parcels") as link:
-            found = {"model, to a silo": cut(link, nbytes, down), "update, from a silo": cut(link, nbytes, up)}
-        store.end()
+        found = {
+            "model, to a silo": cut(up, SiloQuestion("train", up.hub.publish(model), most=nbytes), down),
+            "update, from a silo": cut(up, SiloQuestion("train", most=nbytes), back),
+        }
     rows = [
         [what, f"{lines:.0f}", f"{carried / MIB:.1f}", f"{carried / nbytes - 1:.2%}", f"{seconds:.1f}"]
         for what, (lines, carried, seconds) in found.items()

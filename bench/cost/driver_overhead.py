@@ -37,7 +37,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
 from fedsync.core.parts import ModelForm
-from fedsync.flower import messages, payloads
+from fedsync.core.transfer import Payload
+from fedsync.flower import messages
 from fedsync.flower.checkpoints import KEPT
 from fedsync.flower.environment import flower_in_this_process
 from fedsync.flower.strategy import FedSync
@@ -56,7 +57,7 @@ def _form(spec: str) -> ModelForm:
     return ModelForm.of(model.layout, model.frozen_digest.hex())
 
 
-def _say(message: Message, reply: Reply, payload: payloads.Packed | None = None) -> Message:
+def _say(message: Message, reply: Reply, payload: Payload | None = None) -> Message:
     return messages.answer(message, write_reply(reply), payload)
 
 
@@ -76,7 +77,7 @@ def _train(message: Message, context: Context) -> Message:
             raise ValueError(text)
         order = request.order
         report = WorkReport(order.base_version, order.max_steps, order.planned_samples, compute_s=0.01, loss=1.0)
-        return _say(message, report, payloads.pack(payload))
+        return _say(message, report, payload)
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 100, "loss": 1.0})}
     return Message(RecordDict(content), reply_to=message)
 

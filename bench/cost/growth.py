@@ -7,8 +7,8 @@ Runs `fedsync run` with orders of no weight (a step on a few samples), and looks
 | start | from the command to the first order, for which all silos are there with their trainers loaded |
 | round | median time between two commits, without the first three |
 | overhead an order | median of: from the decision to its update, less what the silo says that it worked |
-| SuperLink an order | processor time of the SuperLink in the rounds, by orders |
-| idle | processor time of the SuperLink while one silo works for long, with others that wait less without |
+| server an order | processor time of SuperLink and ServerApp, which has the hub, in the rounds, by orders |
+| idle | processor time of both while one silo works for long, with others that wait less without |
 | a silo more | memory of silos' processes (PSS: a shared page counts once), less one silo's (RSS) |
 
     python bench/cost/growth.py [--silos 4 8 16] [--rounds 25] [--out bench/results/growth.json]
@@ -44,8 +44,9 @@ LONG_S = 40.0
 """How long the one silo works while the others wait [s], and how much of that at both ends does not count."""
 
 EDGE_S = 8.0
-SILO_WORDS = ("launch supernode", "fedsync.trainer.server", "fedsync.common.nursery")
-"""What stands in the command lines of processes of silos."""
+SERVER_WORDS = ("launch superlink", "flwr-serverapp")
+SILO_WORDS = ("launch supernode", "fedsync.silo.agent", "fedsync.trainer.server", "fedsync.common.nursery")
+"""What stands in the command lines of processes of the server, and of silos."""
 
 
 class Federation:
@@ -90,9 +91,9 @@ class Federation:
                     found.append(process)
         return found
 
-    def superlink_s(self) -> float:
-        """Processor seconds of the SuperLink so far."""
-        times = [process.cpu_times() for process in self.processes("launch superlink")]
+    def server_s(self) -> float:
+        """Processor seconds of the server so far."""
+        times = [process.cpu_times() for process in self.processes(*SERVER_WORDS)]
         return sum(each.user + each.system for each in times)
 
     def until(self, kind: type[Any], count: int) -> bool:
@@ -123,9 +124,9 @@ def rounds(silos: int, count: int) -> dict[str, float]:
             run.until(Dispatch, silos)
             start_s = run.age_s
             run.until(Commit, WARM_UP)
-            used_s = run.superlink_s()
+            used_s = run.server_s()
             run.until(Commit, count)
-            used_s = run.superlink_s() - used_s
+            used_s = run.server_s() - used_s
             memory = beyond_first(run, silos)
             while not run.ended:
                 time.sleep(0.2)
@@ -134,7 +135,7 @@ def rounds(silos: int, count: int) -> dict[str, float]:
             run.end()
     orders = (count - WARM_UP) * silos
     found = {"silos": silos, "start_s": start_s, "memory_mib": memory, **of_journal(entries)}
-    return {**found, "superlink_ms": 1e3 * used_s / orders}
+    return {**found, "server_ms": 1e3 * used_s / orders}
 
 
 def of_journal(entries: Iterable[JournalEntry]) -> dict[str, float]:
@@ -161,13 +162,13 @@ def beyond_first(run: Federation, silos: int) -> float:
     shared = sum(process.memory_full_info().pss for process in processes)
     largest = [
         max((each.memory_info().rss for each in processes if word in " ".join(each.cmdline())), default=0)
-        for word in SILO_WORDS[:2]
+        for word in SILO_WORDS[:3]
     ]
     return float(shared - sum(largest)) / 2**20 / max(1, silos - 1)
 
 
 def idle(silos: int) -> float:
-    """Share of a core that the SuperLink uses while one silo works for long and the others wait."""
+    """Share of a core that the server uses while one silo works for long and the others wait."""
     with tempfile.TemporaryDirectory(prefix="growth-") as name:
         run = Federation(Path(name), [8 / LONG_S, *[1e6] * (silos - 1)], "fedavg", ["stop.rounds=1"])
         try:
@@ -175,9 +176,9 @@ def idle(silos: int) -> float:
             if silos == 1:
                 run.until(Dispatch, 1)
             time.sleep(EDGE_S)
-            used_s, begun_s = run.superlink_s(), time.monotonic()
+            used_s, begun_s = run.server_s(), time.monotonic()
             time.sleep(LONG_S - 2 * EDGE_S)
-            return (run.superlink_s() - used_s) / (time.monotonic() - begun_s)
+            return (run.server_s() - used_s) / (time.monotonic() - begun_s)
         finally:
             run.end()
 
@@ -197,14 +198,14 @@ def main() -> None:
     waits = max(1, max(options.silos) - 1)
     print_table(
         f"lb-bsp, orders of one step; {os.cpu_count()} processors, load {load:.1f} to {os.getloadavg()[0]:.1f}",
-        ("silos", "start [s]", "round [s]", "overhead an order [s]", "SuperLink an order [ms]", "a silo more [MiB]"),
+        ("silos", "start [s]", "round [s]", "overhead an order [s]", "server an order [ms]", "a silo more [MiB]"),
         [
             (one["silos"], f"{one['start_s']:.0f}", f"{one['round_s']:.2f}", f"{one['overhead_s']:.2f}",
-             f"{one['superlink_ms']:.1f}", f"{one['memory_mib']:.0f}")
+             f"{one['server_ms']:.1f}", f"{one['memory_mib']:.0f}")
             for one in found
         ],
     )  # fmt: skip
-    print(f"an idle silo costs the SuperLink {100 * (together - alone) / waits:.3f} % of a core")
+    print(f"an idle silo costs the server {100 * (together - alone) / waits:.3f} % of a core")
     write_json(options.out, {"load": load, "rounds": found, "idle": {"one": alone, "all": together, "waiting": waits}})
 
 

@@ -1,4 +1,4 @@
-"""Costs of the hub: a question there and back over TLS, its processor time with many silos, and large bytes.
+"""Costs of the hub: a question there and back over TLS, what many silos take of it, and large bytes.
 
 Silos are in another process. They answer at once, so that what is measured is the way alone: neither agent nor trainer.
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import multiprocessing
 import resource
 import ssl
@@ -24,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from bench.common import print_table, write_json
+from bench.cost.crowd_lines import CrowdLine, trusting
 from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.line import HubLine
-from fedsync.transport.questions import Blob, SiloQuestion
+from fedsync.transport.questions import BASE, Blob, SiloQuestion
 
 
 def silo(join: Join, folder: Path) -> None:
@@ -59,42 +59,22 @@ def few(joins: Sequence[Join], folder: Path) -> None:
         thread.join()
 
 
-async def _reply(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    length = next((int(each[15:]) for each in head.lower().split("\r\n") if each.startswith("content-length:")), 0)
-    told = next((each[14:] for each in head.split("\r\n") if each.startswith("fedsync-head: ")), "")
-    return int(head[9:12]), told, await reader.readexactly(length)
-
-
-async def _one_of_many(join: Join, context: ssl.SSLContext) -> None:
+async def _one_of_many(join: Join, trust: ssl.SSLContext) -> None:
     """A silo that is cheap: its own process must not be what is measured."""
-    host, _, port = join.addresses[0].removeprefix("https://").rpartition(":")
-    secret, number = new_secret(), 0
-    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
-
-    async def ask(method: str, path: str, bearer: str, more: str = "", body: bytes = b"") -> tuple[int, str, bytes]:
-        head = f"{method} /v1/fedsync{path} HTTP/1.1\r\nhost: hub\r\nauthorization: Bearer {bearer}\r\n{more}"
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        return await _reply(reader)
-
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    await ask("POST", "/join", join.secret, f"fedsync-session: {digest}\r\n")
+    line, number = CrowdLine(join, new_secret(), trust), 0
+    await line.join()
     while True:
-        status, told, _ = await ask("GET", f"/orders?after={number}", secret)
-        if status == 410:
-            return
-        if status == 200:
-            number = int(told.partition('"number":')[2].partition(",")[0].rstrip("}"))
-            head = f'fedsync-head: {{"text":4,"number":{number}}}\r\n'
-            await ask("POST", "/answers", secret, head, b"done")
+        asked = await line.asked(number)
+        if asked is not None:
+            number = asked.head.number
+            await line.answer(asked.head, "done", None)
 
 
 def many(joins: Sequence[Join]) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=joins[0].authority)
+    trust = trusting(joins[0].authority)
 
     async def all_of_them() -> None:
-        await asyncio.gather(*(_one_of_many(join, context) for join in joins), return_exceptions=True)
+        await asyncio.gather(*(_one_of_many(join, trust) for join in joins), return_exceptions=True)
 
     asyncio.run(all_of_them())
 
@@ -108,12 +88,13 @@ class Federation:
         self.hub = Hub(folder / "hub")
         port = self.hub.start(certificate=certificate.certificate, key=certificate.key)
         self.names = [f"silo-{number}" for number in range(silos)]
-        joins = [self.hub.invite(name, [f"https://127.0.0.1:{port}"], authority) for name in self.names]
+        joins = [self.hub.invite(name, [f"https://127.0.0.1:{port}{BASE}"], authority) for name in self.names]
         context = multiprocessing.get_context("spawn")
         target, arguments = (few, (joins, folder)) if silos <= 16 else (many, (joins,))
         self.process = context.Process(target=target, args=arguments, daemon=True)
         self.process.start()
         while len(self.hub.peers()) < silos:
+            assert self.process.is_alive()
             time.sleep(0.05)
 
     def ask(self, names: Sequence[str], question: SiloQuestion) -> float:
@@ -148,8 +129,8 @@ def there_and_back(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def crowds(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Processor time of the hub's process, its threads included, for an order there and back."""
+def crowds(sizes: Sequence[int], rounds: int, idle_s: float) -> list[dict[str, Any]]:
+    """Processor time of the hub's process, its threads included: for an order there and back, and a silo that waits."""
     rows = []
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
@@ -159,12 +140,16 @@ def crowds(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
             for _ in range(rounds):
                 federation.ask(federation.names, SiloQuestion(""))
             spent_s, seconds = time.process_time() - begin_s, time.perf_counter() - wall
+            begin_s = time.process_time()
+            time.sleep(idle_s)
+            waited_s = time.process_time() - begin_s
             federation.close()
         rows.append(
             {
                 "silos": size,
                 "processor_ms": 1e3 * spent_s / rounds / size,
                 "orders_a_second": rounds * size / seconds,
+                "idle_percent": 100 * waited_s / max(idle_s, 1e-9) / size,
                 "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             }
         )
@@ -189,10 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--silos", type=int, nargs="+", default=[16, 100, 1000])
+    parser.add_argument("--idle", type=float, default=60.0, help="seconds to measure silos that wait")
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("bench/results/hub.json"))
     options = parser.parse_args(arguments)
-    back, crowd = there_and_back(options.rounds), crowds(options.silos, max(options.rounds // 30, 3))
+    back, crowd = there_and_back(options.rounds), crowds(options.silos, max(options.rounds // 30, 3), options.idle)
     moved = large(options.megabytes)
     print_table(
         "an empty question there and back, TLS, loopback",
@@ -201,9 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print_table(
         "processor time of the hub's process, all silos at once",
-        ("silos", "an order [ms]", "orders a second", "peak memory [MiB]"),
+        ("silos", "an order [ms]", "orders a second", "a silo that waits [% of a core]", "peak memory [MiB]"),
         [
-            (str(row["silos"]), f"{row['processor_ms']:.2f}", f"{row['orders_a_second']:.0f}", f"{row['peak_mib']:.0f}")
+            (
+                str(row["silos"]),
+                f"{row['processor_ms']:.2f}",
+                f"{row['orders_a_second']:.0f}",
+                f"{row['idle_percent']:.4f}",
+                f"{row['peak_mib']:.0f}",
+            )
             for row in crowd
         ],
     )

@@ -1,9 +1,9 @@
 """What a round with a large model takes: flwr's own FedAvg, and FedSync's `local` runtime, side by side in one run.
 
 Both are real processes on this machine, over TLS with node authentication: a SuperLink, a SuperExec, a ServerApp, one
-SuperNode a silo. flwr's are as flwr deploys them: a process for every message, a look for messages every 3 s.
-FedSync's have a resident trainer each. The model is one whose training costs next to nothing; what is left of a round
-without the slowest silo's seconds of training is counted. The first round does not count: processes start in it.
+SuperNode a silo. flwr's are as flwr deploys them: a process for every message, a look for messages every 3 s. FedSync's
+have an agent and a resident trainer each. The model is one whose training costs next to nothing; what is left of a
+round without the slowest silo's seconds of training is counted. The first round does not count: processes start in it.
 
 Memory is the kernel's own mark of the most that was resident (VmHWM), of each process, with pages of mapped files, less
 that of the same process in the same federation with a model of a thousand parameters: there it has imported the same
@@ -33,14 +33,13 @@ from typing import Any
 import psutil
 
 from bench.common import markdown_table, print_table, write_json
-from bench.faults.soak_federation import bundled
+from bench.faults.soak_federation import OWN_APP, bundled
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals import versions
 from fedsync.ops import local, runs
 from fedsync.ops.programs import CONNECTION
 
@@ -54,6 +53,7 @@ KINDS = {
     "ServerApp": ("serverapp",),
     "SuperLink": ("superlink",),
     "SuperNode": ("supernode",),
+    "agent": ("fedsync.silo.agent",),
     "ClientApp or trainer": ("clientapp", "fedsync.trainer.server"),
 }
 """Processes by a word of their command lines; the first that fits counts."""
@@ -144,8 +144,6 @@ def fedsync_side(folder: Path, silos: int, model: str, rounds: int, settings: Se
 
 def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[float]:
     """Seconds of each round of flwr's own FedAvg, training apart."""
-    # With no version tested, every one is used in Flower's own way.
-    versions.TESTED = frozenset()
     times = folder / "times.json"
     with tempfile.TemporaryDirectory(prefix="large-") as home:
         processes = local._Processes(folder / "logs", flower_environment(Path(home)))
@@ -155,7 +153,7 @@ def flwr_side(folder: Path, silos: int, parameters: int, rounds: int) -> list[fl
             local._start_silos(processes, server, nodes, silos, {}, None)
             settings = {"parameters": parameters, "silos": silos, "rounds": rounds, "times": str(times)}
             with (
-                bundled("fedsync.flower.server_app:app", "bench.cost.large_flwr:server"),
+                bundled(OWN_APP, "bench.cost.large_flwr:server"),
                 bundled("fedsync.flower.client_app:app", "bench.cost.large_flwr:client"),
             ):
                 bundle = runs.write_bundle(Path(home) / "app", settings)

@@ -33,7 +33,7 @@ FIRST, LAST = 3, 5
 SILOS = [{"name": name, "speed": 400.0} for name in ("a", "b", "c")]
 SETTINGS = ["task={kind: digits}", f"stop.rounds={LAST + 2}", "local.steps=10", "local.batch_size=32"]
 
-WAY = ("ServerApp", "SuperLink", "SuperNode", "trainer")
+WAY = ("ServerApp", "agent", "trainer")
 """Roles of processes, in the order in which an order passes them."""
 
 HOOK = """
@@ -48,7 +48,7 @@ def begin():
         words = file.read().replace("\\0", " ")
     role = next((role for word, role in (
         ("flwr-serverapp", "ServerApp"), (" superlink ", "SuperLink"), (" supernode ", "SuperNode"),
-        ("fedsync.trainer.server", "trainer"),
+        ("fedsync.silo.agent", "agent"), ("fedsync.trainer.server", "trainer"),
     ) if word in words), "virtual" if os.environ.get("PATH_HERE") == str(os.getpid()) else None)
     mine, seen = os.getpid(), set()
     notes = role and open(os.path.join(folder, f"{role}-{mine}.txt"), "a", buffering=1)

@@ -1,7 +1,7 @@
-"""How long an empty order takes from the server to a resident silo and back, against Flower's own way.
+"""How long an empty order takes from the server to a resident silo and back, over the hub and in Flower's messages.
 
 Both are the `local` runtime: a SuperLink, one SuperNode a silo, TLS and node authentication. Flower's own way starts a
-process for every message and looks for messages every 3 s; ours answers in the SuperNode and looks ten times a second.
+process for every message and looks for messages every 3 s; over the hub an agent has its next order at once.
 The order is one local step on one sample, so what is measured is the way there and back. The first orders, in which
 the trainers start, do not count.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from bench.common import print_table, write_json
+from bench.faults.soak_federation import OWN_APP, bundled
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower.internals import versions
 from fedsync.ops.local import run_local
 
 WARM_UP = 2
@@ -31,14 +31,9 @@ def round_trips(silos: int, rounds: int, *, stock: bool) -> list[float]:
     """Seconds of each order after the first ones."""
     machines = [{"name": f"silo-{index}", "speed": 1e6} for index in range(silos)]
     config = StrategyConfig.load("fedavg", [*QUICK, f"stop.rounds={rounds + WARM_UP}"])
-    tested = versions.TESTED
-    with tempfile.TemporaryDirectory(prefix="round-trip-") as folder:
-        try:
-            # With no version tested, every one is used in Flower's own way.
-            versions.TESTED = frozenset() if stock else tested
-            run_local(config, ClusterConfig.model_validate({"silos": machines}), Path(folder))
-        finally:
-            versions.TESTED = tested
+    app = "bench.cost.no_hub:app" if stock else OWN_APP
+    with tempfile.TemporaryDirectory(prefix="round-trip-") as folder, bundled(OWN_APP, app):
+        run_local(config, ClusterConfig.model_validate({"silos": machines}), Path(folder))
         return _times(Path(folder) / JOURNAL)
 
 
@@ -76,7 +71,7 @@ def main() -> None:
     print_table(
         f"seconds of the round trip of an empty order, {options.silos} silo(s)",
         ("way", "orders", "median", "10 %", "90 %", "speed"),
-        [_row("Flower's own", stock, 1.0), _row("SuperNode that answers itself", fast, ratio)],
+        [_row("Flower's messages", stock, 1.0), _row("hub", fast, ratio)],
     )
     write_json(options.out, {"fast_s": fast, "stock_s": stock, "ratio": ratio})
 

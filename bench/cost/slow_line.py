@@ -1,8 +1,8 @@
-"""What a silo with a slow line costs the others, with each answer fetched apart and in Flower's own way.
+"""What a silo with a slow line costs the others, over the hub and in Flower's own messages.
 
 A real federation, with TLS, node authentication and encryption, trains a model of a million parameters without a
 barrier: ASP. What the first silo sends goes through a line of so many bytes a second. Flower announces an answer before
-its parts are there, and its own way of pulling answers returns when all parts of all are. Counted are the updates of
+its parts are there, and its way of pulling answers returns when all parts of all are. Counted are the updates of
 each silo.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.common import markdown_table, print_table, write_json
-from bench.faults.soak_federation import Federation, bundled
+from bench.faults.soak_federation import OWN_APP, Federation, bundled
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import RunError
 from fedsync.core.events import UpdateArrived
@@ -24,8 +24,8 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import submit_run
 
-WAYS = {"one after the other": "bench.cost.one_by_one:app", "each apart": "fedsync.flower.server_app:app"}
-COLUMNS = ("answers are fetched", "updates of the slow line", "updates of each other silo", "ratio")
+WAYS = {"Flower's messages": "bench.cost.no_hub:app", "hub": OWN_APP}
+COLUMNS = ("answers come", "updates of the slow line", "updates of each other silo", "ratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def run(federation: Federation, way: str, seconds: float) -> Row:
         f"min_silos={len(federation.names)}",
     ]
     config = StrategyConfig.load("asp", settings)
-    with bundled(WAYS["each apart"], WAYS[way]):
+    with bundled(OWN_APP, WAYS[way]):
         out = submit_run(federation.config, config)
     while not (out / DONE_FILE).exists():
         if (out / ERROR_FILE).exists():
@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/slow_line.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="slow-line-") as folder:
-        federation = Federation(Path(folder), options.silos, options.line)
+        federation = Federation(
+            Path(folder), options.silos, options.line, code="shipped"
+        )  # else only a hub is answered
         federation.start()
         try:
             rows = [run(federation, way, options.seconds) for way in WAYS]

@@ -40,6 +40,7 @@ PROGRAMS = {
     "SuperLink": "launch superlink",
     "SuperExec": "launch superexec",
     "SuperNode": "launch supernode",
+    "agent": "fedsync.silo.agent",
     "flwr run": "flwr run",
     "ServerApp": "flwr-serverapp",
     "trainer": "fedsync.trainer.server",

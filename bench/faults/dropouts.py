@@ -2,9 +2,9 @@
 
     python bench/faults/dropouts.py [--kills 10] [--silos 5] [--out bench/results/dropouts.json]
 
-A federation as in `soak`: a SuperLink, a SuperNode and a trainer for each silo, TLS, keys. In a round of all silos one
+A federation as in `soak`: a server, an agent and a trainer for each silo, TLS, keys. In a round of all silos one
 trainer is stopped (SIGSTOP) while it has its order, so the round cannot end. When the server has the updates of all
-others, the silo whose update came first is killed (kill -9 of its trainer and its SuperNode). Once it is dead, the
+others, the silo whose update came first is killed (kill -9 of its trainer and its agent). Once it is dead, the
 stopped one goes on. So the server has the victim's update, asks it in vain for its masks, and it knows nothing of them
 when it comes back. FedSync's own supervisors start it again; rounds until all are back are without a kill.
 
@@ -145,10 +145,10 @@ Nodes = dict[str, list[psutil.Process]]
 
 
 def scan(federation: Federation) -> Nodes:
-    """Trainer and SuperNode of each silo. It takes a while on a busy machine, so it is done the round before."""
+    """Trainer and agent of each silo. It takes a while on a busy machine, so it is done the round before."""
     names = {str(federation.folder / f"s{index}"): name for index, name in enumerate(federation.names)}
     found: Nodes = {name: [] for name in federation.names}
-    for word in ("fedsync.trainer.server", "launch supernode"):
+    for word in ("fedsync.trainer.server", "fedsync.silo.agent"):
         for process in federation.processes(word):
             with contextlib.suppress(psutil.NoSuchProcess):
                 found[names[process.environ()["FLWR_HOME"]]].append(process)

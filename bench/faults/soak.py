@@ -31,6 +31,7 @@ from rich.console import Console
 
 from bench.common import markdown_table, print_table, write_json
 from bench.faults.soak_federation import Federation
+from bench.faults.soak_samples import ROLES
 from fedsync import replay
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
@@ -66,7 +67,7 @@ class Run:
 
     def find(self, word: str) -> list[psutil.Process]:
         """Processes that serve it; trainers of runs before it do not."""
-        since_s = self.began_s if "resident" in word else 0.0
+        since_s = self.began_s if "trainer" in word else 0.0
         return self.federation.processes(word, since_s)
 
     def look(self) -> int:
@@ -164,9 +165,10 @@ def _fill_silo(run: Run, rng: random.Random) -> None:
 
 FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
     "kill -9 trainer": _kill("fedsync.trainer.server"),
-    "kill -9 SuperNode": _kill("fedsync.flower.internals.launch supernode"),
+    "kill -9 agent": _kill("fedsync.silo.agent"),
+    "kill -9 SuperNode": _kill("launch supernode"),
     "kill -9 ServerApp": _kill("flwr-serverapp"),
-    "kill -9 SuperLink": _kill("fedsync.flower.internals.launch superlink"),
+    "kill -9 SuperLink": _kill("launch superlink"),
     "kill -9 all at once": _kill_all,
     f"network of a silo cut for {CUT_S:g} s": _cut,
     "disk full at the server": _fill_server,
@@ -321,8 +323,7 @@ def watch_memory(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
     Not their unique memory, which grows when another process that has the same libraries ends.
     """
-    words = {"trainer": "fedsync.trainer.server", "SuperNode": "launch supernode", "ServerApp": "flwr-serverapp"}
-    words |= {"SuperLink": "launch superlink"}
+    words = {role: word for role, word in ROLES.items() if role != "SuperExec"}
     found: dict[str, dict[str, float]] = {name: {} for name in words}
     settings = [
         "task={kind: digits}",

@@ -1,6 +1,7 @@
 """A real federation for `bench/faults/soak.py`: `fedsync server start`, a `fedsync silo start` each, and their keys.
 
-The first silo reaches the server through a proxy, which can be told to swallow everything.
+The first silo reaches the server, and hubs, through a proxy, which can be told to swallow everything. On loopback hubs
+have a name that only proxies know, for Flower and FedSync go through none to this machine.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from fedsync.ops import runs
 from fedsync.trainer.model_export import export_kept
 
 START_S = 120.0
+OWN_APP = "fedsync.flower.server_app:app"
+HUB_NAME = "hub.invalid"
+"""No machine has it; proxies of this module take it, as any other, for this one."""
 
 
 @contextmanager
@@ -44,10 +48,10 @@ def bundled(own: str, other: str) -> Iterator[None]:
 
 
 class Proxy:
-    """Forwards connections, until it is told to swallow everything for a while.
+    """Forwards connections, until it is told to swallow everything for a while. An HTTP proxy (CONNECT) too.
 
     Args:
-        target: where to.
+        target: where connections go that do not ask for another port of this machine.
         bytes_s: what it carries there, over all connections [bytes/s]; the way back is as fast as it can be.
     """
 
@@ -73,7 +77,7 @@ class Proxy:
     def _connect(self, inside: socket.socket) -> None:
         self._wait()
         try:
-            outside = socket.create_connection(self._target)
+            outside = socket.create_connection(_asked(inside) or self._target)
         except OSError:
             inside.close()
             return
@@ -105,6 +109,17 @@ class Proxy:
         return waited
 
 
+def _asked(inside: socket.socket) -> tuple[str, int]:
+    """Where a connection goes by its own word (CONNECT); an `OSError` where it says none."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        if not (byte := inside.recv(1)):
+            raise OSError("it ended")
+        head += byte
+    inside.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+    return "127.0.0.1", int(head.split()[1].rpartition(b":")[2])
+
+
 class Federation:
     """A server and its silos, with TLS, node authentication and keys for encryption.
 
@@ -115,6 +130,7 @@ class Federation:
         liar: whether the first silo lies, once told to.
         lines: between namespaces in which server and silos are; None has them all on loopback.
         keys: for encryption; without them runs are in the clear.
+        code: of each silo, see `fedsync.config.silo_start`.
     """
 
     def __init__(
@@ -126,6 +142,7 @@ class Federation:
         liar: bool = False,
         lines: Lines | None = None,
         keys: bool = True,
+        code: str = "installed",
     ) -> None:
         host, named = ("127.0.0.1", "localhost") if lines is None else (SERVER, SERVER)
         self._lines, self.sealed = lines, keys
@@ -133,18 +150,25 @@ class Federation:
         self.names = [f"silo-{index}" for index in range(silos)]
         (port,) = free_ports(1)
         self.proxy = Proxy(("127.0.0.1", port), line_bytes_s)
+        self._others = Proxy(("127.0.0.1", port))
         certificates = folder / "certs"
-        make_server_certificate(make_authority(certificates), [named], certificates)
+        make_server_certificate(
+            make_authority(certificates), [named, *([HUB_NAME] if lines is None else [])], certificates
+        )
         issued = emulated_keys(self.names, folder / "keys") if keys else None
         server = {"host": host, "port": port, "certificates": "certs", "state": "server"}
+        if lines is None:
+            server["hub"] = {"name": HUB_NAME, "port": 0}
         nodes = {name: make_node_key(name, folder / "nodes") for name in self.names}
         public = {name: str(node.public) for name, node in nodes.items()}
         held = {} if issued is None else {"keys": str(issued.server_file)}
         self._write("server.yaml", {**server, "silos": public, **held})
         for index, name in enumerate(self.names):
             place = self.proxy.port if index == 0 and lines is None else port
-            silo = {"name": name, "server": f"{named}:{place}", "state": f"s{index}", "index": index}
+            silo = {"name": name, "server": f"{named}:{place}", "state": f"s{index}", "index": index, "code": code}
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private)}
+            if lines is None:
+                silo["hub_hosts"] = [HUB_NAME]
             if issued is not None:  # and runs of one silo, too
                 silo |= {"keys": str(issued.silos[name]), "seal": {"members": 1}}
             self._write(f"{name}.yaml", silo)
@@ -214,11 +238,15 @@ class Federation:
     def _fedsync(self, *arguments: str, log: str = "server") -> None:
         before = [] if self._lines is None or log == "server" else self._lines.entering(log)
         program = COMMAND if log in self._liars else (sys.executable, "-m", "fedsync")
+        environment = {**os.environ, FILE: str(self.folder / LIE)}
+        if self._lines is None and log != "server":
+            proxy = self.proxy if log == self.names[0] else self._others
+            environment["HTTPS_PROXY"] = f"http://127.0.0.1:{proxy.port}"
         with (self.folder / f"{log}.out").open("ab") as out:
             process = subprocess.Popen(
                 [*before, *program, *arguments],
                 cwd=self.folder,
-                env={**os.environ, FILE: str(self.folder / LIE)},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

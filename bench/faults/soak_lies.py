@@ -1,7 +1,7 @@
 """A silo that lies, for `bench/faults/soak.py`: its owner has changed the client that is installed there.
 
-Its SuperNode is this file in the place of `fedsync.flower.internals.launch`, and answers orders as the federation's
-file `LIE` says at that moment; where there is no such file, it is honest.
+Its agent is this file in the place of `fedsync.silo.agent`, and answers orders as the federation's file `LIE` says at
+that moment; where there is no such file, it is honest. It sends what the server will not have, too.
 
 `COMMAND` starts it, with the arguments of ``fedsync silo start``.
 """
@@ -11,16 +11,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedsync import cli
 from fedsync.core.orders import WorkReport
-from fedsync.core.transfer import Payload
-from fedsync.flower.internals import launch
+from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.ops import programs
+from fedsync.silo import agent, answers
 from fedsync.trainer.protocol import Ask, Identity, read_reply
+from fedsync.transport.line import HubLine, ReceivedQuestion
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"
 """Name of the file, and the variable of the environment that says where it is."""
@@ -58,13 +61,19 @@ def lying(connect: Callable[[Identity], Ask]) -> Callable[[Identity], Ask]:
     return connect_and_lie
 
 
-def main() -> None:
-    """Be the silo's supervisor, or the SuperNode that it starts."""
-    if sys.argv[1] == "supernode":
-        from fedsync.flower import client_app
+class UnboundedLine(HubLine):
+    """A line that sends more than the server wants."""
 
-        vars(client_app)["connect"] = lying(client_app.connect)
-        launch.main(sys.argv[1:])
-    else:
-        vars(programs)["_CHILD"] = COMMAND
+    def answer(self, asked: ReceivedQuestion, *arguments: Any, **options: Any) -> None:
+        super().answer(replace(asked, most=MAX_SEALED_BYTES), *arguments, **options)
+
+
+def main() -> None:
+    """Be the silo's supervisor, or the agent that it starts."""
+    if sys.argv[1] == "silo":
+        vars(programs)["INTERPRETER"] = COMMAND
         cli.main()
+    else:
+        vars(answers)["connect"] = lying(answers.connect)
+        vars(agent)["HubLine"] = UnboundedLine
+        agent.main(sys.argv[2:])

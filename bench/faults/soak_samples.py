@@ -19,6 +19,7 @@ from bench.faults.soak_federation import Federation
 
 ROLES = {
     "trainer": "fedsync.trainer.server",
+    "agent": "fedsync.silo.agent",
     "SuperNode": "launch supernode",
     "ServerApp": "flwr-serverapp",
     "SuperLink": "launch superlink",

@@ -22,14 +22,11 @@ def start(file: File) -> None:
     from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
-    from fedsync.ops.programs import way
     from fedsync.ops.start import start_server
 
     log_with_times()
     output_may_be_lost()
-    say(f"server on {config.host}:{config.port}, {way()} way; files in {config.state}")
-    if way() == "stock":
-        say("warning: this flwr is not a tested version; let silos reach /v1/fleet/ only, by a proxy", err=True)
+    say(f"server on {config.host}:{config.port}; files in {config.state}")
     start_server(config)
 
 

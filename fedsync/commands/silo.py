@@ -23,12 +23,11 @@ def start(file: File) -> None:
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.ops.programs import way
     from fedsync.ops.start import start_silo
 
     log_with_times()
     output_may_be_lost()
-    say(f"silo {config.name}, server {config.server}, {way(config.code)} way; files in {config.state}")
+    say(f"silo {config.name}, server {config.server}; files in {config.state}")
     start_silo(config)
 
 

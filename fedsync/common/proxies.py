@@ -172,10 +172,16 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
     return {"no_proxy": told, "NO_PROXY": told, **unusable}
 
 
-def proxied(way: Way, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which an HTTP client goes this way, and to this machine through no proxy."""
+def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
+    """Variables by which an HTTP client goes this way, and to this machine through no proxy.
+
+    Args:
+        way: to a server.
+        environment: of this process.
+        hosts: that are reached the same way.
+    """
     if way.proxy is None:
-        return unproxied(environment, way.host)
+        return unproxied(environment, way.host, *hosts)
     user, _, password = (way.proxy.credentials or "").partition(":")
     secret = f"{quote(user, safe='')}:{quote(password, safe='')}@" if way.proxy.credentials else ""
     address = f"http://{secret}{way.proxy}"

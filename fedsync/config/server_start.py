@@ -8,10 +8,9 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from fedsync.common.names import SILO_NAME
-from fedsync.config.gate import GateConfig
 from fedsync.config.locate import beside
 from fedsync.config.section import Section
-from fedsync.config.silo_start import LogsConfig, absolute, must_exist
+from fedsync.config.silo_start import ADDRESS, LogsConfig, absolute, must_exist
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.errors import ConfigError
 
@@ -40,6 +39,32 @@ class UpstreamConfig(Section):
 
     node_key: str
     """This relay's node key, as `fedsync certs silo` writes it."""
+
+
+class HubConfig(Section):
+    """Where silos come to in a run. Each run has a port of its own."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """The first port; left out, the one above the server's. 0 for any that is free."""
+
+    runs: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Ports from there on, and so runs at a time."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] | None = None
+    """Host name or address at which silos reach it; left out, the first one that the server's certificate is for."""
+
+    proxy: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    """``host:port`` of an nginx in front, as ``deploy/nginx.conf`` has it. Hubs then listen on sockets and on no port;
+    let the server itself listen on loopback."""
+
+    sockets: str | None = None
+    """Folder of these sockets, which nginx's user has to enter; left out, ``hubs`` in the state folder, for an nginx of
+    the server's own user."""
+
+    def listening(self, server: int) -> tuple[int, ...]:
+        """Ports that may be listened on, beside the server's port."""
+        first = server + 1 if self.port is None else self.port
+        return (0,) if first == 0 else tuple(range(first, min(first + self.runs, 65536)))
 
 
 class ServerStartConfig(Section):
@@ -76,8 +101,8 @@ class ServerStartConfig(Section):
     logs: LogsConfig = Field(default_factory=LogsConfig)
     """How much of the logs is kept."""
 
-    gate: GateConfig = Field(default_factory=GateConfig)
-    """What strangers and silos may hold of the server."""
+    hub: HubConfig = Field(default_factory=HubConfig)
+    """Where silos come to in a run."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:
@@ -118,7 +143,8 @@ class ServerStartConfig(Section):
                 raise ConfigError(file.place(("relays", name, "key")), f"{key} does not exist", remedy)
             relays[name] = relay.model_copy(update={"key": key})
         upstream = None if config.upstream is None else _there(config.upstream, file, path)
-        return config.model_copy(update={"silos": silos, "relays": relays, "upstream": upstream})
+        hub = absolute(config.hub, path, ("sockets",))
+        return config.model_copy(update={"silos": silos, "relays": relays, "upstream": upstream, "hub": hub})
 
     @property
     def node_keys(self) -> dict[str, str]:

@@ -141,6 +141,10 @@ class SiloStartConfig(Section):
     """HTTP proxy on the way to the server, ``http://host:port``, which has to pass TLS on as it is (``CONNECT``), or
     ``direct`` for none. Left out, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` of the environment say."""
 
+    hub_hosts: list[str] = Field(default_factory=list)
+    """Hosts at which the hub of a run may be: the server names one when a run begins. Left out, only the server's own
+    host."""
+
     authority: str | None = None
     """Certificate of the federation's authority, ``ca.crt``."""
 
@@ -283,6 +287,11 @@ class SiloStartConfig(Section):
             problem = f"{config.state} has {length} bytes, at most {LONGEST_STATE}"
             raise ConfigError(file.place(("state",)), problem, "Choose a shorter path: sockets live below it")
         return config
+
+    @property
+    def trusted_hosts(self) -> list[str]:
+        """Hosts at which the hub of a run may be."""
+        return self.hub_hosts or [self.server.rpartition(":")[0].strip("[]")]
 
     @property
     def paths(self) -> list[str]:

@@ -1,6 +1,6 @@
-"""The Flower driver: the coordinator on Flower's grid.
+"""The Flower driver: the coordinator, with silos behind a transport.
 
-The same loop serves Flower's simulation engine and a real SuperLink. Each turn hands everything that happened to the
+The same loop serves Flower's simulation engine and real silos. Each turn hands everything that happened to the
 coordinator as one batch and carries out its actions:
 
 | what happened | event |
@@ -16,8 +16,6 @@ coordinator as one batch and carries out its actions:
 
 A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions: meanwhile orders
 and evaluations are held. Before anything goes out that silos learn from a commit, a checkpoint is on disk.
-
-Replies are pulled by this loop, not by Flower's `send_and_receive`, which looks every 3 s and forgets what comes late.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import replace
-
-from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.core import foreign
@@ -54,11 +50,9 @@ from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.parts import CommonForm
 from fedsync.core.transfer import DurableAggregator, Payload, VersionMismatch, store
 from fedsync.flower.checkpoints import Checkpoints, Moment
-from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.operator_requests import Requests
 from fedsync.flower.outbox import Outbox
-from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.payloads import needed
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Regions, Relayed
@@ -79,15 +73,17 @@ from fedsync.trainer.protocol import (
     Train,
 )
 from fedsync.trainer.refusals import explained
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloAnswer
 
 logger = foreign.logger(__name__)
 
 
 class FlowerDriver:
-    """Runs a coordinator to its end on a grid.
+    """Runs a coordinator to its end.
 
     Args:
-        grid: of Flower.
+        transport: to the silos.
         coordinator: decides.
         store: adds updates, and knows what each silo needs.
         layout: of the model.
@@ -103,14 +99,13 @@ class FlowerDriver:
         admission: who may take part.
         checkpoints: keeps what is needed to resume the run; None keeps nothing.
         resumed: the moment that coordinator and store are at, where another process began the run.
-        parcels: what is left at the server's gate; None where there is none.
         operator: what the server's user asks for; None where nobody can.
         adds: updates of a region may be added up before they are committed.
     """
 
     def __init__(
         self,
-        grid: Grid,
+        transport: Transport,
         coordinator: Coordinator,
         aggregator: DurableAggregator,
         layout: Layout,
@@ -125,7 +120,6 @@ class FlowerDriver:
         admission: Admission | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
-        parcels: ParcelStore | None = None,
         operator: Requests | None = None,
         adds: bool = False,
     ) -> None:
@@ -133,11 +127,11 @@ class FlowerDriver:
         self._form, self._recorder = form, recorder
         self._timing, self._in_spare_time = timing, in_spare_time
         self._after_commit, self._keep_best = after_commit, keep_best
-        self._nodes = Nodes(grid, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
+        self._nodes = Nodes(transport, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
         self.refusals = self._nodes.refusals
         self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
         report_s = timing.report_s if report_s is None else report_s
-        self._outbox = Outbox(grid, self._nodes, spec, timing, report_s, aggregator, layout.nbytes, parcels=parcels)
+        self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
         self._held: list[Action] = []
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
@@ -233,20 +227,20 @@ class FlowerDriver:
     # What happened.
 
     def _replies(self) -> list[Event]:
-        events = [self._event(sent, arrival) for sent, arrival in self._outbox.replies(self._now_s())]
+        events = [self._event(sent, answer) for sent, answer in self._outbox.replies(self._now_s())]
         return [event for event in events if event is not None]
 
-    def _event(self, sent: PendingMessage, arrival: Arrival) -> Event | None:
+    def _event(self, sent: PendingMessage, answer: SiloAnswer) -> Event | None:
         now_s, name = self._now_s(), self._nodes.sender(sent.node)
         try:
-            reply, payload = self._outbox.read(sent, arrival)
+            reply, payload = self._outbox.read(sent, answer)
             match sent.request, reply:
                 case Describe(), Hello():
                     return self._hello(sent.node, reply, payload, now_s)
                 case Train(order), InProgress():
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
-                    update = None if isinstance(arrival, Relayed) and arrival.summed else needed(payload, name)
+                    update = None if isinstance(answer, Relayed) and answer.summed else needed(payload, name)
                     return self._update(name, order, reply, update, now_s)
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)
@@ -412,5 +406,5 @@ class FlowerDriver:
 
     def _flush(self) -> list[Event]:
         """Push what waits; a node that is not known any more is an answer too."""
-        lost = [self._failed(sent, "its node is not known to the SuperLink") for sent in self._outbox.flush()]
+        lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flwr.app import Array, ArrayRecord
-from flwr.serverapp import Grid
 
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.strategy import StrategyConfig
@@ -19,11 +18,11 @@ from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.outbox import Outbox
-from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.regions import Regions
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, InitialModel, Refused
 from fedsync.trainer.refusals import explained
+from fedsync.transport.port import Transport
 
 if TYPE_CHECKING:
     from fedsync.train.weights import TaskModel
@@ -34,9 +33,6 @@ Answered = TypeVar("Answered")
 
 _SMALL_BYTES = 2**24
 """Size of a model that stays in memory between two times that it is written."""
-
-_AT_ONCE = 2
-"""Models that are fetched at the same time: nobody knows yet how large one is, and one silo may hold up only one."""
 
 
 def task_model(config: StrategyConfig) -> TaskModel:
@@ -94,11 +90,10 @@ def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vect
 
 
 def ask_for_model(
-    grid: Grid,
+    transport: Transport,
     spec: str,
     timing: Timeouts,
     admission: Admission | None = None,
-    parcels: ParcelStore | None = None,
 ) -> tuple[Vector, InitialModel]:
     """The model before any training, float32 [layout.size], and what is said of it, from the first silo that has it.
 
@@ -111,31 +106,32 @@ def ask_for_model(
     def read(about: InitialModel, payload: Payload | None, sender: str) -> tuple[Vector, InitialModel]:
         return payloads.read_model(about.layout, payload, sender)[0], about
 
-    return _asked(grid, spec, timing, admission, AskModel(), read, parcels)
+    return _asked(transport, spec, timing, admission, AskModel(), read)
 
 
-def ask_for_layout(grid: Grid, spec: str, timing: Timeouts, admission: Admission | None = None) -> InitialModel:
+def ask_for_layout(
+    transport: Transport, spec: str, timing: Timeouts, admission: Admission | None = None
+) -> InitialModel:
     """The same without the values."""
 
     def read(about: InitialModel, _: Payload | None, sender: str) -> InitialModel:
         payloads.check_names(about.layout, sender)
         return about
 
-    return _asked(grid, spec, timing, admission, AskModel(values=False), read)
+    return _asked(transport, spec, timing, admission, AskModel(values=False), read)
 
 
 def _asked(
-    grid: Grid,
+    transport: Transport,
     spec: str,
     timing: Timeouts,
     admission: Admission | None,
     question: AskModel,
     read: Callable[[InitialModel, Payload | None, str], Answered],
-    parcels: ParcelStore | None = None,
 ) -> Answered:
     begin_s = time.monotonic()
-    nodes, last = Nodes(grid, admission, timing.look_s, Regions(hold_s=timing.hold_s)), "nobody answered"
-    outbox = Outbox(grid, nodes, spec, timing, report_s=0.0, at_once=_AT_ONCE, parcels=parcels)
+    nodes, last = Nodes(transport, admission, timing.look_s, Regions(hold_s=timing.hold_s)), "nobody answered"
+    outbox = Outbox(transport, nodes, spec, timing, report_s=0.0)
     while (now_s := time.monotonic() - begin_s) < timing.join_timeout_s:
         gone, fresh = nodes.look()
         for node in gone:
@@ -148,10 +144,10 @@ def _asked(
             outbox.ask_again(sent, now_s)
         for sent in [*outbox.overdue(now_s), *outbox.flush()]:
             nodes.ask_again(sent.node)
-        for sent, arrival in outbox.replies(now_s):
+        for sent, answer in outbox.replies(now_s):
             name, why = nodes.sender(sent.node), None
             try:
-                match outbox.read(sent, arrival):
+                match outbox.read(sent, answer):
                     case InitialModel() as about, payload:
                         return read(about, payload, name)
                     case Refused() as refused, _:

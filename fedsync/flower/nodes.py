@@ -11,15 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-
-from flwr.serverapp import Grid
+from typing import Protocol
 
 from fedsync.common.backoff import Backoff
 from fedsync.core import foreign
 from fedsync.core.checks import MAX_NAME, check_facts
 from fedsync.core.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.parts import CommonForm
-from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.regions import Regions
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
@@ -32,6 +30,8 @@ from fedsync.trainer.refusals import (
     explained_too_few,
     listed,
 )
+from fedsync.transport.port import Peer
+from fedsync.transport.questions import SiloAnswer
 
 logger = foreign.logger(__name__)
 
@@ -100,23 +100,30 @@ _MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 
 
+class Members(Protocol):
+    """What tells who is there: a `Transport`."""
+
+    def peers(self) -> Sequence[Peer]:
+        """Nodes that are there."""
+
+
 class Nodes:
-    """The nodes of a grid, and the silos that they are.
+    """The nodes that are there, and the silos that they are.
 
     A node that is refused is logged once, is asked nothing, and is not looked at again while it stays; one whose
     name another node has is looked at again when that one is gone.
 
     Args:
-        grid: of Flower.
+        members: tells of nodes.
         admission: who may take part.
         look_s: shortest time between two looks [s]; they are rarer where they take long. 0 for none.
         regions: those of the run, whose nodes are nodes, too.
     """
 
     def __init__(
-        self, grid: Grid, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
+        self, members: Members, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
     ) -> None:
-        self._grid = grid
+        self._members = members
         self.regions = regions or Regions()
         self._look_s = look_s
         self._next_s = -inf
@@ -151,15 +158,15 @@ class Nodes:
         begun_s = time.monotonic()
         if begun_s < self._next_s:
             return [], []
-        infos = self.regions.around(self._grid.get_nodes())
+        peers = self.regions.around(self._members.peers())
         if self._look_s:
             # Flower tells of all nodes each time, and of a thousand it takes a server long that has much to do.
             took_s = time.monotonic() - begun_s
             self._next_s = begun_s + max(self._look_s, took_s + min(_PAUSE * took_s, _MOST_PAUSE_S))
-        here = {info.node_id: info.name for info in infos}
+        here = {peer.node_id: peer.name for peer in peers}
         self._registered.update((node, name) for node, name in here.items() if name)
         self._registered_only |= bool(self._registered)
-        before, self._activated = self._activated, {info.node_id: info.last_activated_at for info in infos}
+        before, self._activated = self._activated, {peer.node_id: peer.since for peer in peers}
         back = {node for node, at in self._activated.items() if before.get(node, at) != at}
         gone = sorted((self._seen - here.keys()) | (self._seen & back))
         self._rests = {node: looks - 1 for node, looks in self._rests.items()}
@@ -178,7 +185,7 @@ class Nodes:
         self._tell_who_is_missing()
         return gone, fresh
 
-    def relay(self, node: int, arrival: Arrival) -> None:
+    def relay(self, node: int, answer: SiloAnswer) -> None:
         """Take a node for a relay, as it has said.
 
         Raises:
@@ -187,7 +194,7 @@ class Nodes:
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
             raise self._refusal(node, "relay", "it says that it is a relay, and `regions` names none of this name")
-        self.regions.enrol(node, name or f"relay {node}", str(self._activated[node]), arrival)
+        self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
         """Strike off a node that is gone; returns the silo's name if it was one."""

@@ -5,7 +5,7 @@
 | posted | `flush` | waiting, or lost at once where its node is not known any more |
 | waiting | its answer comes | answered: what asked for the same since is forgotten |
 | waiting | ``ask_s``, and twice as long as answers take lately | waiting, and asked for again; each time later |
-| waiting | ``ask_s``, but the SuperLink has it, or its answer | waiting for as long again |
+| waiting | ``ask_s``, but the transport cannot have lost it | waiting for as long again |
 | waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
 | any | its node is gone | forgotten |
 
@@ -13,9 +13,6 @@ An order is asked for again by `Collect`, and so until it is done; anything else
 that is queued at its silo begins when the one before it is over.
 
 What silos behind a relay are asked goes together (`fedsync.flower.regions`), and is waited for one by one.
-
-Large payloads are left at the server's gate where there is one (`fedsync.flower.parcels`): for nodes that say in an
-answer that they can fetch them, and of all nodes that leave theirs there.
 """
 
 from __future__ import annotations
@@ -23,19 +20,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
-
-from flwr.app import Message
-from flwr.serverapp import Grid
+from typing import Literal
 
 from fedsync.core import foreign
 from fedsync.core.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.core.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
-from fedsync.flower import messages, payloads
-from fedsync.flower.internals.pull import BESIDE, MOST_AT_ONCE, Arrival, Arrivals
 from fedsync.flower.nodes import APP_ERRORS, AnotherApp, Nodes
-from fedsync.flower.packing import Packer
-from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Letter, Relayed
 from fedsync.flower.timeouts import AnswerTimes, Timeouts
@@ -54,25 +45,29 @@ from fedsync.trainer.protocol import (
     read_reply,
     write_request,
 )
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 logger = foreign.logger(__name__)
 
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
 _SOON_S = 5.0
-"""What is to be asked for again so soon is looked for at the SuperLink with what is now."""
+"""What is to be asked for again so soon is looked for with what is now."""
 
 _SMALL_ANSWER_BYTES = 2**20
 """Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
 
 
 class Outbox:
-    """Makes the messages of one run, and keeps them until they are answered; times are the driver's, in seconds.
+    """Asks the silos of one run: makes questions, and keeps them until they are answered.
+
+    Times are the driver's, in seconds.
 
     They go out when told to, so that what they are made of can be put on disk before.
 
     Args:
-        grid: of Flower.
+        transport: carries them.
         nodes: which node is which silo.
         spec: the run's specification as JSON, for the silos.
         timing: how long to wait.
@@ -80,35 +75,27 @@ class Outbox:
         aggregator: knows what each silo needs to have the current model, and what it wants to know of silos; None as
             long as there is no model.
         model_bytes: size of the model.
-        at_once: answers that are fetched at the same time.
-        parcels: what is left at the server's gate; None where there is none.
     """
 
     def __init__(
         self,
-        grid: Grid,
+        transport: Transport,
         nodes: Nodes,
         spec: str,
         timing: Timeouts,
         report_s: float,
         aggregator: DurableAggregator | None = None,
         model_bytes: int = MAX_SEALED_BYTES,
-        at_once: int = MOST_AT_ONCE,
-        parcels: ParcelStore | None = None,
     ) -> None:
-        self._grid = grid
+        self._transport = transport
         self._nodes = nodes
         self._spec = spec
         self._timing = timing
         self._report_s = report_s
         self._aggregator = aggregator
         self._model_bytes = model_bytes
-        self._arrivals = Arrivals(grid, at_once)
-        self._parcels = parcels
-        self._fetching: set[int] = set()
-        self._packer = Packer(parcels)
         self._answer_times = AnswerTimes(timing.ask_s)
-        self._posted: list[tuple[PendingMessage, Message | Letter]] = []
+        self._posted: list[tuple[PendingMessage, SiloQuestion | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
     # What is asked.
@@ -206,26 +193,11 @@ class Outbox:
             case _:
                 return aggregator.outgoing(silo, Subject.LAST)
 
-    def _ticket(self, sent: PendingMessage) -> Ticket | None:
-        """Where an answer may be left that is larger than what goes into a message anyway."""
-        most = self._most_bytes(sent.request)
-        large = isinstance(sent.request, Train | AskModel | AskSnapshot) and most > payloads.SMALL_BYTES
-        if self._parcels is None or not large:
-            return None
-        what = sent.order.update_id if sent.order is not None else type(sent.request).__name__
-        return self._parcels.expect(sent.node, what, most)
-
     def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
         """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
         sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=None if sent.queued else now_s)
         left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
-        if sent.node in self._nodes.regions:
-            self._posted.append((sent, self._message(sent, request, payload, left_s)))
-            return
-        packed = None if payload is None else self._packer.pack(payload, fetches=sent.node in self._fetching)
-        parcel = packed.digest if isinstance(packed, Parcel) else ""
-        sent = replace(sent, parcel=parcel, ticket=self._ticket(sent))
-        self._posted.append((sent, messages.request(sent.node, self._spec, request, packed, left_s, sent.ticket)))
+        self._posted.append((sent, self._message(sent, request, payload, left_s)))
 
     def _patience_s(self, sent: PendingMessage) -> float:
         """How long an answer is waited for before it is asked for again."""
@@ -234,12 +206,11 @@ class Outbox:
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
-    ) -> Message | Letter:
-        """A question with its bytes in it, or for a relay's bundle."""
+    ) -> SiloQuestion | Letter:
+        """A question with its bytes, or one for a relay's bundle."""
         if sent.node not in self._nodes.regions:
-            return messages.request(
-                sent.node, self._spec, request, None if payload is None else payloads.pack(payload), left_s
-            )
+            most = self._most_bytes(sent.request)
+            return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
         letter = Letter(write_request(request), payload, self._most_bytes(sent.request), left_s)
         if sent.order is None or sent.order.apart or self._aggregator is None:
             return letter
@@ -264,102 +235,69 @@ class Outbox:
         self._posted = [(change(sent), message) for sent, message in self._posted]
 
     def flush(self) -> list[PendingMessage]:
-        """Push what was posted; returns those whose node the SuperLink does not know any more."""
-        self._tidy_up()
-        lost = self._bundle([(sent, letter) for sent, letter in self._posted if isinstance(letter, Letter)])
-        posted = [(sent, message) for sent, message in self._posted if isinstance(message, Message)]
-        self._posted = []
-        while posted:
-            count = messages.together([message for _, message in posted])
-            pushed, posted = posted[:count], posted[count:]
-            found = iter(self._grid.push_messages([message for _, message in pushed]))
-            for sent, _ in pushed:
-                identifier = next(found, "")  # there are none at all where Flower finds it too large
-                if identifier:
-                    self._sent[identifier] = sent
-                else:
-                    lost.append(sent)
-        return lost
-
-    def _bundle(self, letters: Sequence[tuple[PendingMessage, Letter]]) -> list[PendingMessage]:
-        """Send what is for silos behind relays; returns those whose relay is gone."""
-        regions, lost = self._nodes.regions, []
-        told = [(sent.node, letter) for sent, letter in letters]
-        named = regions.push(self._grid, self._spec, told, self._fetching, self._parcels)
-        for (sent, _), number in zip(letters, named, strict=True):
-            if number is None:
+        """Send what was posted; returns those whose node is not known any more."""
+        regions = self._nodes.regions
+        self._transport.keep({*self._sent, *regions.bundles})
+        posted, self._posted = self._posted, []
+        letters = [(sent, each) for sent, each in posted if isinstance(each, Letter)]
+        alone = [(sent, each) for sent, each in posted if isinstance(each, SiloQuestion)]
+        named = regions.push(self._transport, self._spec, [(sent.node, letter) for sent, letter in letters])
+        named += self._transport.send([(sent.node, question) for sent, question in alone])
+        lost = []
+        for (sent, _), name in zip([*letters, *alone], named, strict=True):
+            if name is None:
                 lost.append(sent)
             else:
-                self._sent[number] = sent
+                self._sent[name] = sent
         return lost
-
-    def _tidy_up(self) -> None:
-        """Keep at the gate what messages under way speak of."""
-        if self._parcels is None:
-            return
-        digests = {sent.parcel for sent in self.waiting} | self._packer.digests
-        tickets = {(sent.node, sent.ticket.name) for sent in self.waiting if sent.ticket is not None}
-        more = self._nodes.regions.parcels
-        self._parcels.keep(digests | more[0], tickets | more[1])
 
     def wait(self, seconds: float) -> None:
         """Wait for answers, so long at most."""
-        self._arrivals.wait(seconds)
+        self._transport.wait(seconds)
 
-    def replies(self, now_s: float) -> list[tuple[PendingMessage, Arrival]]:
+    def replies(self, now_s: float) -> list[tuple[PendingMessage, SiloAnswer]]:
         """Answers that have come, each with what it answers; those to what is forgotten are left out."""
-        regions, found = self._nodes.regions, list[tuple[PendingMessage | None, Arrival]]()
-        alone = {identifier: sent for identifier, sent in self._sent.items() if sent.node not in regions}
-        most = {identifier: self._most_bytes(sent.request) for identifier, sent in alone.items()} | regions.most
-        for arrival in self._arrivals.pull({identifier: BESIDE + nbytes for identifier, nbytes in most.items()}):
-            relayed = regions.unpack(arrival, self._sent, self._aggregator, self._parcels)
+        regions, found = self._nodes.regions, list[tuple[PendingMessage | None, SiloAnswer]]()
+        for answer in self._transport.receive():
+            relayed = regions.unpack(answer, self._sent, self._aggregator)
             if relayed is not None:
-                found += [(self._end(each.answers), each) for each in relayed if not self._again(each)]
-            elif (sent := self._end(arrival.answers)) is not None and not self._is_relay(sent, arrival):
+                found += [(self._end(each.name), each) for each in relayed if not self._again(each)]
+            elif (sent := self._end(answer.name)) is not None and not self._is_relay(sent, answer):
                 if sent.sent_s is not None:
                     self._answer_times.answered(now_s - sent.sent_s)
-                found.append((sent, arrival))
-        return [(sent, arrival) for sent, arrival in found if sent is not None]
+                found.append((sent, answer))
+        return [(sent, answer) for sent, answer in found if sent is not None]
 
     def _again(self, answer: Relayed) -> bool:
         """Whether an answer has to be asked for once more, which is done at once."""
-        if answer.again and (sent := self._sent.get(answer.answers)) is not None:
-            self._sent[answer.answers] = replace(sent, ask_s=-inf)
+        if answer.again and (sent := self._sent.get(answer.name)) is not None:
+            self._sent[answer.name] = replace(sent, ask_s=-inf)
         return answer.again
 
-    def _is_relay(self, sent: PendingMessage, arrival: Arrival) -> bool:
+    def _is_relay(self, sent: PendingMessage, answer: SiloAnswer) -> bool:
         """Whether a node that was asked for the first time has said that it is a relay."""
-        if arrival.content is None or not messages.is_relay(arrival.content):
+        if not answer.relay:
             return False
         try:
-            self._nodes.relay(sent.node, arrival)
+            self._nodes.relay(sent.node, answer)
         except ProtocolError as error:
             logger.warning("refused: %s", error)
             self._nodes.ask_again(sent.node)
         return True
 
-    def read(self, sent: PendingMessage, arrival: Arrival) -> tuple[Reply, Payload | None]:
+    def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
         """The reply in an answer, and the bytes beside it, uint8.
 
         Raises:
             ProtocolError: there is none, or the silo sent something else.
         """
         name = self._nodes.sender(sent.node)
+        if answer.problem:
+            if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:
+                raise AnotherApp(name, answer.problem, answer.code)
+            raise ProtocolError(name, answer.check, answer.problem)
         most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
-        if isinstance(arrival, Relayed) and not arrival.problem:
-            return read_reply(arrival.text, name, most), arrival.payload
-        if arrival.content is None:
-            if isinstance(sent.request, Describe | AskModel) and arrival.code in APP_ERRORS:
-                raise AnotherApp(name, arrival.problem, arrival.code)
-            raise ProtocolError(name, "answer", arrival.problem)
-        (self._fetching.add if messages.fetches(arrival.content) else self._fetching.discard)(sent.node)
-        reply, payload = messages.read_answer(arrival.content, name, self._most_bytes(sent.request), most)
-        uploaded = messages.read_uploaded(arrival.content, name)
-        if uploaded is not None:
-            if self._parcels is None or sent.ticket is None:
-                raise ProtocolError(name, "upload", "nobody expects it")
-            payload = self._parcels.arrived(sent.node, sent.ticket, uploaded, name)
-        return reply, payload
+        return read_reply(answer.text, name, most), answer.payload
 
     def _most_bytes(self, request: Request) -> int:
         """Bytes that may come beside a reply."""
@@ -381,11 +319,11 @@ class Outbox:
         return [sent for identifier in late if (sent := self._end(identifier)) is not None]
 
     def unanswered(self, now_s: float) -> list[PendingMessage]:
-        """Those to ask for again, which they are not a second time, nor while they wait at the SuperLink."""
+        """Those to ask for again, which they are not a second time, nor while they cannot be lost."""
         soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
         if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
             return []
-        for identifier in self._arrivals.waiting(soon):
+        for identifier in self._transport.waiting(soon):
             sent = self._sent[identifier]
             self._sent[identifier] = replace(sent, ask_s=now_s + self._patience_s(sent))
         quiet = [identifier for identifier in soon if self._sent[identifier].ask_s <= now_s]
@@ -405,3 +343,14 @@ class Outbox:
     def forget(self, node: int) -> None:
         self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
         self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
+
+
+def kind_of(request: Request) -> Literal["query", "train", "evaluate"]:
+    """What a request is, as Flower sorts messages."""
+    match request:
+        case Train():
+            return "train"
+        case EvaluateModel():
+            return "evaluate"
+        case _:
+            return "query"

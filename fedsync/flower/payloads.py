@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from fedsync.core.errors import ConfigError, ProtocolError
 from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
 from fedsync.core.transfer import Payload
-from fedsync.flower.parcels import Parcel, Uploaded
 
 SMALL_BYTES = 262_144
 """Payloads up to this size travel beside the texts: three objects fewer weigh more than their bytes once a silo."""
@@ -27,9 +26,6 @@ _FLAT, _RAW = "flat", "raw"
 _LONGEST_NAME, _MOST_AXES = 256, 32
 _NAMED = 4
 """Tensors that an error lists."""
-
-Packed = ArrayRecord | bytes | Parcel | Uploaded
-"""A payload for the wire: an array, if it is small its bytes, or what it is called where it was left."""
 
 
 def pack(payload: Payload) -> ArrayRecord | bytes:

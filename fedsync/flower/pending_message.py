@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import inf
 
 from fedsync.core.orders import WorkOrder
-from fedsync.flower.parcels import Ticket
 from fedsync.trainer.protocol import EvaluateModel, Request, Train
 
 
@@ -27,8 +26,6 @@ class PendingMessage:
         halt: its silo should stop and send what it has.
         again: it was sent before, with what did not fit the version of the model that the silo keeps.
         queued: its silo has another order before it, which is not over; so it is not overdue at any time.
-        parcel: SHA-256 of what its node fetches at the gate; empty for nothing.
-        ticket: under which its node may leave an answer there.
     """
 
     node: int
@@ -43,8 +40,6 @@ class PendingMessage:
     halt: bool = False
     again: bool = False
     queued: bool = False
-    parcel: str = ""
-    ticket: Ticket | None = None
 
     @property
     def order(self) -> WorkOrder | None:

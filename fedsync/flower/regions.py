@@ -17,18 +17,11 @@ import secrets
 import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from flwr.app import Message
-from flwr.serverapp import Grid
 
 from fedsync.core import foreign
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.transfer import DurableAggregator, Payload
-from fedsync.flower import messages, payloads
-from fedsync.flower.internals.pull import Arrival
-from fedsync.flower.parcels import Parcel, ParcelStore, Ticket
 from fedsync.trainer.regions import (
     MAX_SILOS,
     RegionAsk,
@@ -42,21 +35,14 @@ from fedsync.trainer.regions import (
     read_region_reply,
     write,
 )
+from fedsync.transport.port import Peer, Transport
+from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
 
 logger = foreign.logger(__name__)
 
 _LOST_S = 35.0
 _PAUSE_S = 1.0
 _TEXTS = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class SiloNode:
-    """A node behind a relay, as the grid would name it."""
-
-    node_id: int
-    name: str
-    last_activated_at: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +63,24 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Relayed(Arrival):
-    """An answer of a silo behind a relay.
+class Relayed(SiloAnswer):
+    """An answer of a silo behind a relay; the payload is None also of an update that is in a sum.
 
     Args:
-        text: what it says.
-        payload: what came with it; None also of an update that is in a sum.
         summed: it is an update in a region's sum, which the aggregator has.
         again: it was in a sum that the aggregator does not take: it is to be asked for, and comes alone.
     """
 
-    text: str = ""
-    payload: Payload | None = None
     summed: bool = False
     again: bool = False
 
 
 @dataclass(slots=True)
 class _Bundle:
-    """A message to a relay that has no answer."""
+    """A message to a relay that has no answer; when it is given up, and the bytes that may come with its answer."""
 
     until_s: float
     most: int
-    parcel: str
-    ticket: Ticket | None
 
 
 @dataclass(slots=True)
@@ -154,31 +134,30 @@ class Regions:
 
     # Who is there.
 
-    def around(self, infos: Iterable[Any]) -> list[Any]:
-        """Nodes as the grid has them, but for relays, and those behind these."""
-        found = {info.node_id: info for info in infos}
+    def around(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Nodes as the transport has them, but for relays, and those behind these."""
+        found = {peer.node_id: peer for peer in peers}
         for node, relay in list(self._relays.items()):
-            if node not in found or str(found[node].last_activated_at) != relay.since:
+            if node not in found or found[node].since != relay.since:
                 self._forget(node)
         silos = [
-            SiloNode(relay.numbers[number], each.name, each.since)
+            Peer(relay.numbers[number], each.name, each.since)
             for relay in self._relays.values()
             for number, each in relay.here.items()
         ]
-        return [*(info for node, info in found.items() if node not in self._relays), *silos]
+        return [*(peer for node, peer in found.items() if node not in self._relays), *silos]
 
     def relay_of(self, node: int) -> str:
         """Name of the relay that a node is behind; empty for none."""
         return self._relays[self._behind[node][0]].name if node in self._behind else ""
 
-    def enrol(self, node: int, name: str, since: str, arrival: Arrival) -> None:
+    def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
         """A node has said that it is a relay.
 
         Raises:
             ProtocolError: what else it says is none.
         """
-        assert arrival.content is not None
-        reply = read_region_reply(messages.read_answer_text(arrival.content, name, 0)[0], name)
+        reply = read_region_reply(answer.text, name)
         logger.info("%s is a relay", name)
         self._relays[node] = _Relay(name, since)
         self._hear(node, reply)
@@ -203,22 +182,13 @@ class Regions:
 
     # What is asked.
 
-    def push(
-        self,
-        grid: Grid,
-        spec: str,
-        letters: Sequence[tuple[int, Letter]],
-        fetching: set[int],
-        parcels: ParcelStore | None,
-    ) -> list[str | None]:
+    def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, Letter]]) -> list[str | None]:
         """Send what is posted, a message for each relay; returns what names each question, None where its node is gone.
 
         Args:
-            grid: of Flower.
+            transport: to relays.
             spec: the run's specification as JSON.
             letters: each with the node that it is for.
-            fetching: nodes that fetch at the gate.
-            parcels: what is there.
         """
         named: list[str | None] = []
         asks: dict[int, list[RegionAsk]] = {}
@@ -246,103 +216,58 @@ class Regions:
         for node, relay_ in self._relays.items():
             relay_.bundles = {name: each for name, each in relay_.bundles.items() if now_s < each.until_s}
             if node in asks or (not relay_.bundles and now_s >= relay_.quiet_s):
-                message, bundle = self._bundle(
-                    node, spec, asks.get(node, []), pieces.get(node, []), parcels, fetches=node in fetching
-                )
-                for identifier in grid.push_messages([message]):
-                    if identifier:
-                        relay_.bundles[identifier] = bundle
+                question_ = self._bundle(node, spec, asks.get(node, []), pieces.get(node, []))
+                for name in transport.send([(node, question_)]):
+                    if name is not None:
+                        relay_.bundles[name] = _Bundle(now_s + question_.ttl_s, question_.most)
         return named
 
-    def _bundle(
-        self,
-        node: int,
-        spec: str,
-        asks: Sequence[RegionAsk],
-        pieces: list[Payload],
-        parcels: ParcelStore | None,
-        *,
-        fetches: bool,
-    ) -> tuple[Message, _Bundle]:
-        relay, payload = self._relays[node], joined(pieces)
+    def _bundle(self, node: int, spec: str, asks: Sequence[RegionAsk], pieces: list[Payload]) -> SiloQuestion:
+        relay = self._relays[node]
         layout = None if relay.knows else self._layout
         lengths = tuple(piece.nbytes for piece in pieces)
         # It may be answered with what is asked later, so there is room for an update of each silo.
         most = sum(bytes_ for bytes_, _ in relay.waiting.values())
         most = max(most, sum(bytes_ for number, bytes_ in relay.room.items() if number in relay.here)) + _TEXTS
         text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout, most))
-        packed: payloads.Packed | None = None
-        if payload is not None:
-            large = payload.nbytes > payloads.SMALL_BYTES and fetches
-            packed = (parcels.publish(payload) if parcels is not None and large else None) or payloads.pack(payload)
-        ticket = None
-        if parcels is not None and most > payloads.SMALL_BYTES:
-            self._serial += 1
-            ticket = parcels.expect(node, f"bundle {self._serial}", most)
-        message = messages.relay_request(node, spec, text, packed, self._hold_s + _LOST_S, ticket)
-        digest = packed.digest if isinstance(packed, Parcel) else ""
-        return message, _Bundle(time.monotonic() + self._hold_s + _LOST_S, most, digest, ticket)
+        ttl_s = self._hold_s + _LOST_S
+        return SiloQuestion(text, joined(pieces), most, spec, ttl_s=ttl_s, most_text=MOST_TEXT_BYTES)
 
     @property
-    def most(self) -> dict[str, int]:
-        """Bytes that the answer to each bundle may have beside its texts."""
-        return {name: each.most for relay in self._relays.values() for name, each in relay.bundles.items()}
-
-    @property
-    def parcels(self) -> tuple[set[str], set[tuple[int, str]]]:
-        """What is to stay at the gate: digests, and tickets with their nodes."""
-        under_way = [(node, each) for node, relay in self._relays.items() for each in relay.bundles.values()]
-        tickets = {(node, each.ticket.name) for node, each in under_way if each.ticket is not None}
-        return {each.parcel for _, each in under_way}, tickets
+    def bundles(self) -> set[str]:
+        """Names of all that are under way."""
+        return {name for relay in self._relays.values() for name in relay.bundles}
 
     # What is answered.
 
     def unpack(
-        self,
-        arrival: Arrival,
-        wanted: Container[str],
-        aggregator: DurableAggregator | None,
-        parcels: ParcelStore | None,
+        self, answer: SiloAnswer, wanted: Container[str], aggregator: DurableAggregator | None
     ) -> list[Relayed] | None:
         """Answers of silos that a message has; None where it is no relay's. Sums are given to the aggregator.
 
         Args:
-            arrival: the message.
+            answer: the message.
             wanted: numbers of questions whose answers are waited for.
             aggregator: of the run, if there is a model.
-            parcels: what is at the gate.
         """
-        node = next((node for node, relay in self._relays.items() if arrival.answers in relay.bundles), None)
+        node = next((node for node, relay in self._relays.items() if answer.name in relay.bundles), None)
         if node is None:
             return None
         relay = self._relays[node]
-        bundle = relay.bundles.pop(arrival.answers)
+        del relay.bundles[answer.name]
         relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
         try:
-            return self._read(node, bundle, arrival, aggregator, parcels)
+            return self._read(node, answer, aggregator)
         except ProtocolError as error:
             logger.warning("%s", error)
             relay.quiet_s = time.monotonic() + _PAUSE_S
             return []
 
-    def _read(
-        self,
-        node: int,
-        bundle: _Bundle,
-        arrival: Arrival,
-        aggregator: DurableAggregator | None,
-        parcels: ParcelStore | None,
-    ) -> list[Relayed]:
-        relay = self._relays[node]
-        if arrival.content is None:
-            raise ProtocolError(relay.name, "answer", arrival.problem)
-        text, payload = messages.read_answer_text(arrival.content, relay.name, bundle.most)
-        uploaded = messages.read_uploaded(arrival.content, relay.name)
-        if uploaded is not None:
-            if parcels is None or bundle.ticket is None:
-                raise ProtocolError(relay.name, "upload", "nobody expects it")
-            payload = parcels.arrived(node, bundle.ticket, uploaded, relay.name)
-        reply = read_region_reply(text, relay.name)
+    def _read(self, node: int, told: SiloAnswer, aggregator: DurableAggregator | None) -> list[Relayed]:
+        relay, payload = self._relays[node], told.payload
+        if told.problem:
+            raise ProtocolError(relay.name, told.check, told.problem)
+        reply = read_region_reply(told.text, relay.name)
         pieces = parted(payload, reply.pieces, relay.name)
         for number in (*(each.piece for each in reply.answers), *(each.piece for each in reply.sums)):
             piece_of(pieces, number, relay.name)  # raises before anything of it counts
@@ -358,7 +283,7 @@ class Regions:
             again = bool(summed.get(answer.number)) and not answer.problem
             (self._alone.add if again else self._alone.discard)(waiting[1])
             piece, in_sum = piece_of(pieces, answer.piece, relay.name), answer.number in summed and not again
-            found.append(Relayed(answer.number, None, answer.problem, answer.text, piece, in_sum, again))
+            found.append(Relayed(answer.number, answer.text, piece, answer.problem, summed=in_sum, again=again))
         if not found:
             relay.quiet_s = time.monotonic() + _PAUSE_S / 10
         self._hear(node, reply)

@@ -1,6 +1,6 @@
 """The app of a relay: it runs on the relay's own SuperLink, and answers what comes to its SuperNode from the server.
 
-the server's gate <- SuperNode of the relay -> socket -> this app -> the relay's SuperLink -> silos of the region
+the server's hub <- agent of the relay -> socket -> this app -> the relay's hub -> silos of the region
 """
 
 from __future__ import annotations
@@ -11,32 +11,30 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from flwr.serverapp import Grid
-
 from fedsync.core import codec, foreign
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.transfer import Payload
-from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.relay_line import RelayLine
 from fedsync.trainer import connection
 from fedsync.trainer.protocol import Forward, Forwarded, write_reply
 from fedsync.trainer.refusals import refuse
-from fedsync.trainer.regions import RelayCall, write
+from fedsync.trainer.regions import RelayCall
 from fedsync.trainer.relay import RelayService
+from fedsync.transport.port import Transport
 
 logger = foreign.logger(__name__)
 
 UPDATES = "updates"
 """Folder of updates that wait for a sum, in that of the relay's run."""
 
-_LOOK_S, _IDLE_S, _GREET_S = 0.02, 0.2, 60.0
+_LOOK_S, _IDLE_S = 0.02, 0.2
 
 
-def serve_relay(grid: Grid, socket: Path, keys: Path | None, folder: Path) -> None:
+def serve_relay(silos: Transport, socket: Path, keys: Path | None, folder: Path) -> None:
     """Serve until this process ends.
 
     Args:
-        grid: of the relay's SuperLink.
+        silos: the way to those of the region.
         socket: to listen on.
         keys: what a server may know, of sealed runs; None where there are none.
         folder: of the relay's run.
@@ -44,26 +42,25 @@ def serve_relay(grid: Grid, socket: Path, keys: Path | None, folder: Path) -> No
     from fedsync.cipher.keys.keywrap import read_server_file
 
     server = None if keys is None else read_server_file(keys.read_bytes(), str(keys))
-    with ParcelStore.here() as parcels:
-        line = RelayLine(grid, parcels)
-        service = RelayService(line, server, folder / UPDATES)
-        service.turn()
-        listener = connection.listen(socket)
-        listener.setblocking(True)
+    line = RelayLine(silos)
+    service = RelayService(line, server, folder / UPDATES)
+    service.turn()
+    listener = connection.listen(socket)
+    listener.setblocking(True)
 
-        def let_in() -> None:
-            while True:
-                caller = Connection(listener.accept()[0].detach())
-                threading.Thread(target=_answer, args=(service, caller), daemon=True).start()
-
-        threading.Thread(target=let_in, daemon=True).start()
+    def let_in() -> None:
         while True:
-            try:
-                service.turn()
-            except Exception:  # the SuperLink is started again
-                logger.exception("the silos of the region cannot be asked")
-                time.sleep(1.0)
-            line.wait(_LOOK_S if service.waits else _IDLE_S)
+            caller = Connection(listener.accept()[0].detach())
+            threading.Thread(target=_answer, args=(service, caller), daemon=True).start()
+
+    threading.Thread(target=let_in, daemon=True).start()
+    while True:
+        try:
+            service.turn()
+        except Exception:  # the SuperLink is started again
+            logger.exception("the silos of the region cannot be asked")
+            time.sleep(1.0)
+        line.wait(_LOOK_S if service.waits else _IDLE_S)
 
 
 def _answer(service: RelayService, caller: Connection) -> None:
@@ -82,24 +79,3 @@ def _answer(service: RelayService, caller: Connection) -> None:
         with suppress(OSError, EOFError):
             connection.send(caller, Forwarded(text), answer)
             caller.recv_bytes()
-
-
-def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-    """Hand a question to the relay's app; waits for it where it is not there yet.
-
-    Raises:
-        OSError: it is not there for a minute, or ends before it answers.
-    """
-    end_s = time.monotonic() + _GREET_S
-    while (caller := connection.call(socket)) is None:
-        if time.monotonic() > end_s:
-            raise OSError("the relay's app is not there")
-        time.sleep(0.5)
-    with caller:
-        try:
-            connection.send(caller, Forward(write(RelayCall(spec, text)), 0.0), payload)
-            told, answer = connection.receive(caller)
-        except EOFError as error:
-            raise OSError("the relay's app ended before it answered") from error
-    assert isinstance(told, Forwarded)
-    return told.text, answer

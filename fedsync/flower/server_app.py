@@ -32,9 +32,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import clear
-from fedsync.flower.internals import versions
-from fedsync.flower.internals.bundle_client import bundle_messages
-from fedsync.flower.internals.polling import pull_soon
+from fedsync.flower.hub_transport import way_to_silos
 from fedsync.flower.relay_app import serve_relay
 from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 from fedsync.flower.run_log import kept_log
@@ -47,9 +45,6 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run configuration names."""
     exit_with_owner()
-    if versions.supported():
-        pull_soon()
-        bundle_messages(grid)
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
     if control is None:
@@ -67,7 +62,8 @@ def main(grid: Grid, context: Context) -> None:
             raise
         with kept_log(control):
             if settings.get("relay"):
-                serve_relay(grid, Path(settings["relay"]), _folder(settings, "keys"), control)
+                with way_to_silos(grid, control) as silos:
+                    serve_relay(silos, Path(settings["relay"]), _folder(settings, "keys"), control)
             try:
                 out = _run(grid, settings)
                 # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.

@@ -35,10 +35,10 @@ from fedsync.flower import payloads
 from fedsync.flower.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.flower.driver import FlowerDriver
 from fedsync.flower.first_model import ask_for_layout, ask_for_model, given_by, model_writer, task_model
+from fedsync.flower.hub_transport import way_to_silos
 from fedsync.flower.nodes import Admission
 from fedsync.flower.operator_requests import OperatorRequests, Requests, problem_with
 from fedsync.flower.own_loop import unexpected
-from fedsync.flower.parcels import ParcelStore
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
@@ -52,6 +52,7 @@ from fedsync.observe.survey import after_survey
 from fedsync.policies.aggregate.aggregator import PlainAggregator
 from fedsync.policies.rounds.base import Called, Scalar
 from fedsync.trainer.protocol import InitialModel
+from fedsync.transport.port import Transport
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
@@ -145,7 +146,6 @@ class FedSync(Shipped):
         self._admission = Admission(config.silos, registered, expected, regions, config.most_examples, needed)
         self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
         self._resume, self._kept = resume, checkpoints
-        self._parcels: ParcelStore | None = None
 
     @classmethod
     def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
@@ -200,18 +200,18 @@ class FedSync(Shipped):
         self._refuse_overridden()
         config, timing = self._adjusted(num_rounds, timeout)
         config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
-        with claimed(self.out, self._existing), ParcelStore.here() as self._parcels:
-            result, final = self._run(grid, config, timing, evaluate_fn, initial_arrays)
+        with claimed(self.out, self._existing), way_to_silos(grid, self.out) as silos:
+            result, final = self._run(silos, config, timing, evaluate_fn, initial_arrays)
         if final is not None:
             result.arrays = final.arrays(initial_arrays)
         return result
 
     def run(self, grid: Grid) -> FinalModel | None:
         """As `start`, in a folder that the caller has claimed, and without Flower's arrays, which are one more copy."""
-        with ParcelStore.here() as self._parcels:
-            return self._run(grid, self.config, self._timing, None, None)[1]
+        with way_to_silos(grid, self.out) as silos:
+            return self._run(silos, self.config, self._timing, None, None)[1]
 
-    def _surveyed(self, grid: Grid, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
+    def _surveyed(self, silos: Transport, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
         """The run, with what silos found out together before it, where it has such a survey: a run of its own."""
         survey = survey_of(config, None if self.cluster is None else len(self.cluster.silos))
         if survey is None:
@@ -220,25 +220,24 @@ class FedSync(Shipped):
             survey, self.cluster, out=self.out / SURVEY, runtime=self._runtime, timing=timing, keys=self._keys,
             registered=self._admission.registered, regions=self._admission.regions, checkpoints=self._kept,
         )  # fmt: skip
-        before._parcels = self._parcels
-        origin, aggregator = before._driven(grid, survey, timing, None, None)[2:]
+        origin, aggregator = before._driven(silos, survey, timing, None, None)[2:]
         clear(before.out)
         return after_survey(spec, origin.spec, origin.layout, aggregator, self.out)
 
     def _run(
         self,
-        grid: Grid,
+        silos: Transport,
         config: StrategyConfig,
         timing: Timeouts,
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None]:
         """The run, and the final model; None where updates are encrypted, for then only silos have it."""
-        return self._driven(grid, config, timing, evaluate_fn, given)[:2]
+        return self._driven(silos, config, timing, evaluate_fn, given)[:2]
 
     def _driven(
         self,
-        grid: Grid,
+        silos: Transport,
         config: StrategyConfig,
         timing: Timeouts,
         evaluate_fn: EvaluateFn | None,
@@ -250,7 +249,7 @@ class FedSync(Shipped):
         self.summary()
         keeper = ArrayKeeper(self.out / ARRAYS, or_memory=True)
         given = given or given_by(config, resumed=self._resume)
-        begin = self._resumed(run) if self._resume else self._fresh(grid, run, timing, given, keeper)
+        begin = self._resumed(run) if self._resume else self._fresh(silos, run, timing, given, keeper)
         layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
         spec = RunSpec.parse(begin.origin.spec)
         logger.info("silos call this run %s", spec.run)
@@ -299,7 +298,7 @@ class FedSync(Shipped):
 
             operator = Suspects(operator, *coordinator.steered)
         driver = FlowerDriver(
-            grid,
+            silos,
             coordinator,
             aggregator,
             layout,
@@ -314,7 +313,6 @@ class FedSync(Shipped):
             admission=self._admission,
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,
-            parcels=self._parcels,
             operator=operator,
             adds=adds_regions(config),
         )
@@ -362,7 +360,7 @@ class FedSync(Shipped):
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
     def _fresh(
-        self, grid: Grid, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
+        self, silos: Transport, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
     ) -> _Begin:
         """From version 0: the one given, the task's own, or that of a silo where the task needs data to build it.
 
@@ -378,19 +376,19 @@ class FedSync(Shipped):
             shutil.rmtree(self.out / folder, ignore_errors=True)
         (self.out / STATISTICS).unlink(missing_ok=True)
         told = asked.model_copy(update={"run": new_identity(config.name), "task": task})
-        spec = self._surveyed(grid, config, timing, told).dump()
+        spec = self._surveyed(silos, config, timing, told).dump()
         if given is not None and task is not asked.task:
             model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
             about = InitialModel(layout)
         else:
-            model, about = self._first_model(grid, config, spec, timing, given)
+            model, about = self._first_model(silos, config, spec, timing, given)
         # Of tensors that nobody trains silos have the digest; where they seal, under a key that the server lacks.
         frozen = about.frozen if sealing(config.cipher) is None else None
         origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen)
         return _Begin(origin, keeper.keep(model), None)
 
     def _first_model(
-        self, grid: Grid, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
+        self, silos: Transport, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
     ) -> tuple[Vector, InitialModel]:
         try:
             built = task_model(config)
@@ -400,8 +398,8 @@ class FedSync(Shipped):
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)
             if given is None:
-                return ask_for_model(grid, spec, timing, self._admission, self._parcels)
-            about = ask_for_layout(grid, spec, timing, self._admission)
+                return ask_for_model(silos, spec, timing, self._admission)
+            about = ask_for_layout(silos, spec, timing, self._admission)
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:

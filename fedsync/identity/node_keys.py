@@ -7,10 +7,8 @@ Flower wants a key on a NIST curve in OpenSSH's form: the server's operator regi
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -134,34 +132,6 @@ def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
-
-
-def node_headers(private: Path, now: datetime) -> dict[str, str]:
-    """Headers that prove which node sends a request: its public key, and its signature of the time.
-
-    Raises:
-        ConfigError: the key is damaged or open to others.
-    """
-    key, at = _private_key(private), now.isoformat()
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    signature = key.sign(at.encode(), ec.ECDSA(hashes.SHA256()))
-    encoded = {"flwr-public-key": public, "flwr-signature": signature}
-    return {"flwr-timestamp": at} | {name: base64.b64encode(value).decode() for name, value in encoded.items()}
-
-
-def claimed_fingerprint(pem: bytes) -> str:
-    """Fingerprint of the public key that a stranger shows, by its bytes alone: nothing of it is parsed or believed.
-
-    Only keys such as `make_node_key` makes have one; of others it is said that they are none of these.
-    """
-    try:
-        der = base64.b64decode(b"".join(pem.split(b"\n")[1:-2]), validate=True)
-    except binascii.Error:
-        der = b""
-    if len(der) != len(_P384) + _P384_POINT or not der.startswith(_P384):
-        return "of no kind that `fedsync certs silo` makes"
-    parts = (b"ecdsa-sha2-nistp384", b"nistp384", der[len(_P384) :])
-    return line_fingerprint(b"- " + base64.b64encode(b"".join(len(part).to_bytes(4, "big") + part for part in parts)))
 
 
 def node_public_line(private: Path) -> bytes:

@@ -19,7 +19,7 @@ from fedsync.common.forking import NURSERY, Nursery, start_nursery
 from fedsync.common.processes import Child, end_processes, free_ports, tail
 from fedsync.common.run_claim import Claim, Existing, claimed
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core import foreign
@@ -27,7 +27,7 @@ from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.checkpoints import digest, newest_version, prepare
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals.registration import register_keys
+from fedsync.flower.registration import register_keys
 from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
@@ -35,10 +35,11 @@ from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.recorder import Listener, add_digests
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
-from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust, way
+from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
 from fedsync.ops.supervisor import Program, Supervisor
 from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
+from fedsync.silo.joins import stop_agent
 from fedsync.trainer.client import stop_trainers
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.model_export import export_model
@@ -87,8 +88,6 @@ def run_local(
         out = folder.resolve()
         if resume:
             _make_ready(out, config, cluster)
-        if way() == "stock":
-            logger.warning("flwr is not a version that FedSync was tested with: using the stock way, slower")
         try:
             return _carry_out(out, config, cluster, target_accuracy, listeners, secure=secure, resume=resume)
         except (KeyboardInterrupt, RunError):
@@ -140,6 +139,7 @@ def _carry_out(
             try:
                 end_process(control)
             finally:  # also after a second Ctrl-C
+                stop_agent(home / STATE)
                 stop_trainers(home / STATE)
                 processes.stop(over=over)
     shutil.rmtree(out / STATE, ignore_errors=True)
@@ -219,7 +219,7 @@ def _start_nurseries(
     if silos < 2:
         return None
     return (
-        processes.start_nursery(home / "supernodes", "fedsync.flower.internals.launch"),
+        processes.start_nursery(home / "supernodes", "fedsync.flower.launch"),
         processes.start_nursery(home / "trainers", "fedsync.trainer.preload", config.task.libraries),
     )
 
@@ -231,7 +231,9 @@ def _server(home: Path, *, secure: bool) -> ServerStartConfig:
         make_server_certificate(make_authority(certificates), ["localhost"], certificates)
     (port,) = free_ports(1)
     folder = str(certificates) if secure else None
-    return ServerStartConfig(host="127.0.0.1", port=port, certificates=folder, insecure=not secure, state=str(home))
+    return ServerStartConfig(
+        host="127.0.0.1", port=port, certificates=folder, insecure=not secure, state=str(home), hub=HubConfig(port=0)
+    )
 
 
 def _start_server(processes: _Processes, server: ServerStartConfig, names: Sequence[str]) -> list[NodeKey]:
@@ -250,7 +252,7 @@ def _start_server(processes: _Processes, server: ServerStartConfig, names: Seque
     # Files are named by number: a name in a silo file may be one that no file can have.
     nodes = [make_node_key(f"silo-{index}", home / "nodes") for index in range(len(names))]
     public = {name: node.public for name, node in zip(names, nodes, strict=True)}
-    register_keys(public, home, CONNECTION, server.loopback, authority)
+    register_keys(public, home, CONNECTION)
     return nodes
 
 

@@ -2,57 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from fedsync.common.files import write_private
-from fedsync.common.processes import INTERPRETER
+from fedsync.common.confinement import NETWORK_ABI, can_confine, landlock_abi, program_folders
+from fedsync.common.fence import ALLOWED
+from fedsync.common.files import private_folder, write_private
+from fedsync.common.processes import INTERPRETER, free_ports
 from fedsync.common.proxies import DIRECT, Way, proxied, way_to
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.core import foreign
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals import versions
-from fedsync.flower.internals.operator import make_secret
-from fedsync.flower.parcels import FOLDER, PARCELS
-from fedsync.identity.certificates import Authority, ServerCertificate
+from fedsync.flower.hub_place import HUB, HubPlace
+from fedsync.identity.certificates import Authority, ServerCertificate, read_certificate
 from fedsync.ops.supervisor import Program
+from fedsync.silo.joins import FOLDER as AGENT_FOLDER
+from fedsync.silo.joins import INBOX, INBOX_FOLDER, OWN_NODE
+from fedsync.silo.joins import MODULE as AGENT
 from fedsync.trainer.owner_policy import owner_environment
+from fedsync.trainer.protocol import STATE_FOLDER
+
+logger = foreign.logger(__name__)
 
 CONNECTION = "fedsync"
 """How Flower's command line calls the connection to the server, with the server's state folder as its home."""
 
+ROOM = "room"
+"""Folder of what runs bring along, in a silo's state folder."""
+
 DATABASE, SECRET_FILE = "superlink.db", "superexec.secret"
+
+UPLINK = "uplink"
+"""Folder of a relay's agent and room, in its state folder."""
 
 RELAY_SOCKET = "relay.sock"
 """Socket of a relay's app, in its state folder."""
 
-_POLL_S = 0.1
-_CHILD = (*INTERPRETER, "fedsync.flower.internals.launch")
+HUB_FILE, STRUCK_FILE = "hub.json", "struck.json"
+"""In a server's state folder: where hubs are, and names of silos that they let in no more."""
+
+SOCKETS = "hubs"
+"""Folder of hubs' sockets, in a server's state folder, where a proxy is in front."""
+
+_CHILD = (*INTERPRETER, "fedsync.flower.launch")
 
 
-def way(code: str = "installed") -> str:
-    """How this version of Flower is used: ``fast`` where it was tested, else ``stock``, as for ``shipped`` code."""
-    return "fast" if versions.supported() and code != "shipped" else "stock"
-
-
-def shipped_remedy() -> str:
-    """What helps where this version of Flower cannot be kept from running the server's code."""
-    return f"Install flwr {' or '.join(sorted(versions.TESTED))}, or write code: shipped if the server may"
+def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
+    """The silo's decisions about its node."""
+    found: dict[str, str | int | float | None] = {
+        "partition-id": config.index,
+        "silo-name": config.name,
+        "resources": "on" if config.resources else "off",
+        "device": config.device,
+        "processes": config.processes,
+        "declared-speed": config.declared_speed,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def node_config(config: SiloStartConfig) -> str:
-    """The silo's decisions, as the SuperNode takes them."""
-    parts = [f"partition-id={config.index}", f'silo-name="{config.name}"']
-    parts.append(f'resources="{"on" if config.resources else "off"}"')
-    if config.device is not None:
-        parts.append(f'device="{config.device}"')
-    if config.processes is not None:
-        parts.append(f"processes={config.processes}")
-    if config.declared_speed is not None:
-        parts.append(f"declared-speed={config.declared_speed!r}")
-    return " ".join(parts)
+    """The same, as the SuperNode takes them."""
+    settings = node_settings(config).items()
+    return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value!r}" for key, value in settings)
 
 
 def way_to_server(config: SiloStartConfig) -> Way:
@@ -65,21 +81,77 @@ def way_to_server(config: SiloStartConfig) -> Way:
 
 
 def silo_programs(config: SiloStartConfig) -> list[Program]:
-    """A silo's SuperNode; the trainer comes with the first message.
+    """A silo's agent, its SuperNode, and the room of its ClientApps; the trainer comes with the first question.
 
     Raises:
-        ConfigError: this version of Flower would run code from the server, and the silo's owner does not allow it; or
-            a proxy is named that cannot be used.
+        ConfigError: a proxy is named that cannot be used; or this system cannot keep the client that a run brings along
+            from the silo's keys and data, and the owner does not allow it.
     """
-    if config.code != "shipped" and not versions.supported():
-        problem = "this version of Flower runs whatever client a run brings along, beside the silo's keys and data"
-        raise ConfigError("silo.yaml, code", problem, shipped_remedy())
     trust = ["--insecure"]
     if not config.insecure:
         trust = supernode_trust(Path(config.authority or ""), Path(config.node_key or ""))
-    command = supernode_command(config.server, node_config(config), trust, config.code)
-    environment = {**owner_environment(config), **proxied(way_to_server(config), os.environ)}
-    return [Program("supernode", command, environment, rejoins=not config.insecure)]
+    command = supernode_command(config.server, node_config(config), trust)
+    way = proxied(way_to_server(config), os.environ, *config.trusted_hosts)
+    environment = {**owner_environment(config), **way, OWN_NODE: json.dumps(node_settings(config))}
+    folder = private_folder(private_folder(Path(config.state) / STATE_FOLDER) / AGENT_FOLDER)
+    if config.code == "shipped":
+        agent = Program("agent", [*INTERPRETER, AGENT, str(folder), "--stay"], environment)
+        return [agent, Program("supernode", command, environment, rejoins=not config.insecure)]
+    supernode = Program("supernode", command, way, rejoins=not config.insecure)
+    return confined(
+        supernode,
+        folder,
+        Path(config.state) / ROOM,
+        environment,
+        config.trusted_hosts,
+        [*config.closed(), *config.paths],
+    )
+
+
+def confined(
+    supernode: Program,
+    folder: Path,
+    home: Path,
+    environment: Mapping[str, str],
+    hosts: Sequence[str],
+    closed: Sequence[str],
+) -> list[Program]:
+    """A SuperNode whose ClientApps are in a room of their own, with the agent to which they hand joins.
+
+    Args:
+        supernode: as it would be without.
+        folder: of the agent.
+        home: of the room.
+        environment: of the agent.
+        hosts: at which a hub may be.
+        closed: files and folders that nothing in the room may read.
+
+    Raises:
+        ConfigError: one of these is among programs, or this system cannot keep what a run brings along from keys and
+            data.
+    """
+    if not can_confine():
+        problem = "this system cannot keep the client that a run brings along from keys and data"
+        remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
+        raise ConfigError("silo.yaml, code", problem, remedy)
+    open_folders = [each for each in program_folders() if each.is_dir() and each != Path("/proc")]
+    for path in closed:
+        if any(Path(path).resolve().is_relative_to(each) for each in open_folders):
+            problem = "lies among programs, which what a run brings along may read"
+            raise ConfigError(str(path), problem, "Keep keys, data and state elsewhere")
+    if landlock_abi() < NETWORK_ABI:
+        logger.warning("what a run brings along is kept from files, and not from the network: that takes Linux 6.7")
+    inbox, secret, port = private_folder(folder / INBOX_FOLDER), folder / SECRET_FILE, str(free_ports(1)[0])
+    write_private(secret, secrets.token_bytes(32))
+    executes = ["--superexec-auth-secret-file", str(secret)]
+    room = [*_CHILD, "superexec", "--room", str(home), str(inbox), "--insecure"]
+    room += ["--runtime-api-address", f"127.0.0.1:{port}", *executes]
+    command = [*supernode.command, "--isolation", "process", "--host", "127.0.0.1", "--port", port, *executes]
+    return [
+        Program("agent", [*INTERPRETER, AGENT, str(folder), "--stay"], environment),
+        replace(supernode, command=command),
+        Program("room", room, {INBOX: str(inbox), ALLOWED: json.dumps({"hub_hosts": list(hosts)})}),
+    ]
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:
@@ -87,19 +159,15 @@ def supernode_trust(authority: Path, key: Path) -> list[str]:
     return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 
-def supernode_command(server: str, node: str, trust: Sequence[str], code: str = "installed") -> list[str]:
+def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
     """A SuperNode.
 
     Args:
         server: address of the SuperLink.
         node: its configuration, in Flower's form.
         trust: `supernode_trust`, or ``--insecure``.
-        code: whose answers messages, see `SiloStartConfig`. The node's key is in the SuperNode's memory, so ``shipped``
-            code runs in processes of its own, a new one for each message, which is Flower's own way.
     """
-    poll = ["--poll", str(_POLL_S)] if versions.supported() else []
-    answer = ["--answer"] if way(code) == "fast" else []
-    return [*_CHILD, "supernode", *poll, *answer, "--superlink", server, "--node-config", node, *trust]
+    return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 
 def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[Program]:
@@ -116,37 +184,55 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     secret = state / SECRET_FILE
     if not secret.exists():
         write_private(secret, secrets.token_bytes(32))
-    make_secret(state)
-    fast = way() == "fast"
-    gate = ["--gate", config.gate.model_dump_json(), str(state)] if fast else []
-    superlink = [*_CHILD, "superlink", *gate, "--host", config.host, "--port", str(config.port)]
+    superlink = [*_CHILD, "superlink", "--host", config.host, "--port", str(config.port)]
     superlink += ["--isolation", "process", *(["--database", str(state / DATABASE)] if lasting else [])]
     superlink += ["--disable-runtime-dependency-installation", "--superexec-auth-secret-file", str(secret)]
-    superexec = [*_CHILD, "superexec", *(["--hide-tokens"] if fast else []), "--runtime-api-address", config.loopback]
+    superexec = [*_CHILD, "superexec", "--runtime-api-address", config.loopback]
     superexec += ["--superexec-auth-secret-file", str(secret)]
-    # ServerApps inherit it.
-    parcels = {PARCELS: str(state / FOLDER)} if fast else {}
+    hub_place(config).save(state / HUB_FILE)
+    hub = {HUB: str(state / HUB_FILE)}  # ServerApps inherit it
     if config.certificates is None:
         superexec += ["--insecure"]
-        return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, parcels)]
-    up = [] if config.upstream is None else [uplink_program(config.upstream, state)]
+        return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, hub)]
+    up = [] if config.upstream is None else uplink_programs(config.upstream, state)
     folder = Path(config.certificates)
     authority, server = str(Authority.at(folder).certificate), ServerCertificate.at(folder)
     superlink += ["--ssl-ca-certfile", authority, "--ssl-certfile", str(server.certificate)]
     superlink += ["--ssl-keyfile", str(server.key), "--enable-supernode-auth"]
     superexec += ["--root-certificates", authority]
-    return [Program("superlink", superlink), Program("superexec", superexec, parcels), *up]
+    return [Program("superlink", superlink), Program("superexec", superexec, hub), *up]
 
 
-def uplink_program(upstream: UpstreamConfig, state: Path) -> Program:
-    """A relay's SuperNode, which hands on what the server asks to the relay's app.
+def hub_place(config: ServerStartConfig) -> HubPlace:
+    """Where the hubs of a server's runs are."""
+    ports = config.hub.listening(config.port)
+    if config.certificates is None:
+        return HubPlace(config.host, ports, config.hub.name or "127.0.0.1")
+    folder = Path(config.certificates)
+    server, authority = ServerCertificate.at(folder), Authority.at(folder).certificate
+    name = config.hub.name or read_certificate(server.certificate).hosts[0]
+    struck = str(Path(config.state) / STRUCK_FILE)
+    proxy, sockets = config.hub.proxy or "", config.hub.sockets or str(Path(config.state) / SOCKETS)
+    files = str(server.certificate), str(server.key), str(authority), struck
+    return HubPlace(config.host, ports, name, *files, proxy, sockets)
+
+
+def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
+    """A relay's SuperNode, whose agent hands on what the server asks to the relay's app.
 
     Raises:
-        ConfigError: this version of Flower answers one message at a time, or a proxy is named that cannot be used.
+        ConfigError: a proxy is named that cannot be used, or nothing can be confined here.
     """
-    if way() != "fast":
-        problem = "a relay holds a message while it answers others, which this version of Flower does not"
-        raise ConfigError("upstream", problem, f"Install flwr {' or '.join(sorted(versions.TESTED))}")
     trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
-    command = supernode_command(upstream.server, f'partition-id=0 relay="{state / RELAY_SOCKET}"', trust)
-    return Program("uplink", command, proxied(way_to(upstream.server, os.environ), os.environ), rejoins=True)
+    host = upstream.server.rpartition(":")[0].strip("[]")
+    node = {
+        "partition-id": 0,
+        "relay": str(state / RELAY_SOCKET),
+        "hub-hosts": host,
+        "hub-authority": upstream.authority,
+    }
+    command = supernode_command(upstream.server, f'partition-id=0 relay="{node["relay"]}"', trust)
+    way = proxied(way_to(upstream.server, os.environ), os.environ, host)
+    uplink = Program("uplink", command, way, rejoins=True)
+    folder = private_folder(private_folder(state / UPLINK) / AGENT_FOLDER)
+    return confined(uplink, folder, state / UPLINK / ROOM, {**way, OWN_NODE: json.dumps(node)}, [host], [str(state)])

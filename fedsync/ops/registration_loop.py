@@ -13,7 +13,7 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.internals.registration import Registered
+from fedsync.flower.registration import Registered
 
 logger = foreign.logger(__name__)
 

@@ -35,9 +35,7 @@ from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, FedSyncError, RunError
 from fedsync.flower.checkpoints import newest_version
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals.apps import OWN
-from fedsync.flower.internals.operator import make_secret, write_credentials
-from fedsync.flower.internals.registration import flwr_command, write_connection
+from fedsync.flower.registration import flwr_command, write_connection
 from fedsync.flower.run_folder import (
     APP,
     DONE_FILE,
@@ -71,7 +69,7 @@ _STOP_WAIT_S = 300.0
 _FLWR_S = 120.0
 _RUN = re.compile(r"run (\d{5,})", re.IGNORECASE)
 
-_PROJECT = f"""\
+_PROJECT = """\
 [project]
 name = "fedsync-run"
 version = "1.0.0"
@@ -84,7 +82,7 @@ publisher = "fedsync"
 
 [tool.flwr.app.components]
 serverapp = "fedsync.flower.server_app:app"
-clientapp = "{OWN}"
+clientapp = "fedsync.flower.client_app:app"
 
 [tool.flwr.app.config]
 """
@@ -97,9 +95,7 @@ class BusyError(ConfigError):
 def connect(config: ServerStartConfig) -> None:
     """Tell Flower's command line how to reach the server, with its state folder as ``FLWR_HOME``."""
     state = Path(config.state)
-    make_secret(state)
     write_connection(state, CONNECTION, config.loopback, authority_of(config))
-    write_credentials(state, config.loopback)
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:

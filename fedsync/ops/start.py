@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
-from fedsync.common.files import private_folder
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.processes import raise_file_limit
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core import foreign
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.environment import flower_environment, trainer_environment
-from fedsync.flower.internals.lines import LINES_OF_A_SUPERNODE, most_lines
-from fedsync.flower.internals.registration import Registered, register_each, revoke_keys
+from fedsync.flower.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.presence import PresenceWatch
-from fedsync.ops.programs import CONNECTION, server_programs, silo_programs, way
+from fedsync.ops.programs import CONNECTION, STRUCK_FILE, server_programs, silo_programs
 from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
 from fedsync.ops.relay import begin_relaying
 from fedsync.ops.run_watchdog import RunWatchdog
@@ -47,6 +47,9 @@ from fedsync.trainer.protocol import (
 from fedsync.trainer.refusals import MEANINGS, last_refusals
 
 logger = foreign.logger(__name__)
+
+FILES_OF_A_SILO, FILES_BESIDE = 4, 200
+"""Connections and files that a silo takes of a server's process, and what it takes without silos."""
 
 _CONNECT_S = 1.0
 _LOOK_S = 1.0
@@ -77,7 +80,7 @@ def start_silo(config: SiloStartConfig) -> None:
                 flower_environment(state),
                 state,
                 config.logs,
-                {"silo": config.name, "server": config.server, "way": way(config.code)},
+                {"silo": config.name, "server": config.server},
                 stop,
                 tidy_up,
                 lambda: {**seen.told(), **presence.told()},
@@ -170,7 +173,7 @@ def start_server(config: ServerStartConfig) -> None:
             flower_environment(state),
             state,
             config.logs,
-            {"listens": f"{config.host}:{config.port}", "way": way()},
+            {"listens": f"{config.host}:{config.port}"},
             stop,
             tell=lambda: {"silos": registrar.status() | read_registered(state), "keeper": keeper.status()},
         )
@@ -199,21 +202,13 @@ def _check_port(config: ServerStartConfig) -> None:
 
 
 def _have_files(config: ServerStartConfig) -> None:
-    """Let the server's programs have as many files as the system allows; warn if that or the gate is too few."""
-    files = raise_file_limit()
-    connections = most_lines(config.gate.connections, files)
-    if connections < config.gate.connections:
+    """Let the server's programs have as many files as the system allows; warn where that is too few."""
+    files, wanted = raise_file_limit(), FILES_OF_A_SILO * len(config.silos) + FILES_BESIDE
+    if wanted > files:
         logger.warning(
-            "the system lets a process have %d files, so there are at most %d connections instead of %d; raise "
-            "LimitNOFILE in the systemd unit, or `ulimit -Hn`",
-            files, connections, config.gate.connections,
-        )  # fmt: skip
-    wanted = LINES_OF_A_SUPERNODE * len(config.silos)
-    if wanted > config.gate.connections:
-        logger.warning(
-            "%d silos may hold %d connections, and the gate has %d: set gate.connections to %d or more in server.yaml, "
-            "or the last silos find no place",
-            len(config.silos), wanted, config.gate.connections, wanted,
+            "the system lets a process have %d files, and %d silos take %d; raise LimitNOFILE in the systemd unit, "
+            "or `ulimit -Hn`",
+            files, len(config.silos), wanted,
         )  # fmt: skip
 
 
@@ -227,9 +222,10 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
     Raises:
         ConfigError: the server speaks no TLS.
     """
-    authority = _required_authority(config)
+    _require_authority(config)
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
-    found = register_each(keys, Path(config.state), CONNECTION, config.loopback, authority)
+    found = register_each(keys, Path(config.state), CONNECTION)
+    _strike(Path(config.state), set(), keys.keys() - found.problems.keys())
     note_registered(Path(config.state), {name: str(found.problems.get(name, DONE)) for name in keys})
     return found
 
@@ -243,16 +239,25 @@ def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")
-    if revoke_keys(name, Path(config.state), config.loopback, _required_authority(config)) == 0:
+    _require_authority(config)
+    if revoke_keys(name, Path(config.state), CONNECTION) == 0:
         raise ConfigError("silo name", f"no key is registered under {name!r}", "Check the name")
+    _strike(Path(config.state), {name}, set())
     note_registered(Path(config.state), {name: None})
 
 
-def _required_authority(config: ServerStartConfig) -> Path:
-    authority = authority_of(config)
-    if authority is None:
+def _require_authority(config: ServerStartConfig) -> None:
+    if authority_of(config) is None:
         raise ConfigError("insecure", "nodes are not authenticated", "Give certificates instead")
-    return authority
+
+
+def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> None:
+    """Have the hubs of runs that go on turn silos away, or let them in again."""
+    file = state / STRUCK_FILE
+    before = set(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else set()
+    after = (before | set(names)) - set(forgiven)
+    if after != before:
+        write_atomically(file, json.dumps(sorted(after)).encode(), OWNER_FILE)
 
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:

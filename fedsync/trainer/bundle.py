@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +16,17 @@ APP = "FEDSYNC_APP"
 _MANIFEST = "pyproject.toml"
 
 
-def announce(apps: Path) -> None:
-    """Say to trainers that this process starts where its Flower app is; Flower has that folder in ``sys.path``.
+def announced(path: Iterable[str], apps: Path) -> str:
+    """The folder of the Flower app that a process was started with, of those that it imports from; empty for none.
 
     Args:
+        path: folders that it imports from; Flower has that of the app among them.
         apps: where Flower unpacks apps. One that is there goes before others: Ray has the folder in ``sys.path`` in
             which the SuperLink was started, and an older copy of the app may be in that.
     """
-    folders = [Path(entry).resolve() for entry in sys.path if entry and (Path(entry) / _MANIFEST).is_file()]
+    folders = [Path(entry).resolve() for entry in path if entry and (Path(entry) / _MANIFEST).is_file()]
     folders.sort(key=lambda folder: folder.parent != apps.resolve())
-    if folders:
-        os.environ[APP] = str(folders[0])
+    return str(folders[0]) if folders else ""
 
 
 def unpacked(spec: RunSpec) -> RunSpec:

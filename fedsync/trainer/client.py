@@ -24,6 +24,7 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.core.errors import ConfigError, LimitReached, RunError
 from fedsync.core.transfer import Payload
+from fedsync.trainer.bundle import APP
 from fedsync.trainer.connection import call, receive, send
 from fedsync.trainer.folder import fits, tenant
 from fedsync.trainer.liveness import LivenessWatch, end
@@ -52,6 +53,9 @@ before and after it."""
 
 asked_for: ContextVar[str] = ContextVar("asked_for", default="")
 """Value of `fedsync.common.environment.FLOWER_IDS` for the message that is answered here."""
+
+app_folder: ContextVar[str] = ContextVar("app_folder", default="")
+"""Folder of the Flower app that the run of the message brought along; empty for none, or if the process has it."""
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
@@ -155,6 +159,8 @@ class TrainerClient:
             with self._one_at_a_time(), self._furnished() as output:
                 nursery = os.environ.get(NURSERY)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
+                if app_folder.get():
+                    variables[APP] = app_folder.get()
                 forked = Nursery(Path(nursery)).fork(command, variables, output.fileno()) if nursery else None
                 process = forked or subprocess.Popen(
                     command,
@@ -207,14 +213,8 @@ def make_room(folder: Path, identity: Identity) -> None:
     Raises:
         LimitReached: too many go on, or trainers' folders take all the room that the silo's owner gives them.
     """
-    quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
-    if quota is not None and not folder.exists() and not fits(folder.parent, quota):
-        problem = f"what runs have left here has more than {quota} bytes, the state_bytes of this silo's owner"
-        raise LimitReached(
-            "state_bytes",
-            problem,
-            "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed",
-        )
+    if not (folder / IDENTITY).exists():
+        check_room(folder.parent, 0)
     mine = identity.index, identity.name
     others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
     for other in others:
@@ -222,6 +222,19 @@ def make_room(folder: Path, identity: Identity) -> None:
     if sum(tenant(other) is not None for other in others) >= MOST_TRAINERS:
         problem = f"{MOST_TRAINERS} runs are at work at this silo"
         raise LimitReached("trainers", problem, "Ask again once one of them has ended")
+
+
+def check_room(trainers: Path, nbytes: int) -> None:
+    """See that so many bytes more may be left in the folder of trainers.
+
+    Raises:
+        LimitReached: not as much as the silo's owner gives them.
+    """
+    quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
+    if quota is not None and not fits(trainers, quota - nbytes):
+        problem = f"what runs have left here, and ask for, has more than {quota} bytes, the owner's state_bytes"
+        remedy = "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed"
+        raise LimitReached("state_bytes", problem, remedy)
 
 
 def stop_trainers(root: Path) -> None:

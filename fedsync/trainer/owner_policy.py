@@ -95,6 +95,12 @@ class OwnerPolicy(Section):
     errors: Literal["codes", "text"] = "codes"
     """Whether the server may read what went wrong in runs in the clear."""
 
+    hub_hosts: list[str] = Field(default_factory=list)
+    """Hosts at which the hub of a run may be."""
+
+    authority: str | None = None
+    """File with the certificate of who signed the hub's; None without TLS."""
+
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
         return cls(
@@ -115,6 +121,8 @@ class OwnerPolicy(Section):
             emulate=config.emulate,
             first_model=config.first_model,
             errors=config.errors,
+            hub_hosts=config.trusted_hosts,
+            authority=config.authority,
         )
 
     @classmethod

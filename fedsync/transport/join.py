@@ -83,14 +83,17 @@ class Join:
             authority: PEM that the owner has installed, which replaces the join's; None takes the join's.
 
         Raises:
-            ConfigError: no address is on one of the hosts.
+            ConfigError: no address is on one of the hosts, with TLS where there is an authority.
         """
-        kept = tuple(each for each in self.addresses if urlsplit(each).hostname in hosts)
+        authority = self.authority if authority is None else authority
+        scheme = "https" if authority else "http"
+        parts = [(each, urlsplit(each)) for each in self.addresses]
+        kept = tuple(each for each, of in parts if of.hostname in hosts and of.scheme == scheme)
         if not kept:
             named = ", ".join(sorted({str(urlsplit(each).hostname) for each in self.addresses}))
             remedy = "Add the host in silo.yaml, if it is the server's"
             raise ConfigError("hub_hosts", f"the server names {named:.200}, which this silo's owner has not", remedy)
-        return type(self)(kept, self.secret, self.authority if authority is None else authority, self.run, self.silo)
+        return type(self)(kept, self.secret, authority, self.run, self.silo)
 
 
 def _check_address(address: str, *, tls: bool) -> None:

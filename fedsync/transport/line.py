@@ -20,7 +20,7 @@ from fedsync.core.errors import SERVER, ProtocolError, RunError
 from fedsync.core.spans import spans
 from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
-from fedsync.transport.questions import BASE, BESIDE_BYTES, HEAD, MOST_TEXT_BYTES, SESSION, Blob, FrameHead
+from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
 
 HELD_S = 40.0
 """How long an answer to a request that the hub holds may take; longer than it is held."""
@@ -28,6 +28,7 @@ HELD_S = 40.0
 MOST_BREAKS = 20
 """Breaks of a line during one transfer without a byte of progress, after which it has failed."""
 
+_MOST_SAID = 65_536
 _PAUSES = Backoff(0.1, 5.0)
 _TIMES = httpx.Timeout(10.0, read=HELD_S, write=HELD_S)
 _BROKEN = (httpx.TransportError, httpx.StreamError)
@@ -51,6 +52,7 @@ class ReceivedQuestion:
         payload: bytes beside it, uint8; a blob that has to be fetched; or None.
         ticket: under which a large answer may be left; empty for none.
         most: bytes that may come beside the answer.
+        spec: the run's specification as JSON.
     """
 
     number: int
@@ -58,6 +60,7 @@ class ReceivedQuestion:
     payload: Payload | Blob | None
     ticket: str
     most: int
+    spec: str = ""
 
 
 class HubLine:
@@ -75,7 +78,8 @@ class HubLine:
         if join.authority:
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             verify.load_verify_locations(cadata=join.authority)
-        self._http = httpx.Client(base_url=join.addresses[address], verify=verify, timeout=_TIMES)
+        headers = {"accept-encoding": "identity"}  # what is packed small may be large
+        self._http = httpx.Client(base_url=join.addresses[address], verify=verify, timeout=_TIMES, headers=headers)
 
     def close(self) -> None:
         self._http.close()
@@ -88,7 +92,7 @@ class HubLine:
             httpx.TransportError: nobody answers.
         """
         headers = {"authorization": f"Bearer {self._join.secret}", SESSION: digest_of(self._secret)}
-        self._checked(self._http.post(f"{BASE}/join", headers=headers, content=b""))
+        self._checked(self._said("POST", "/join", headers))
 
     def asked(self, after: int) -> ReceivedQuestion | None:
         """The first question behind this number, held until there is one; None where none came for a while.
@@ -99,26 +103,29 @@ class HubLine:
             ProtocolError: the server sent something else.
             httpx.TransportError: the line broke.
         """
-        with self._http.stream("GET", f"{BASE}/orders", params={"after": after}, headers=self._known()) as reply:
+        with self._http.stream("GET", "/orders", params={"after": after}, headers=self._known()) as reply:
             self._checked(reply)
             if reply.status_code == 204:
                 return None
             head = FrameHead.parse(reply.headers.get(HEAD, ""))
-            body = _bounded(reply, MOST_TEXT_BYTES + BESIDE_BYTES)
-        if len(body) < head.text or head.nbytes > MAX_SEALED_BYTES or head.number <= after:
+            body = _bounded(reply, head.spec + head.text + BESIDE_BYTES)
+        begin, end = head.spec, head.spec + head.text
+        if len(body) < end or head.nbytes > MAX_SEALED_BYTES or head.number <= after:
             raise ProtocolError(SERVER, "question", "its parts do not fit together")
         try:
-            text = body[: head.text].decode()
+            spec, text = body[:begin].decode(), body[begin:end].decode()
         except UnicodeDecodeError:
             raise ProtocolError(SERVER, "question", "it is no text") from None
         payload: Payload | Blob | None = None
         if head.blob:
             payload = Blob(head.blob, head.nbytes)
-        elif len(body) > head.text:
-            payload = np.frombuffer(body, np.uint8, offset=head.text)
-        return ReceivedQuestion(head.number, text, payload, head.ticket, head.most)
+        elif len(body) > end:
+            payload = np.frombuffer(body, np.uint8, offset=end)
+        return ReceivedQuestion(head.number, text, payload, head.ticket, head.most, spec)
 
-    def answer(self, asked: ReceivedQuestion, text: str, payload: Payload | None = None) -> None:
+    def answer(
+        self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
+    ) -> None:
         """Answer a question; a large payload is uploaded before. Doing so twice does no harm.
 
         Raises:
@@ -135,10 +142,10 @@ class HubLine:
         elif payload is not None:
             beside = payload.tobytes()
         encoded = text.encode()
-        head = FrameHead(len(encoded), asked.number, ticket=ticket)
+        head = FrameHead(len(encoded), asked.number, ticket=ticket, relay=int(relay))
         content = encoded + beside
         headers = {**self._known(), HEAD: head.dump()}
-        self._checked(self._http.post(f"{BASE}/answers", headers=headers, content=content))
+        self._checked(self._said("POST", "/answers", headers, content))
 
     def fetch(self, blob: Blob, path: Path, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Fetch a blob to a file; goes on where an earlier try ended.
@@ -174,7 +181,7 @@ class HubLine:
 
     def _fetch_on(self, blob: Blob, part: Path, there: int) -> None:
         headers = {**self._known(), **({"range": f"bytes={there}-"} if there else {})}
-        with self._http.stream("GET", f"{BASE}/blobs/{blob.digest}", headers=headers) as reply:
+        with self._http.stream("GET", f"/blobs/{blob.digest}", headers=headers) as reply:
             self._checked(reply)
             if reply.status_code != (206 if there else 200):
                 raise ProtocolError(SERVER, "blob", f"status {reply.status_code} for the bytes from {there} on")
@@ -200,7 +207,7 @@ class HubLine:
         digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
         while True:
             try:
-                reply = self._http.head(f"{BASE}/uploads/{ticket}", headers=self._known())
+                reply = self._said("HEAD", f"/uploads/{ticket}", self._known())
                 if reply.status_code == 404:
                     return False
                 self._checked(reply)
@@ -212,7 +219,7 @@ class HubLine:
                     **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
                     "upload-length": str(len(data)), "upload-sha256": digest,
                 }  # fmt: skip
-                reply = self._http.put(f"{BASE}/uploads/{ticket}", content=_pieces(data, there), headers=headers)
+                reply = self._said("PUT", f"/uploads/{ticket}", headers, _pieces(data, there))
                 if reply.status_code in (409, 422):
                     raise httpx.WriteError("another connection has taken this one's place")
                 self._checked(reply)
@@ -222,6 +229,12 @@ class HubLine:
                 if breaks > MOST_BREAKS or not goes_on():
                     raise
                 time.sleep(_PAUSES.pause_s(breaks - 1))
+
+    def _said(self, method: str, path: str, headers: dict[str, str], content: Any = b"") -> httpx.Response:
+        """The answer to a request, of which nothing but its head counts."""
+        with self._http.stream(method, path, headers=headers, content=content) as reply:
+            _bounded(reply, _MOST_SAID)
+            return reply
 
     def _known(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._secret}"}
@@ -240,7 +253,7 @@ class HubLine:
             raise JoinRefused("the hub knows neither this join nor its session; another join begins one")
         if status == 410:
             raise Over("the server has said that the run is over")
-        if status in (408, 429, 502, 503, 504, 507):
+        if status in (408, 429, 500, 502, 503, 504, 507):
             raise httpx.ReadError(f"the hub answers {status}")
         if status not in (200, 204, 206):
             raise ProtocolError(SERVER, "status", f"{status}")

@@ -2,44 +2,42 @@
 
 import time
 from multiprocessing.connection import Client
+from pathlib import Path
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsync.flower.internals.polling import pull_soon
-from fedsync.flower.messages import request
-from fedsync.flower.payloads import pack, unpack
-from fedsync.trainer.protocol import read_request
+from fedsync.flower.hub_transport import way_to_silos
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloQuestion
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    pull_soon()
-    with Client(str(context.run_config["socket"])) as line:
+    socket = str(context.run_config["socket"])
+    with Client(socket) as line, way_to_silos(grid, Path(f"{socket}.files")) as silos:
         while (asked := line.recv()) is not None:
-            nodes = {node.name: node.node_id for node in grid.get_nodes()}
+            nodes = {peer.name: peer.node_id for peer in silos.peers()}
             if isinstance(asked, list):
                 while not set(asked) <= nodes.keys():
                     time.sleep(0.2)
-                    nodes = {node.name: node.node_id for node in grid.get_nodes()}
+                    nodes = {peer.name: peer.node_id for peer in silos.peers()}
                 line.send(sorted(nodes))
                 continue
             name, spec, text, payload = asked
-            packed = None if payload is None else pack(np.frombuffer(payload, dtype=np.uint8))
-            line.send(_ask(grid, request(nodes[name], spec, read_request(text), packed, 600.0)))
+            packed = None if payload is None else np.frombuffer(payload, dtype=np.uint8)
+            line.send(_ask(silos, nodes[name], SiloQuestion(text, packed, most=2**30, spec=spec, ttl_s=600.0)))
 
 
-def _ask(grid: Grid, message: Message) -> tuple[str, bytes | None, str]:
-    (identifier,) = grid.push_messages([message])
+def _ask(silos: Transport, node: int, question: SiloQuestion) -> tuple[str, bytes | None, str]:
+    (identifier,) = silos.send([(node, question)])
+    if identifier is None:
+        return "", None, "the silo is not here"
     while True:
-        for reply in grid.pull_messages([identifier]):
-            if reply.has_error():
-                return "", None, str(reply.error.reason)
-            record = reply.content.config_records["fedsync"]
-            packed = record.get("payload")
-            packed = packed if isinstance(packed, bytes) else reply.content.array_records.get("payload")
-            return str(record["text"]), None if packed is None else unpack(packed, 2**30, "").tobytes(), ""
-        time.sleep(0.01)
+        for answer in silos.receive():
+            if answer.name == identifier:
+                return answer.text, None if answer.payload is None else answer.payload.tobytes(), answer.problem
+        silos.wait(1.0)

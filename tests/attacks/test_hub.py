@@ -33,7 +33,7 @@ def spoken(up: Served, text: str, body: bytes = b"", wait_s: float = 5.0) -> str
     """FrameHead of the answer to what is written on a line of one's own; empty where it is closed without one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=up.authority)
-    port = int(up.address.rpartition(":")[2])
+    port = up.port
     with (
         socket.create_connection(("127.0.0.1", port), wait_s) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as line,
@@ -73,7 +73,7 @@ def test_heads_are_bounded_and_end_in_time(up: Served, monkeypatch: pytest.Monke
     long = f"GET /v1/fedsync/orders HTTP/1.1\r\n{HOST}x: {'a' * 3_000_000}\r\n\r\n"
     # Read in pieces, of which the first are no whole head; it is closed while it is still being sent.
     assert spoken(up, long)[:12] in ("HTTP/1.1 400", "HTTP/1.1 431", "timeout", "")
-    monkeypatch.setattr(hub, "QUIET_S", 0.4)
+    monkeypatch.setattr(hub, "STRANGER_S", 0.4)
     begin_s = time.monotonic()
     assert spoken(up, f"GET /v1/fedsync/orders HTTP/1.1\r\n{HOST}x: a") == "", "it never ends, and is closed"
     assert spoken(up, "") == "", "nor is one without a request kept"

@@ -2,22 +2,19 @@
 suffers from it, and that no longer than silos that say nothing."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
 
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ProtocolError
 from fedsync.core.layout import Layout
 from fedsync.core.orders import SiloFacts
 from fedsync.core.transfer import Payload
-from fedsync.flower import messages, payloads
-from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.regions import Letter, Regions, Relayed
 from fedsync.flower.strategy import FedSync
@@ -34,8 +31,9 @@ from fedsync.trainer.regions import (
     read_region_request,
     write,
 )
-from tests.flower.grid import run_identity, silos_in_this_process
-from tests.flower.test_nodes import NamedGrid
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from tests.flower.grid import silos_in_this_process
+from tests.flower.named_nodes import NamedGrid
 from tests.flower.test_regions import NAMES, QUICK, SILOS, TIMING, committed, grid_of, journal, relays_of
 
 LARGE = 3 * 2**20
@@ -63,24 +61,25 @@ class Server:
         self.here = tuple(RelayedNode(node, name, "now") for node, name in enumerate(here, 1))
         self.regions.enrol(9, "north", "now", self.arrival(RegionReply(here=self.here)))
 
-    def arrival(self, reply: RegionReply, answers: int = 0, pieces: Iterable[Payload] = ()) -> Arrival:
-        asked = Message(RecordDict(), message_type="query", dst_node_id=9, ttl=10.0)
+    def arrival(self, reply: RegionReply, answers: int = 0, pieces: Iterable[Payload] = ()) -> SiloAnswer:
         pieces = list(pieces)
         reply = replace(reply, here=reply.here or self.here, pieces=tuple(each.nbytes for each in pieces))
-        whole = joined(pieces)
-        packed = None if whole is None else payloads.pack(whole)
-        return Arrival(f"bundle {answers}", messages.relay_answer(asked, write(reply), packed))
+        text, payload = write(reply), joined(pieces)
+        if answers and payload is not None and payload.nbytes > self.sent[answers - 1].most:
+            # As each transport does.
+            return SiloAnswer(f"bundle {answers}", problem=f"{payload.nbytes} bytes", check="length", relay=True)
+        return SiloAnswer(f"bundle {answers}", text, payload, relay=True)
 
-    def push_messages(self, sent: Iterable[Message]) -> list[str]:
-        for message in sent:
-            request = read_region_request(messages.read_request(message)[1])
-            assert request is not None
+    def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str]:
+        for _, question in questions:
+            request = read_region_request(question.text)
+            assert request is not None and question.most == request.most
             self.sent.append(request)
         return [f"bundle {len(self.sent)}"]
 
     def push(self, *letters: tuple[int, Letter]) -> list[str]:
-        grid: Any = self
-        return [number or "" for number in self.regions.push(grid, "{}", letters, set(), None)]
+        transport: Any = self
+        return [number or "" for number in self.regions.push(transport, "{}", letters)]
 
     def train(self, *silos: str, most: int = 8, in_sum: int = 0) -> list[str]:
         letters = (Letter("", None, most, 60.0, f"{silo}/1", 1, in_sum) for silo in silos)
@@ -89,15 +88,9 @@ class Server:
     def hears(self, reply: RegionReply, answers: int, pieces: Iterable[Payload] = ()) -> list[Relayed]:
         aggregator: Any = self.sums
         wanted = {number for relay in self.regions._relays.values() for number in relay.waiting}
-        found = self.regions.unpack(self.arrival(reply, answers, pieces), wanted, aggregator, None)
+        found = self.regions.unpack(self.arrival(reply, answers, pieces), wanted, aggregator)
         assert found is not None
         return found
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Any:
-    with run_identity():
-        yield
 
 
 def zeros(nbytes: int) -> Payload:
@@ -143,7 +136,7 @@ def test_a_relay_that_brings_more_than_its_silos_may_is_not_heard() -> None:
     first, second = server.train("a", "b")
     assert server.hears(RegionReply(answers=answers(first, piece=0)), 1, [zeros(2**21)]) == []
     late = server.arrival(RegionReply(answers=answers(second, piece=0)), 1, [zeros(8)])
-    assert server.regions.unpack(late, {second}, None, None) is None, "that message is over"
+    assert server.regions.unpack(late, {second}, None) is None, "that message is over"
 
 
 def test_nothing_counts_of_an_answer_of_which_a_part_is_none() -> None:
@@ -179,7 +172,7 @@ def test_one_relay_answers_nothing_that_another_was_asked() -> None:
     assert len(server.sent) == 3
     sums = (RegionMembers((first, other), ("a/1", "c/1"), 0),)
     found = server.hears(RegionReply(answers=answers(first, second, other), sums=sums), 1, [zeros(8)])
-    assert [(each.answers, each.again) for each in found] == [(first, True), (second, False)]
+    assert [(each.name, each.again) for each in found] == [(first, True), (second, False)]
     assert server.sums.sums == []
 
 
@@ -219,9 +212,8 @@ def test_a_relay_is_no_silo() -> None:
 def test_a_silo_behind_a_relay_holds_no_more_samples_than_the_strategy_allows() -> None:
     nodes = Nodes(NamedGrid({1: "north"}), Admission(regions={"north": ["a"]}, most_examples=1000))
     nodes.look()
-    asked = Message(RecordDict(), message_type="query", dst_node_id=1, ttl=10.0)
     reply = write(RegionReply(here=(RelayedNode(1, "a", "now"),)))
-    nodes.relay(1, Arrival("", messages.relay_answer(asked, reply)))
+    nodes.relay(1, SiloAnswer("", reply, relay=True))
     assert nodes.look() == ([1], [-1])
     with pytest.raises(ProtocolError, match="holds 1001 training samples"):
         nodes.check(-1, Hello("a", SiloFacts(1001)))

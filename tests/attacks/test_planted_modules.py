@@ -14,11 +14,27 @@ from fedsync.common.processes import INTERPRETER
 from fedsync.flower.environment import QUIET
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARIES = ["torch", "numpy", "flwr", "grpc", "uvicorn", "psutil", "pydantic", "typer", "rich", "cryptography", "yaml"]
+LIBRARIES = [
+    "torch",
+    "numpy",
+    "flwr",
+    "grpc",
+    "uvicorn",
+    "starlette",
+    "httpx",
+    "psutil",
+    "pydantic",
+    "typer",
+    "rich",
+    "cryptography",
+    "yaml",
+]
 PROGRAMS = {
     "trainer": [*INTERPRETER, "fedsync.trainer.server", "nowhere"],
     "nursery": [*INTERPRETER, "fedsync.common.nursery", "fedsync.trainer.preload", "x"],
-    "SuperNode, SuperLink, SuperExec": [*INTERPRETER, "fedsync.flower.internals.launch", "supernode", "--help"],
+    "SuperNode, SuperLink, SuperExec": [*INTERPRETER, "fedsync.flower.launch", "supernode", "--help"],
+    "agent": [*INTERPRETER, "fedsync.silo.agent"],
+    "Flower's command line": [*INTERPRETER, "fedsync.flower.flwr_calls"],
     "console script": [str(Path(sys.executable).with_name("fedsync")), "doctor", "--silo", "nowhere"],
     "module": [sys.executable, "-m", "fedsync", "doctor", "--silo", "nowhere"],
 }

@@ -27,7 +27,6 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.core.orders import WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals.apps import OWN
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.programs import CONNECTION
@@ -49,7 +48,7 @@ from tests.attacks.test_server_and_silo import FRIEND, MASKED, agreement, isolat
 
 WAIT_S = 120.0
 
-_PROJECT = f"""\
+_PROJECT = """\
 [project]
 name = "lies"
 version = "1.0.0"
@@ -62,7 +61,7 @@ publisher = "nobody"
 
 [tool.flwr.app.components]
 serverapp = "relay:app"
-clientapp = "{OWN}"
+clientapp = "fedsync.flower.client_app:app"
 
 [tool.flwr.app.config]
 """

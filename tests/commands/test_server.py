@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from fedsync.cli import app
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals.registration import Registered
+from fedsync.flower.registration import Registered
 from fedsync.ops import start
 from tests.commands.call import call
 

@@ -1,4 +1,4 @@
-"""Large models on real processes: they go through the gate as files, with TLS and without."""
+"""Large models on real processes: they go over the hub as files, with TLS and without."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.flower.environment import flower_environment
-from fedsync.flower.internals.registration import flwr_command, write_connection
+from fedsync.flower.registration import flwr_command, write_connection
 from fedsync.trainer.client import stop_trainers
 from fedsync.trainer.protocol import STATE_FOLDER
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedsync import replay
@@ -23,13 +24,16 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.relay import RELAY_RUN
 from fedsync.ops.runs import RUNS, stop_run, submit_run
+from fedsync.silo.joins import FOLDER as AGENT_FOLDER
+from fedsync.silo.joins import MODULE as AGENT
+from fedsync.trainer.protocol import STATE_FOLDER
 from tests.e2e.deployed import fedsync, wait_for
 
 DIGITS = "task={kind: digits}"
 CLEAR = ["local={steps: 1, batch_size: 8, threads: 1}", "stop.rounds=100000"]
 SEALED = [*CLEAR, "cipher={kind: bfv, members: 2}"]
 LARGE = "task={kind: mlp, hidden: [700, 700], data: {kind: blobs, samples: 400}, partition: {kind: iid}}"
-"""Half a million values, 2 MB: more than goes in a message, and than a bundle allows that nobody was asked in."""
+"""Half a million values, 2 MB: more than goes beside a question or an answer."""
 
 
 def _files(folder: Path, regions: Mapping[str, str], alone: str, *, sealed: bool) -> None:
@@ -55,9 +59,9 @@ def _files(folder: Path, regions: Mapping[str, str], alone: str, *, sealed: bool
         own(name, silos, f"upstream: {{name: {name}, {above}, node_key: {keys[name].private}}}")
     at = {silo: name for name, silos in regions.items() for silo in silos}
     for index, name in enumerate(names):
-        gate = at.get(name, "server")
+        above = at.get(name, "server")
         (folder / f"{name}.yaml").write_text(
-            f"{{name: {name}, server: 'localhost:{ports[gate]}', authority: {gate}-certs/ca.crt, "
+            f"{{name: {name}, server: 'localhost:{ports[above]}', authority: {above}-certs/ca.crt, "
             f"node_key: {keys[name].private}, state: silo-{name}, index: {index}"
             f"{f', keys: {sealing.silos[name]}' if sealed else ''}}}"
         )
@@ -83,9 +87,13 @@ class Federation:
         wait_for(lambda: self.commits().count(self.everyone) >= before + times, "not all are in rounds", 300.0)
 
     def kill(self, relay: str, what: str) -> None:
-        """Kill a relay's app, its uplink or its SuperLink."""
+        """Kill a relay's app, the agent that brings it the server's questions, its uplink or its SuperLink."""
         if what == "app":
             process = int((self.folder / relay / RUNS / RELAY_RUN / PID_FILE).read_text())
+        elif what == "agent":
+            mine = {AGENT, str(self.folder / relay / STATE_FOLDER / AGENT_FOLDER)}
+            running = psutil.process_iter(["cmdline"])
+            (process,) = [each.pid for each in running if mine <= set(each.info["cmdline"] or ())]
         else:
             process = json.loads((self.folder / relay / "health.json").read_text())["processes"][what]["pid"]
         os.kill(process, signal.SIGKILL)
@@ -127,7 +135,7 @@ def test_silos_behind_a_relay_are_in_all_rounds_also_after_a_part_of_it_was_kill
 ) -> None:
     with _running(tmp_path_factory.mktemp("r"), {"north": "ab"}, "c", [DIGITS, *SEALED]) as run:
         run.all_are_in()
-        for what in ("app", "uplink", "superlink"):
+        for what in ("app", "agent", "uplink", "superlink"):
             run.kill("north", what)
             run.all_are_in()
 

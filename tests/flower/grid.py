@@ -13,10 +13,22 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.flower import client_app, messages
-from fedsync.flower.payloads import pack
-from fedsync.trainer.protocol import MAX_LAYOUT_TEXT, Ask, Identity, Reply, Request, read_request, write_reply
+from fedsync.flower.outbox import kind_of
+from fedsync.silo import answers
+from fedsync.trainer.protocol import (
+    MAX_LAYOUT_TEXT,
+    Ask,
+    Identity,
+    Reply,
+    Request,
+    read_reply,
+    read_request,
+    write_reply,
+    write_request,
+)
 from fedsync.trainer.regions import read_region_request
 from fedsync.trainer.service import TrainerService
+from fedsync.transport.questions import SiloQuestion
 
 Answer = Callable[[Message, Context], Message | None]
 
@@ -90,7 +102,7 @@ class DirectGrid(Grid):
 def silos_in_this_process() -> Iterator[None]:
     """Silos have their trainers in this process, which belongs to a run, as Flower's messages demand."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_app, "connect", connect)
+        patch.setattr(answers, "connect", connect)
         trainers.clear()
         with run_identity():
             yield
@@ -115,14 +127,20 @@ def asked(message: Message) -> Request:
     return read_request(messages.read_request(message)[1])
 
 
+def posing(request: Request, payload: Payload | None = None, spec: str = "{}", node: int = 1) -> Message:
+    """A message that asks a silo something."""
+    return messages.request(node, SiloQuestion(write_request(request), payload, spec=spec, kind=kind_of(request)))
+
+
 def said(reply: Message) -> tuple[Reply, Payload | None]:
     """What a silo answered."""
-    return messages.read_answer(reply, "a", MAX_SEALED_BYTES, MAX_LAYOUT_TEXT)
+    text, payload = messages.read_answer(reply, "a", MAX_SEALED_BYTES)
+    return read_reply(text, "a", MAX_LAYOUT_TEXT), payload
 
 
 def saying(message: Message, reply: Reply, payload: Payload | None = None) -> Message:
     """An answer to a message."""
-    return messages.answer(message, write_reply(reply), None if payload is None else pack(payload))
+    return messages.answer(message, write_reply(reply), payload)
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.core.orders import SiloFacts
+from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.nodes import Nodes
 from fedsync.trainer.protocol import Hello
+from fedsync.transport.port import Peer
 from tests.flower.grid import DirectGrid
 
 
@@ -17,6 +19,9 @@ class NamedGrid(DirectGrid):
         super().__init__(0)
         self.names = dict(names)
         self.activated: dict[int, str] = {}
+
+    def peers(self) -> list[Peer]:
+        return GridTransport(self).peers()
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [

@@ -9,8 +9,8 @@ from flwr.app import Context, Message
 
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.core.errors import ProtocolError
-from fedsync.flower import messages, payloads
-from fedsync.flower.parcels import Parcel
+from fedsync.flower import messages
+from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.relay_line import RelayLine
 from fedsync.trainer.protocol import write_reply
 from fedsync.trainer.refusals import refuse
@@ -56,12 +56,11 @@ class RelayNode:
 
     def start(self) -> None:
         """A new process: it knows nothing of what was before."""
-        self.service = Stepping(RelayLine(self.below, look_s=0.0), self._keys, self._folder)
+        self.service = Stepping(RelayLine(GridTransport(self.below), look_s=0.0), self._keys, self._folder)
 
     def __call__(self, message: Message, context: Context) -> Message | None:
         """What the relay answers; its silos have answered by then."""
         spec, text, payload = messages.read_request(message)
-        assert not isinstance(payload, Parcel)
         self.asked += [request] if (request := read_region_request(text)) is not None else []
         self.service.turn()
         try:
@@ -70,4 +69,4 @@ class RelayNode:
             return messages.answer(message, write_reply(refuse(error)))
         with suppress(ProtocolError):
             self.told.append(read_region_reply(said, "relay"))
-        return messages.relay_answer(message, said, None if answer is None else payloads.pack(answer))
+        return messages.answer(message, said, answer, relay=True)

@@ -1,5 +1,6 @@
 """What a silo's owner decides goes before what the run wants: the device, and what is told of the machine."""
 
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 
 from fedsync.common.fence import ALLOWED
 from fedsync.config.cluster import ClusterConfig, SiloConfig
@@ -22,12 +23,13 @@ from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window, WorkOrder, WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.flower import client_app, messages, payloads
-from fedsync.flower.client_app import EmulatedLine, emulated_line, identify
-from fedsync.flower.parcels import Parcel, Ticket, Uploaded
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
+from fedsync.silo import answers
+from fedsync.silo.answers import EmulatedLine, emulated_line, identify
+from fedsync.silo.joins import INBOX, JOINED, JoinedRun, dropped, trusted
 from fedsync.train.loop import Trainer
-from fedsync.trainer.client import trainer_folder
+from fedsync.trainer.client import app_folder, asked_for
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import (
     RESOURCES,
@@ -41,10 +43,12 @@ from fedsync.trainer.protocol import (
     exchange,
     write_reply,
 )
+from fedsync.trainer.refusals import last_refusals
 from fedsync.trainer.service import TrainerService
 from fedsync.trainer.session import SiloSession
+from fedsync.transport.join import Join, new_secret
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, said, silos_in_this_process
+from tests.flower.grid import DirectGrid, posing, said, silos_in_this_process
 
 ORDER = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1)
 FAST = [SMALL, "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
@@ -224,7 +228,7 @@ def test_a_message_comes_as_late_as_on_the_line_that_is_emulated(
     identity = Identity(spec(emulate=machines), 1, "a")
     line = emulated_line(identity, {ALLOWED: allowed})
     waited: list[float] = []
-    monkeypatch.setattr(client_app, "time", SimpleNamespace(sleep=waited.append, monotonic=lambda: 10.5))
+    monkeypatch.setattr(answers, "time", SimpleNamespace(sleep=waited.append, monotonic=lambda: 10.5))
     line.carried(np.zeros(2_000_000, np.uint8), begin_s=10.0)
     assert waited == [pytest.approx(max(0.0, seconds - 0.5))], "half a second is over"
     line.carried(None, begin_s=10.5)
@@ -235,57 +239,118 @@ def test_a_silo_that_emulates_no_machine_has_no_line() -> None:
     assert emulated_line(Identity(spec(), 1, "a"), {}) == EmulatedLine(0.0, 0.0)
 
 
-# Large payloads beside messages.
+# Joins, and the app that a run brought along.
+
+HOSTS = "fed.example.org"
 
 
-class AtTheGate:
-    """What is left at a server's gate."""
-
-    def __init__(self, model: Payload) -> None:
-        self.model = model
-        self.folders: list[Path] = []
-        self.full = False
-        self.left: Payload | None = None
-
-    def fetch(self, parcel: Parcel, folder: Path) -> Payload:
-        self.folders.append(folder)
-        return self.model
-
-    def upload(self, ticket: Ticket, payload: Payload) -> Uploaded | None:
-        self.left = None if self.full else payload
-        return None if self.full else Uploaded("0" * 32, payload.nbytes)
+def joined(address: str = f"https://{HOSTS}:9000/v1/fedsync") -> str:
+    return Join((address,), new_secret(), "PEM" if address.startswith("https") else "", "run", "a").dump()
 
 
-@pytest.mark.parametrize("way", ["gate", "full gate", "none"])
-def test_a_model_is_fetched_and_an_update_left_where_the_node_can(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def handed(text: str, **node: str) -> Message:
+    """What the app answers to a join."""
+    message = messages.join(1, text, 60.0)
+    message.metadata.__dict__["_message_id"] = "x"
+    return client_app.app(message, Context(7, 8, {"partition-id": 0, **node}, RecordDict(), {"epochs": 3}))
+
+
+@pytest.fixture
+def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a ClientApp in its room leaves joins for the agent."""
+    monkeypatch.setenv(STATE, str(tmp_path / "state"))
+    monkeypatch.setenv(INBOX, str(tmp_path / "inbox"))
+    for folder in ("state", "inbox"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    return tmp_path / "inbox"
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Flower app that the run brought along, unpacked."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    folder = tmp_path / "apps" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_a_join_is_handed_over_with_what_a_silo_needs_for_its_run(inbox: Path, app: Path) -> None:
+    text = joined()
+    reply = handed(text, **{"hub-hosts": HOSTS, "site": "north"})
+    assert messages.read_answer(reply, "a", 0) == (JOINED, None) and not messages.is_relay(reply)
+    (found,) = dropped(inbox).values()
+    node = {"partition-id": 0, "hub-hosts": HOSTS, "site": "north"}
+    assert found == JoinedRun(text, node, {"epochs": 3}, "7 8", str(app))
+
+
+def test_where_there_is_no_room_the_agent_is_started(inbox: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[Path, JoinedRun]] = []
+    monkeypatch.delenv(INBOX)
+    monkeypatch.setattr(client_app, "hand_over", lambda state, joined: heard.append((state, joined)))
+    assert messages.read_answer(handed(joined(), **{"hub-hosts": HOSTS}), "a", 0) == (JOINED, None)
+    ((state, found),) = heard
+    assert state == inbox.with_name("state") and found.ids == "7 8"
+
+
+@pytest.mark.parametrize(
+    ("host", "owner", "node", "may"),
+    [
+        (HOSTS, None, {"hub-hosts": f"other.example.org,{HOSTS}"}, True),
+        (HOSTS, None, {}, False),
+        (HOSTS, {"hub_hosts": [HOSTS]}, {}, True),
+        (HOSTS, {"hub_hosts": ["other.example.org"]}, {"hub-hosts": HOSTS}, False),
+        (f"{HOSTS}.example.net", {"hub_hosts": [HOSTS]}, {}, False),
+        ("127.0.0.1", None, {}, True),
+        ("127.0.0.1", {"hub_hosts": [HOSTS]}, {}, False),
+        ("10.0.0.5", None, {"hub-hosts": HOSTS}, False),
+    ],
+)
+@pytest.mark.parametrize("room", [True, False])
+def test_a_silo_goes_to_its_owner_s_hosts_alone(
+    host: str, owner: dict[str, Any] | None, node: dict[str, str], *, may: bool, room: bool, inbox: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A server that lies is not to have it call on machines inside its house."""
+    handed_over: list[JoinedRun] = []
+    monkeypatch.setattr(client_app, "hand_over", lambda state, joined: handed_over.append(joined))
+    if not room:
+        monkeypatch.delenv(INBOX)
+    if owner is not None:
+        monkeypatch.setenv(ALLOWED, json.dumps(owner))
+    reply = handed(joined(f"https://{host}:9000/v1/fedsync"), **node)
+    found = [*handed_over, *dropped(inbox).values()]
+    if may:
+        assert messages.read_answer(reply, "a", 0)[0] == JOINED and len(found) == 1
+        return
+    refused, payload = said(reply)
+    assert isinstance(refused, Refused) and refused.code is Refusal.CONFIG and payload is None
+    assert bool(refused.text) == (owner is None)
+    assert host in last_refusals(inbox.with_name("state"))[-1].reason, "the owner sees which"
+    assert len(found) == room, "from its room, too: the agent puts it down"
+    for each in found:
+        with pytest.raises(ConfigError, match=host):
+            trusted(Join.parse(each.join), each.node)
+
+
+def test_where_the_server_has_no_hub_a_question_is_answered_with_the_run_s_own_app(
+    app: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, update = np.ones(payloads.SMALL_BYTES + 4, np.uint8), np.zeros(payloads.SMALL_BYTES + 8, np.uint8)
-    gate = AtTheGate(model)
-    heard: list[Payload | None] = []
+    heard: list[tuple[Payload | None, str, str]] = []
 
     def ask(text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        heard.append(payload)
+        heard.append((payload, app_folder.get(), asked_for.get()))
         return write_reply(InProgress(0, 0)), update
 
-    gate.full = way == "full gate"
-    monkeypatch.setenv(STATE, str(tmp_path))
-    tmp_path.chmod(0o700)
-    monkeypatch.setattr(client_app, "connect", lambda identity: ask)
-    monkeypatch.setattr(client_app, "parcels", None if way == "none" else gate)
-    parcel = Parcel("0" * 16, "1" * 64, model.size)
-    message = messages.request(1, "{}", Train(ORDER), parcel, 60.0, Ticket("0" * 16, "2" * 32))
+    monkeypatch.setenv(STATE, str(tmp_path / "state"))
+    monkeypatch.setattr(answers, "connect", lambda identity: ask)
+    message = posing(Train(ORDER), model)
     message.metadata.__dict__["_message_id"] = "x"
-    reply = client_app.app(message, Context(1, 1, {}, RecordDict(), {}))
-    assert messages.fetches(reply) == (way != "none")
-    if way == "none":
-        refused = said(reply)[0]
-        assert isinstance(refused, Refused) and refused.code is Refusal.PROTOCOL and not heard
-        return
-    assert heard[0] is model
-    assert gate.folders == [trainer_folder(identify("{}", {}, {}))], "the trainer's own"
-    if way == "gate":
-        assert messages.read_uploaded(reply, "a") == Uploaded("0" * 32, update.size) and gate.left is update
-        assert said(reply)[1] is None
-    else:
-        assert messages.read_uploaded(reply, "a") is None and said(reply)[1] is not None
+    reply = client_app.app(message, Context(7, 8, {}, RecordDict(), {}))
+    ((payload, folder, ids),) = heard
+    assert payload is not None and np.array_equal(payload, model) and (folder, ids) == (str(app), "7 8")
+    found, answer = said(reply)
+    assert found == InProgress(0, 0) and answer is not None and np.array_equal(answer, update)
+    assert not messages.is_relay(reply)

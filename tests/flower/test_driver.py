@@ -23,7 +23,7 @@ from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
+from tests.flower.grid import Answer, DirectGrid, asked, honest, posing, said, saying, silos_in_this_process
 
 ROUNDS = 3
 FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
@@ -318,7 +318,7 @@ def test_the_steps_of_flowers_own_round_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_report_survives_the_wire() -> None:
-    message = messages.request(1, "{}", Describe(), None, 10.0)
+    message = posing(Describe())
     report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
     assert said(saying(message, report)) == (report, None)
 

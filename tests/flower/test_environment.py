@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.flower.environment import flower_environment, flower_in_this_process
-from fedsync.flower.internals import registration
-from fedsync.identity.certificates import make_authority
-from tests.proxy import as_httpx_goes, proxy_of
+from tests.proxy import as_httpx_goes
 
 URLS = ["http://127.0.0.1:9092", "https://127.0.0.1:9092", "https://localhost:9092", "https://[::1]:9092"]
 PROXY = "http://proxy.example.org:3128"
@@ -28,10 +26,3 @@ def test_flowers_processes(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert as_httpx_goes(flower_environment(tmp_path), "https://wandb.example.org", monkeypatch) is not None
     with flower_in_this_process(tmp_path):
         assert as_httpx_goes({}, url, monkeypatch) is None
-
-
-def test_operators_of_this_process(tmp_path: Path) -> None:
-    authority = make_authority(tmp_path / "certs").certificate
-    (tmp_path / "operator.secret").write_text("secret")
-    with registration._operator(tmp_path, "127.0.0.1:9092", authority) as client:
-        assert [proxy_of(client._client, url) for url in URLS] == [None] * len(URLS)

@@ -10,6 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from fedsync.core.errors import RunError
 from fedsync.core.layout import Layout, Vector
 from fedsync.flower.first_model import ask_for_model
+from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.nodes import Admission
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import InitialModel, InProgress, Refusal, Refused
@@ -50,7 +51,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    found, about = ask_for_model(DirectGrid(2, {1: BAD[name], 2: HONEST}), "{}", LONG)
+    found, about = ask_for_model(GridTransport(DirectGrid(2, {1: BAD[name], 2: HONEST})), "{}", LONG)
     np.testing.assert_array_equal(found, WEIGHTS)
     assert about.layout == Layout(("w",), ((2,),))
     assert "node 1 failed the check" in caplog.text
@@ -58,7 +59,7 @@ def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: p
 
 def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
     with pytest.raises(RunError, match=r"no silo sent a model in 0.05 s; node 1 failed the check 'answer': .*no data"):
-        ask_for_model(DirectGrid(1, {1: BAD["an error"]}), "{}", SOON)
+        ask_for_model(GridTransport(DirectGrid(1, {1: BAD["an error"]})), "{}", SOON)
 
 
 def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
@@ -69,14 +70,14 @@ def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
         asked += 1
         return (HONEST if asked == 3 else BAD["an error"])(message, context)
 
-    found, _ = ask_for_model(DirectGrid(1, {1: at_last}), "{}", replace(LONG, look_s=0.001))
+    found, _ = ask_for_model(GridTransport(DirectGrid(1, {1: at_last})), "{}", replace(LONG, look_s=0.001))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 
 def test_nobody_is_asked_again_at_once() -> None:
     grid = DirectGrid(1, {1: BAD["an error"]})
     with pytest.raises(RunError):
-        ask_for_model(grid, "{}", SOON)
+        ask_for_model(GridTransport(grid), "{}", SOON)
     assert grid.pushed == [(1, "AskModel")]
 
 
@@ -88,12 +89,12 @@ def test_a_question_that_is_lost_is_asked_again() -> None:
         lost += 1
         return HONEST(message, context) if lost == 3 else None
 
-    found, _ = ask_for_model(DirectGrid(1, {1: hears_at_last}), "{}", replace(LONG, ask_s=0.01))
+    found, _ = ask_for_model(GridTransport(DirectGrid(1, {1: hears_at_last})), "{}", replace(LONG, ask_s=0.01))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 
 def test_where_all_silos_refuse_the_run_nobody_is_asked_again() -> None:
     grid = DirectGrid(2, dict.fromkeys((1, 2), always(lambda message: saying(message, Refused(Refusal.OWNER)))))
     with pytest.raises(RunError, match=r"every silo refuses the run, OWNER: .* node 1, node 2: its own log"):
-        ask_for_model(grid, "{}", LONG, Admission(expected=2))
+        ask_for_model(GridTransport(grid), "{}", LONG, Admission(expected=2))
     assert grid.pushed == [(1, "AskModel"), (2, "AskModel")]

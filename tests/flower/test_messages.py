@@ -25,7 +25,6 @@ from fedsync.flower.messages import shortened
 from fedsync.flower.payloads import read_model
 from fedsync.trainer.protocol import (
     MAX_TEXT,
-    Answer,
     AskModel,
     AskSnapshot,
     Collect,
@@ -40,10 +39,12 @@ from fedsync.trainer.protocol import (
     Request,
     Snapshot,
     Train,
+    read_reply,
     read_request,
 )
 from fedsync.trainer.refusals import explained
-from tests.flower.grid import run_identity
+from fedsync.transport.questions import Blob, SiloQuestion
+from tests.flower.grid import posing, run_identity
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
 
@@ -136,7 +137,7 @@ def reply(**texts: Any) -> Message:
 
 def use(message: Message) -> None:
     """What the driver and the coordinator do with an answer; writes the journal's entry of it too."""
-    found, _ = messages.read_answer(message, "a", 100)
+    found = read_reply(messages.read_answer(message, "a", 100)[0], "a")
     match found:
         case Hello(silo, facts, holds):
             written_down(SiloJoined(0.0, silo, facts))
@@ -199,7 +200,7 @@ def test_every_reply_is_among_what_honest_silos_write() -> None:
 @pytest.mark.parametrize("texts", [{}, {"text": 1}, {"text": b"{}"}, {"text": [1, 2]}, {"text": "x" * (MAX_TEXT + 1)}])
 def test_what_is_no_text_or_too_long_a_one_is_no_answer(texts: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError, match=r"no 'text'|65537 characters, at most 65536"):
-        messages.read_answer(reply(**texts), "a", 100)
+        read_reply(messages.read_answer(reply(**texts), "a", 100)[0], "a")
 
 
 ANSWERED = '{"type":"Answer"}'
@@ -223,7 +224,7 @@ def test_records_of_any_kind_are_the_silos_problem(content: RecordDict) -> None:
 
 @pytest.mark.parametrize("payload", ["x", 1.0, [1]])
 def test_what_is_beside_a_text_and_no_bytes_is_nothing(payload: Any) -> None:
-    assert messages.read_answer(reply(text=ANSWERED, payload=payload), "a", 100) == (Answer(), None)
+    assert messages.read_answer(reply(text=ANSWERED, payload=payload), "a", 100) == (ANSWERED, None)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_what_is_beside_a_text_and_no_bytes_is_nothing(payload: Any) -> None:
     [Describe(), AskModel(), Train(ORDER, 0.5), Collect("a/1", 1.0, True), EvaluateModel(3), Question(), AskSnapshot()],
 )
 def test_a_request_reaches_the_trainer_as_it_was_asked(request_: Request) -> None:
-    spec, text, payload = messages.read_request(messages.request(1, "{}", request_, b"abc", 1.0))
+    spec, text, payload = messages.read_request(posing(request_, np.frombuffer(b"abc", np.uint8)))
     assert (spec, read_request(text), payload is not None and payload.tobytes()) == ("{}", request_, b"abc")
 
 
@@ -239,6 +240,32 @@ def test_a_request_reaches_the_trainer_as_it_was_asked(request_: Request) -> Non
 def test_the_server_can_ask_nothing_else(text: str) -> None:
     with pytest.raises(ProtocolError, match="the server failed the check 'message'"):
         read_request(text)
+
+
+def test_a_request_is_of_its_kind_and_goes_to_its_node_for_its_time() -> None:
+    asked = messages.request(7, SiloQuestion("", kind="train", ttl_s=9.0)).metadata
+    assert (asked.dst_node_id, asked.message_type, asked.ttl) == (7, "train", 9.0)
+    with pytest.raises(TypeError, match="no blob"):
+        messages.request(7, SiloQuestion("", Blob("0" * 64, 1)))
+
+
+def test_a_join_is_no_question_and_no_question_is_a_join() -> None:
+    joined = messages.join(7, "in here", 9.0)
+    assert (joined.metadata.dst_node_id, joined.metadata.message_type, joined.metadata.ttl) == (7, "query", 9.0)
+    assert messages.read_join(joined) == "in here" and messages.read_join(posing(Describe())) is None
+    with pytest.raises(ProtocolError, match="the server failed the check 'message'"):
+        messages.read_request(joined)
+
+
+@pytest.mark.parametrize("content", [RecordDict(), RecordDict({"fedsync": ConfigRecord({"join": 1})})])
+def test_what_is_no_text_is_no_join(content: RecordDict) -> None:
+    assert messages.read_join(Message(content, dst_node_id=1, message_type="query")) is None
+
+
+def test_a_relay_says_that_it_is_one() -> None:
+    asked = posing(Describe())
+    assert messages.is_relay(messages.answer(asked, "", relay=True))
+    assert not messages.is_relay(messages.answer(asked, "")) and not messages.is_relay(reply(relay=True))
 
 
 def test_a_reason_is_short_and_prints() -> None:

@@ -5,19 +5,16 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.core.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
-from fedsync.flower import messages
 from fedsync.flower import nodes as nodes_module
-from fedsync.flower.internals.pull import Arrival
 from fedsync.flower.nodes import Admission, AnotherApp, Nodes
 from fedsync.observe.fate import MISSING
 from fedsync.trainer.protocol import Hello, Refusal, Refused
 from fedsync.trainer.regions import RegionReply, RelayedNode, write
-from tests.flower.grid import run_identity
+from fedsync.transport.questions import SiloAnswer
 from tests.flower.named_nodes import NamedGrid, hello, join
 
 
@@ -204,10 +201,8 @@ def test_a_name_is_one_nodes_and_free_again_when_that_is_gone(registered: str) -
 # Relays.
 
 
-def _says_that_it_is_a_relay(*here: RelayedNode) -> Arrival:
-    with run_identity():
-        asked = Message(RecordDict(), message_type="query", dst_node_id=1, ttl=10.0)
-        return Arrival("", messages.relay_answer(asked, write(RegionReply(here=here))))
+def _says_that_it_is_a_relay(*here: RelayedNode) -> SiloAnswer:
+    return SiloAnswer("", write(RegionReply(here=here)), relay=True)
 
 
 def test_nodes_behind_a_relay_are_nodes_and_the_relay_is_none() -> None:

@@ -1,6 +1,5 @@
 """Whatever is raised at a silo, wherever on the way: no byte of what it says is in what goes to Flower."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -8,17 +7,16 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
-from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.run import Run
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, RunError
 from fedsync.core.orders import WorkOrder
 from fedsync.core.transfer import Payload
-from fedsync.flower import client_app, messages, payloads
-from fedsync.flower.internals import answering, versions
+from fedsync.flower import client_app, messages
+from fedsync.silo import answers
+from fedsync.silo.joins import INBOX
 from fedsync.trainer.client import TrainerClient
 from fedsync.trainer.owner_policy import ALLOWED
 from fedsync.trainer.protocol import (
@@ -36,8 +34,8 @@ from fedsync.trainer.protocol import (
 from fedsync.trainer.refusals import last_refusals
 from fedsync.trainer.service import TrainerService
 from fedsync.trainer.session import SiloSession
-from tests.flower.grid import said, silos_in_this_process, trainers
-from tests.flower.internals.test_answering import SuperNode
+from fedsync.transport.join import Join, new_secret
+from tests.flower.grid import posing, said, silos_in_this_process, trainers
 
 MARKER = "Patient-4711-HIV-positive-/srv/fl/group.key"
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}", "local.steps=1", "local.batch_size=8"])
@@ -91,8 +89,11 @@ def raising(error: Exception) -> Callable[..., NoReturn]:
 PLACES: dict[str, tuple[Any, str, Request]] = {
     "the message is read": (messages, "read_request", Describe()),
     "the payload is unpacked": (messages, "unpack", EvaluateModel(0)),
-    "the node's configuration is read": (client_app, "identify", Describe()),
-    "a trainer is looked for": (client_app, "connect", Describe()),
+    "the app is looked for": (client_app, "_bundle", Describe()),
+    "the node's configuration is read": (answers, "identify", Describe()),
+    "its owner's approval is looked for": (answers, "check_approved", Describe()),
+    "the trainer's folder is looked for": (answers, "trainer_folder", EvaluateModel(0)),
+    "a trainer is looked for": (answers, "connect", Describe()),
     "the specification is read": (RunSpec, "parse", Describe()),
     "the task is made": (SiloSession, "__init__", Describe()),
     "the silo says who it is": (TrainerService, "_handle", Describe()),
@@ -101,12 +102,20 @@ PLACES: dict[str, tuple[Any, str, Request]] = {
     "it evaluates": (SiloSession, "evaluate", EvaluateModel(0)),
     "it answers": (SiloSession, "answer", Question()),
     "it seals its model": (SiloSession, "snapshot", AskSnapshot()),
-    "the answer is packed": (payloads, "pack", AskModel()),
+    "the answer is put down": (answers, "audit_answer", AskModel()),
+    "the answer is packed": (messages, "pack", AskModel()),
 }
 
 
 def asking(request: Request, payload: Payload | None = None) -> tuple[Message, Context]:
-    message = messages.request(1, SPEC, request, payloads.pack(MODEL.view(np.uint8) if payload is None else payload), 9)
+    return sent(posing(request, MODEL.view(np.uint8) if payload is None else payload, SPEC))
+
+
+def joining(text: str) -> tuple[Message, Context]:
+    return sent(messages.join(1, text, 9.0))
+
+
+def sent(message: Message) -> tuple[Message, Context]:
     message.metadata.__dict__["_message_id"] = "1"
     config = cast(UserConfig, {"partition-id": 0})
     return message, Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
@@ -131,7 +140,7 @@ def check(reply: Message) -> None:
 @pytest.fixture(scope="module")
 def model() -> Payload:
     with silos_in_this_process():
-        text, model = TrainerService(client_app.identify(SPEC, {}, {})).ask('{"type":"AskModel"}')
+        text, model = TrainerService(answers.identify(SPEC, {}, {})).ask('{"type":"AskModel"}')
     assert InitialModel.__name__ in text and model is not None
     return model
 
@@ -150,49 +159,52 @@ def test_nothing_of_what_is_raised_leaves_the_silo(
         assert MARKER in last_refusals(tmp_path)[-1].reason, f"the owner sees it: {kind}"
 
 
-@pytest.mark.skipif(not versions.supported(), reason="this flwr is not a tested version")
-@pytest.mark.parametrize("place", ["installed_app", "_whole", "the client", "the state", "the bundle"])
-@pytest.mark.parametrize("kind", ERRORS)
-def test_nor_where_a_supernode_answers_itself(place: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    node, fail = SuperNode(), raising(ERRORS[kind]())
-    node.hand_in(MARKER)
-    if place == "the bundle":
-        monkeypatch.setattr("flwr.common.config.get_fab_config", fail)
-        node.answers.begin(node.state, node.store)
-        (reply,) = node.ready()
-    elif place == "the state":
-        monkeypatch.setattr(node.state, "get_run", fail)
-        reply = node.answer(monkeypatch, fail)
-    elif place == "_whole":
-        monkeypatch.setattr(answering, "_whole", fail)
-        reply = node.answer(monkeypatch, fail)
-    else:
-        reply = node.answer(monkeypatch, fail)
-        if place == "installed_app":
-            monkeypatch.setattr(answering, "installed_app", fail)
-            node = SuperNode()
-            node.hand_in(MARKER)
-            node.answers.begin(node.state, node.store)
-            (reply,) = node.ready()
-    check(node.sent(reply))
+JOIN = Join(("http://127.0.0.1:1/v1/fedsync",), new_secret(), "", "run", "a").dump()
+JOINING: dict[str, tuple[Any, str]] = {
+    "the message is read": (messages, "read_join"),
+    "the join is read": (Join, "parse"),
+    "the owner is asked": (client_app, "trusted"),
+    "the app is looked for": (client_app, "_bundle"),
+    "the state folder is looked for": (client_app, "state_folder"),
+    "it is handed over": (client_app, "hand_over"),
+}
 
 
-def test_a_bundle_s_own_words_do_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", JOINING)
+def test_nothing_of_what_is_raised_while_it_joins_leaves_the_silo(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    owner, name = JOINING[place]
+    for kind, make in ERRORS.items():
+        message, context = joining(JOIN)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, raising(make()))
+            check(client_app.app(message, context))
+        assert MARKER in last_refusals(tmp_path)[-1].reason, f"the owner sees it: {kind}"
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        MARKER,
+        JOIN.replace("http://127.0.0.1:1/", f"http://{MARKER.replace('/', '.').lower()}:1/"),
+        JOIN.replace("http:", f"{MARKER}:"),
+    ],
+    ids=["none", "of a host that is not the owner's", "of no address"],
+)
+def test_a_join_that_is_refused_is_one_word(join: str) -> None:
     """Here the server learns nothing that it did not write itself, and still gets one word."""
-    from fedsync.flower.internals.apps import installed_app
+    check(client_app.app(*joining(join)))
 
-    client = {"tool": {"flwr": {"app": {"components": {"clientapp": MARKER}}}}}
-    monkeypatch.setattr("flwr.common.config.get_fab_config", lambda content: client)
-    fab = Fab(hashlib.sha256(MARKER.encode()).hexdigest(), b"", {})
-    run = Run.create_empty(1)
-    node = SuperNode()
-    node.hand_in("hello")
-    check(node.sent(node.answer(monkeypatch, lambda message, context: installed_app(run, fab)(message, context))))
+
+def test_an_inbox_that_is_not_there_is_one_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv(INBOX, str(tmp_path / MARKER.replace("/", "-")))
+    check(client_app.app(*joining(JOIN)))
 
 
 def test_a_trainer_that_cannot_be_started_is_one_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     tmp_path.chmod(0o755)  # open to others
-    monkeypatch.setattr(client_app, "connect", lambda identity: TrainerClient(identity).ask)
+    monkeypatch.setattr(answers, "connect", lambda identity: TrainerClient(identity).ask)
     check(client_app.app(*asking(Describe())))
     tmp_path.chmod(0o700)
     for error in (FileNotFoundError(2, MARKER, MARKER), OSError(28, MARKER), PermissionError(13, MARKER)):

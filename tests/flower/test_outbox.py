@@ -1,6 +1,6 @@
 """What the server has sent: marks on orders, and answers to what is forgotten."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,14 +12,14 @@ from flwr.app import Context, Message
 
 from fedsync.core.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.flower import messages, payloads
-from fedsync.flower.internals.pull import Arrival
-from fedsync.flower.messages import MOST_TOGETHER
-from fedsync.flower.nodes import Nodes
+from fedsync.flower import messages
+from fedsync.flower.grid_transport import GridTransport
+from fedsync.flower.nodes import AnotherApp, Nodes
 from fedsync.flower.outbox import Outbox, PendingMessage
-from fedsync.flower.parcels import Parcel, ParcelStore, Uploaded, node_folder, upload_path
 from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.protocol import (
+    MAX_LAYOUT_TEXT,
+    MAX_TEXT,
     Answer,
     AskModel,
     AskSnapshot,
@@ -30,11 +30,13 @@ from fedsync.trainer.protocol import (
     Train,
     write_reply,
 )
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower import grid
-from tests.flower.grid import DirectGrid, run_identity, saying
+from tests.flower.grid import DirectGrid, run_identity
 
 ORDER = WorkOrder(update_id="a/1", base_version=0, round=1, batch_size=8, max_steps=1, learning_rate=0.1, seed=0)
 SMALL = 2**20
+NOBODY = GridTransport(DirectGrid(0))
 SILENT: grid.Answer = lambda message, context: None  # noqa: E731
 
 
@@ -47,7 +49,7 @@ def _identity() -> Iterator[None]:
 @pytest.fixture
 def outbox() -> Outbox:
     """To one silo that never answers, and stands for an aggregator that has nothing to send."""
-    silent, nodes = DirectGrid(1, {1: SILENT}), Nodes(DirectGrid(0))
+    silent, nodes = GridTransport(DirectGrid(1, {1: SILENT})), Nodes(NOBODY)
     nodes.by_name["a"] = 1
     aggregator: Any = SimpleNamespace(
         outgoing=lambda silo, subject: np.zeros(1, np.uint8),
@@ -102,8 +104,8 @@ def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
     def answer(message: Message, context: Context) -> Message:
         return messages.answer(message, write_reply(Answer()))
 
-    grid, nodes = DirectGrid(2, {1: answer, 2: SILENT}), Nodes(DirectGrid(0))
-    outbox = Outbox(grid, nodes, "{}", Timeouts(ask_s=10.0), 0.0)
+    silos, nodes = GridTransport(DirectGrid(2, {1: answer, 2: SILENT})), Nodes(NOBODY)
+    outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), 0.0)
 
     def missed_after() -> float:
         outbox.ask(2, Describe(), now_s)
@@ -143,15 +145,15 @@ def test_an_order_that_has_no_answer_is_collected(outbox: Outbox) -> None:
     assert all(sent.request == Train(ORDER, 0.0) for sent in outbox.waiting), "both have the order's answer"
 
 
-def test_what_waits_at_the_superlink_is_not_lost(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_lost_is_not_asked_for_again(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two orders one is lost, and the other fetched by the second look, and lost then."""
     looks: list[list[str]] = []
 
-    def waiting(identifiers: Sequence[str]) -> set[str]:
+    def waiting(identifiers: Collection[str]) -> set[str]:
         looks.append(sorted(identifiers))
         return {"message-1"} if len(looks) == 1 else set()
 
-    monkeypatch.setattr(outbox._arrivals, "waiting", waiting)
+    monkeypatch.setattr(outbox._transport, "waiting", waiting)
     for number, begun_s in ((1, 0.0), (2, 2.0)):
         outbox.train("a", replace(ORDER, update_id=f"a/{number}"), begun_s)
     outbox.flush()
@@ -173,11 +175,42 @@ def test_what_waits_at_the_superlink_is_not_lost(outbox: Outbox, monkeypatch: py
 )
 def test_an_answer_may_be_as_large_as_what_was_asked_for(outbox: Outbox, request_: Request, nbytes: int) -> None:
     """10 bytes for an update, and for a model; a snapshot may have several models."""
+    match request_:
+        case Train(order):
+            outbox.train("a", order, 0.0)
+        case EvaluateModel():
+            outbox.evaluate("a", request_, 0.0)
+        case _:
+            outbox.ask(1, request_, 0.0)
+    (question,) = (question for _, question in outbox._posted)
+    assert isinstance(question, SiloQuestion) and question.most == nbytes
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "error"),
+    [(Describe(), 2, AnotherApp), (AskModel(), 1, AnotherApp), (Describe(), 5, ProtocolError),
+     (Question(), 2, ProtocolError), (Describe(), None, ProtocolError)],
+)  # fmt: skip
+def test_what_is_no_answer_says_whose_it_is_and_why(
+    outbox: Outbox, request_: Request, code: int | None, error: type[ProtocolError]
+) -> None:
+    """What the transport could not bring or read; an error of the ClientApp, if it is the first answer, says that."""
     sent = PendingMessage(1, request_, 0.0)
-    for more in (0, 1):
-        reply = saying(messages.request(1, "{}", request_, None, 1.0), Answer(), np.zeros(nbytes + more, np.uint8))
-        with pytest.raises(ProtocolError, match="at most") if more else nullcontext():
-            outbox.read(sent, Arrival("", reply))
+    with pytest.raises(ProtocolError, match=r"node 1 failed the check 'answer': .*no disk") as caught:
+        outbox.read(sent, SiloAnswer("", problem="no disk", code=code))
+    assert type(caught.value) is error
+    with pytest.raises(ProtocolError, match="node 1 failed the check 'length': 9 bytes"):
+        outbox.read(sent, SiloAnswer("", problem="9 bytes", check="length"))
+
+
+@pytest.mark.parametrize(("request_", "most"), [(AskModel(), MAX_LAYOUT_TEXT), (Describe(), MAX_TEXT)])
+def test_a_text_is_no_longer_than_what_was_asked_for(outbox: Outbox, request_: Request, most: int) -> None:
+    """The names of all arrays may be in one."""
+    text = write_reply(Answer())
+    for length, error in ((most, nullcontext()), (most + 1, pytest.raises(ProtocolError, match=f"at most {most}"))):
+        with error:
+            reply, _ = outbox.read(PendingMessage(1, request_, 0.0), SiloAnswer("", text.ljust(length)))
+            assert reply == Answer()
 
 
 class Recording:
@@ -188,7 +221,7 @@ class Recording:
         self.given_up: list[str] = []
         self.held: list[tuple[str, int]] = []
         self.asks = [{"a": np.zeros(1, np.uint8), "gone": np.zeros(1, np.uint8)}]
-        nodes = Nodes(DirectGrid(0))
+        nodes = Nodes(NOBODY)
         nodes.by_name.update(a=1, b=2)
         aggregator: Any = SimpleNamespace(
             outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
@@ -198,7 +231,7 @@ class Recording:
             holds=lambda silo, version: self.held.append((silo, version)),
         )
         silent = DirectGrid(2, {1: self.keep, 2: self.keep})
-        self.outbox = Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
+        self.outbox = Outbox(GridTransport(silent), nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
 
     def keep(self, message: Message, context: Context) -> None:
         payload = messages.read_request(message)[2]
@@ -206,8 +239,8 @@ class Recording:
 
     def answers(self, *identifiers: str) -> list[PendingMessage]:
         """What these messages turn out to have been, once their answers are here."""
-        arrived: Any = SimpleNamespace(pull=lambda most: [Arrival(one, None, "") for one in identifiers])
-        self.outbox._arrivals = arrived
+        arrived: Any = SimpleNamespace(receive=lambda: [SiloAnswer(one) for one in identifiers])
+        self.outbox._transport = arrived
         return [sent for sent, _ in self.outbox.replies(0.0)]
 
 
@@ -220,52 +253,25 @@ def test_each_silo_is_sent_its_own_order_and_what_it_lacks() -> None:
     assert recording.sent == [(1, b"a"), (2, b"b")], "once each"
 
 
-def test_small_messages_go_together_and_a_node_that_is_gone_loses_its_own_only() -> None:
+def test_what_cannot_be_sent_is_lost_and_no_longer_waited_for() -> None:
     recording = Recording()
-    requests: list[int] = []
-    grid: Any = recording.outbox._grid
-    push = grid.push_messages
-
-    def counted(sent: list[Message]) -> list[str]:
-        requests.append(len(sent))
-        return list(push(sent))
-
-    grid.push_messages = counted
     recording.outbox._nodes.by_name["gone"] = 3
-    for name in ["a"] * MOST_TOGETHER + ["gone", "b"]:
+    for name in ("a", "gone", "b"):
         recording.outbox.train(name, replace(ORDER, update_id=f"{name}/1"), 0.0)
     assert [sent.node for sent in recording.outbox.flush()] == [3]
-    assert requests == [MOST_TOGETHER, 2]
-    assert len(recording.sent) == MOST_TOGETHER + 1 == len(recording.outbox.waiting)
+    assert [sent.node for sent in recording.outbox.waiting] == [1, 2]
 
 
-def test_a_large_message_goes_alone() -> None:
-    recording = Recording()
-    requests: list[list[int]] = []
-    grid: Any = recording.outbox._grid
-    push = grid.push_messages
-
-    def counted(sent: list[Message]) -> list[str]:
-        requests.append([each.metadata.dst_node_id for each in sent])
-        return list(push(sent))
-
-    grid.push_messages = counted
-    large = {"a": payloads.SMALL_BYTES + 1, "b": 1}
-    aggregator: Any = recording.outbox._aggregator
-    aggregator.outgoing = lambda silo, subject: np.zeros(large[silo], np.uint8)
-    for name in "baabb":
-        recording.outbox.train(name, replace(ORDER, update_id=f"{name}/1"), 0.0)
-    recording.outbox.flush()
-    assert requests == [[2], [1], [1], [2, 2]]
-
-
-def test_what_is_too_large_for_flower_is_lost_and_no_longer_waited_for() -> None:
-    recording = Recording()
-    grid: Any = recording.outbox._grid
-    grid.push_messages = lambda sent: []
-    recording.outbox.train("a", ORDER, 0.0)
-    assert [sent.node for sent in recording.outbox.flush()] == [1]
-    assert not recording.outbox.waiting
+def test_the_transport_forgets_what_is_not_waited_for() -> None:
+    outbox, kept = Recording().outbox, list[set[str]]()
+    outbox.ask(1, Describe(), 0.0)
+    outbox.ask(2, Describe(), 0.0)
+    outbox.flush()
+    transport: Any = outbox._transport
+    transport.keep = lambda names: kept.append(set(names))
+    outbox.forget(1)
+    outbox.flush()
+    assert kept == [{name for name, sent in outbox._sent.items() if sent.node == 2}] and len(kept[0]) == 1
 
 
 def test_an_answer_counts_once_and_ends_what_asked_for_the_same() -> None:
@@ -340,98 +346,3 @@ def test_a_question_about_masks_waits_a_minute_and_not_for_who_is_gone() -> None
     recording.outbox.questions(7.0)
     assert [(sent.node, sent.due_s) for sent in recording.outbox.waiting] == [(1, 67.0)]
     assert recording.given_up == ["gone"]
-
-
-# Large payloads beside messages.
-
-
-def beside(store: ParcelStore, size: int = 2 * SMALL) -> tuple[Outbox, list[Message]]:
-    """To one silo that never answers, about payloads of so many bytes; and what it was sent."""
-    sent: list[Message] = []
-
-    def note(message: Message, context: Context) -> None:
-        sent.append(message)
-
-    nodes = Nodes(DirectGrid(0))
-    nodes.by_name["a"] = 1
-    payload = np.ones(size, np.uint8)
-    aggregator: Any = SimpleNamespace(
-        outgoing=lambda silo, subject: payload, holds=lambda silo, version: None, upload_bytes=size
-    )
-    return Outbox(DirectGrid(1, {1: note}), nodes, "{}", Timeouts(), 0.0, aggregator, size, parcels=store), sent
-
-
-def greeted(outbox: Outbox, *, fetches: bool) -> None:
-    """The silo has answered the first question."""
-    asked = PendingMessage(1, Describe(), 0.0)
-    reply = messages.answer(messages.request(1, "{}", Describe(), None, 1.0), write_reply(Answer()), fetches=fetches)
-    outbox.read(asked, Arrival("", reply))
-
-
-@pytest.mark.parametrize("fetches", [True, False])
-def test_a_large_model_is_left_at_the_gate_for_a_node_that_can_fetch_it(store: ParcelStore, fetches: bool) -> None:
-    outbox, sent = beside(store)
-    greeted(outbox, fetches=fetches)
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    payload = messages.read_request(sent[0])[2]
-    assert isinstance(payload, Parcel if fetches else np.ndarray)
-    assert messages.read_ticket(sent[0]) is not None, "who cannot use it leaves it"
-    greeted(outbox, fetches=not fetches)  # its SuperNode is another since
-    outbox.evaluate("a", EvaluateModel(1), 0.0)
-    outbox.flush()
-    assert isinstance(messages.read_request(sent[1])[2], np.ndarray if fetches else Parcel)
-
-
-def test_a_small_model_and_what_answers_it_stay_beside_the_text(store: ParcelStore) -> None:
-    outbox, sent = beside(store, payloads.SMALL_BYTES)
-    greeted(outbox, fetches=True)
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    assert isinstance(messages.read_request(sent[0])[2], np.ndarray) and messages.read_ticket(sent[0]) is None
-
-
-def files(store: ParcelStore) -> int:
-    return sum(path.is_file() and path.name != "lock" for path in store._folder.rglob("*"))
-
-
-def test_what_was_left_goes_when_nobody_waits_for_it(store: ParcelStore) -> None:
-    outbox, _ = beside(store)
-    greeted(outbox, fetches=True)
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    (sent,) = outbox.unanswered(1e9)
-    outbox.ask_again(sent, 0.0)
-    outbox.flush()
-    assert files(store) == 2, "the model, and one ticket for both questions"
-    outbox.forget(1)
-    outbox.flush()
-    assert files(store) == 1, "the model: the next silo gets the same"
-
-
-def test_an_update_at_the_gate_is_the_orders(store: ParcelStore) -> None:
-    outbox, sent = beside(store)
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    (waiting,) = outbox.waiting
-    reply = messages.answer(sent[0], write_reply(Answer()), Uploaded("0" * 32, 2 * SMALL))
-    with pytest.raises(ProtocolError, match="not there"):
-        outbox.read(waiting, Arrival("", reply))
-    with pytest.raises(ProtocolError, match="nobody expects"):
-        outbox.read(PendingMessage(1, Describe(), 0.0), Arrival("", reply))
-    assert waiting.ticket is not None
-    upload_path(node_folder(store._folder, 1), waiting.ticket.name, "0" * 32).write_bytes(b"x" * 2 * SMALL)
-    _, update = outbox.read(waiting, Arrival("", reply))
-    assert update is not None and update.size == 2 * SMALL
-    outbox.flush()
-
-
-@pytest.mark.parametrize("text", ["", "0/1", f"{'0' * 31}/5", f"{'0' * 32}/-5", f"{'0' * 32}/5/6", f"../{'0' * 29}/5"])
-def test_what_a_silo_calls_its_upload_is_checked(store: ParcelStore, text: str) -> None:
-    outbox, sent = beside(store)
-    outbox.train("a", ORDER, 0.0)
-    outbox.flush()
-    reply = messages.answer(sent[0], write_reply(Answer()))
-    reply.content.config_records["fedsync"]["uploaded"] = text
-    with pytest.raises(ProtocolError, match="uploaded"):
-        outbox.read(outbox.waiting[0], Arrival("", reply))

@@ -19,6 +19,7 @@ from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkReport
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages
+from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.relay_line import RelayLine
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
@@ -246,7 +247,7 @@ def test_an_answer_to_what_was_asked_while_the_relay_looked_is_not_lost() -> Non
             return super().arrived(most)
 
     asked = RegionAsk("s/1", 1, write_request(Describe()))
-    service = RelayService(Asked(grid, look_s=0.0))
+    service = RelayService(Asked(GridTransport(grid), look_s=0.0))
     service.turn()
     service.turn()
     answers = read_region_reply(service.ask("{}", write(RegionRequest("s")), None)[0], "relay").answers

@@ -13,12 +13,16 @@ from fedsync.core.array_keeper import ArrayKeeper
 from fedsync.core.errors import ProtocolError
 from fedsync.core.spans import file_part
 from fedsync.core.transfer import Payload
-from fedsync.flower import client_app, messages, relay_app
-from fedsync.flower.relay_app import ask_relay, serve_relay
+from fedsync.flower import client_app, messages
+from fedsync.flower.grid_transport import GridTransport
+from fedsync.flower.relay_app import serve_relay
+from fedsync.silo import answers
+from fedsync.silo.answers import ask_relay
 from fedsync.trainer.protocol import Describe, Refused, read_reply, write_request
 from fedsync.trainer.regions import RegionRequest, read_region_reply, write
 from fedsync.trainer.relay import RelayService
-from tests.flower.grid import DirectGrid, run_identity
+from fedsync.transport.questions import SiloQuestion
+from tests.flower.grid import DirectGrid, run_identity, said
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +35,7 @@ def _identity() -> Iterator[None]:
 def socket(tmp_path: Path) -> Path:
     """Of an app whose relay has two silos."""
     path = tmp_path / "relay.sock"
-    threading.Thread(target=serve_relay, args=(DirectGrid(2), path, None, tmp_path), daemon=True).start()
+    threading.Thread(target=serve_relay, args=(GridTransport(DirectGrid(2)), path, None, tmp_path), daemon=True).start()
     return path
 
 
@@ -60,7 +64,7 @@ def test_a_large_answer_is_a_file_that_the_caller_has_before_it_goes(
 
 
 def test_who_waits_for_an_app_that_does_not_come_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_app, "_GREET_S", 0.1)
+    monkeypatch.setattr(answers, "_GREET_S", 0.1)
     with pytest.raises(OSError, match="is not there"):
         ask_relay(tmp_path / "none.sock", "{}", "", None)
 
@@ -69,31 +73,31 @@ def _asked(text: str, node_config: dict[str, str]) -> Message:
     grid = DirectGrid(1)
     context: Any = grid._contexts[1]
     context.node_config.update(node_config)
-    asked = messages.relay_request(1, "{}", text, None, 10.0)
+    asked = messages.request(1, SiloQuestion(text, spec="{}"))
     asked.metadata.__dict__["_message_id"] = "m"
     return client_app.app(asked, context)
 
 
 def test_a_relay_s_node_hands_questions_on_and_says_that_it_is_one(socket: Path) -> None:
     reply = _asked(write_request(Describe()), {"relay": str(socket)})
-    assert messages.is_relay(reply) and not messages.fetches(reply)
-    assert len(read_region_reply(messages.read_answer_text(reply, "relay", 0)[0], "relay").here) == 2
+    assert messages.is_relay(reply)
+    assert len(read_region_reply(messages.read_answer(reply, "relay", 0)[0], "relay").here) == 2
 
 
 def test_a_silo_s_node_takes_nothing_that_is_for_a_relay() -> None:
     reply = _asked(write(RegionRequest("s")), {})
     assert not messages.is_relay(reply)
     with pytest.raises(ProtocolError, match="message"):
-        read_region_reply(messages.read_answer_text(reply, "silo", 0)[0], "silo")
+        read_region_reply(messages.read_answer(reply, "silo", 0)[0], "silo")
 
 
 def test_an_app_that_is_gone_is_a_refusal_and_one_line_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The notes that a silo's owner reads are in a folder that a relay does not have."""
-    monkeypatch.setattr(relay_app, "_GREET_S", 0.1)
+    monkeypatch.setattr(answers, "_GREET_S", 0.1)
     monkeypatch.chdir(tmp_path)
     reply = _asked(write_request(Describe()), {"relay": str(tmp_path / "none.sock")})
-    assert isinstance(messages.read_answer(reply, "relay", 0)[0], Refused) and not messages.is_relay(reply)
-    said = "a question of the server above has no answer, and is asked again: the relay's app is not there"
-    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [(said, None)]
+    assert isinstance(said(reply)[0], Refused) and messages.is_relay(reply), "it is no silo that refuses"
+    told = "a question of the server above has no answer, and is asked again: the relay's app is not there"
+    assert [(record.getMessage(), record.exc_info) for record in caplog.records] == [(told, None)]

@@ -18,9 +18,9 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, OwnerRefusal
 from fedsync.core.transfer import VersionMismatch
-from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
+from fedsync.silo import answers
 from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
@@ -199,7 +199,7 @@ def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     def make(identity: Identity) -> TrainerService:
         return TrainerService(identity, private_folder(root / str(identity.index)))
 
-    monkeypatch.setattr(client_app, "connect", lambda identity: connect(identity, make))
+    monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
 
 
 def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(

@@ -37,16 +37,7 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import (
-    Evaluation,
-    PooledFigures,
-    Score,
-    SiloFacts,
-    UpdateMeta,
-    Window,
-    WorkOrder,
-    WorkReport,
-)
+from fedsync.core.orders import Evaluation, PooledFigures, Score, SiloFacts, UpdateMeta, Window, WorkOrder, WorkReport
 from tests.laws.scenario import Scenario, Silo
 
 MEAN_LOSS = 2.0

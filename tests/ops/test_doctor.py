@@ -5,6 +5,7 @@ import shutil
 import socket
 import time
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,13 +16,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.commands.doctor import report
+from fedsync.common.confinement import can_confine
 from fedsync.common.proxies import Way
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals import contract, versions
-from fedsync.flower.internals.registration import Registered
+from fedsync.flower.registration import Registered
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import start
@@ -233,24 +234,26 @@ def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
     assert health.check_health(tmp_path, NOW).ok
 
 
-def test_an_untested_flwr_cannot_be_kept_from_code_that_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("abi", "can", "said"), [(7, True, "memory and network"), (3, True, "Linux 6.7"), (0, False, "")]
+)
+def test_what_a_system_keeps_code_that_is_sent_from_is_told(
+    abi: int, can: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = SiloStartConfig(name="north", server="localhost:1", insecure=True, state="s")
-    assert checks.check_code(config).ok == versions.supported()
-    monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
-    failed(checks.check_code(config), "whatever client the server sends", "Install flwr 0.0.1, or write code:")
-    assert checks.check_code(config.model_copy(update={"code": "shipped"})).ok
+    monkeypatch.setattr(checks, "landlock_abi", lambda: abi)
+    monkeypatch.setattr(checks, "can_confine", lambda: can)
+    found = checks.check_code(config)
+    assert found.ok is can and said in found.detail
+    if not can:
+        failed(found, "cannot be kept from keys and data here", "Landlock (5.13, better 6.7), or write code: shipped")
+    shipped = checks.check_code(config.model_copy(update={"code": "shipped"}))
+    assert shipped.ok and "whatever client the server sends" in shipped.detail
 
 
-def test_an_untested_flwr_is_told_with_what_changed_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What changed is found in `tests.flower.internals.test_contract`; here other tests have patched flwr already."""
-    changed: list[contract.Change] = []
-    monkeypatch.setattr(versions, "TESTED", frozenset({"0.0.1"}))
-    monkeypatch.setattr(contract, "changes", lambda: changed)
-    assert checks.check_versions().detail.endswith("of what the fast way goes by changed: nothing")
-    changed += [contract.Change(f"flwr.gate:{name}", "the gate", "is not there") for name in ("pull", "push")]
-    assert checks.check_versions().detail.endswith(" changed: flwr.gate:pull, flwr.gate:push")
-    monkeypatch.setattr(checks, "_FEW", 1)
-    assert checks.check_versions().detail.endswith(" changed: flwr.gate:pull, and more")
+def test_the_versions_that_both_sides_have_to_agree_on_are_told() -> None:
+    said = checks.check_versions()
+    assert said.ok and all(f"{name} {version(name)}" in said.detail for name in ("fedsync", "flwr", "torch"))
 
 
 def test_what_the_supervisor_says(tmp_path: Path) -> None:
@@ -347,10 +350,10 @@ def test_a_silo_is_checked_from_end_to_end(port: int, certificates: Path, tmp_pa
     found = list(preflight.check_silo(config, None, NOW))
     assert [check.name for check in found] == [
         "versions", "code", "authority", "node key", "state", "disk", "memory", "device", "server", "TLS", "clock",
-        "registered", "health", "approvals", "audit",
+        "health", "approvals", "audit",
     ]  # fmt: skip
     assert all(check.ok or check.name == "code" for check in found), found
-    assert found[1].ok == versions.supported()
+    assert found[1].ok == can_confine()
 
 
 def test_a_server_is_checked_from_end_to_end(certificates: Path, closed_port: int, tmp_path: Path) -> None:
@@ -419,7 +422,7 @@ def test_a_relay_is_checked_up_to_the_server_above_it(
         }
     )  # fmt: skip
     found = {check.name: check for check in preflight.check_server(config, None, NOW)}
-    upstream = ["upstream CA", "node key", "server", *(["TLS", "clock", "registered"] if there else [])]
+    upstream = ["upstream CA", "node key", "server", *(["TLS", "clock"] if there else [])]
     assert [name for name in found if name in upstream] == upstream
     assert [name for name, check in found.items() if not check.ok] == ([] if there else ["server"])
 

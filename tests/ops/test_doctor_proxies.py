@@ -1,20 +1,23 @@
-"""The doctor, a SuperNode and transfers behind a proxy: on their way through it, and what they say if it keeps them."""
+"""The doctor, a SuperNode and an agent behind a proxy: on their way through it, and what they say if it keeps them."""
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedsync.common.proxies import Way
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
-from fedsync.flower.internals.parcel_client import ParcelClient
-from fedsync.identity.certificates import make_authority, make_server_certificate
-from fedsync.identity.server_proof import trusting
+from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
 from fedsync.ops.doctor.checks import Check
 from fedsync.ops.doctor.preflight import _check_way
 from fedsync.ops.programs import silo_programs, way_to_server
+from fedsync.ops.supervisor import Program
+from fedsync.transport.hub.hub import Hub
+from fedsync.transport.join import new_secret
+from fedsync.transport.line import HubLine
+from fedsync.transport.questions import BASE
 from tests.ops.test_doctor import failed
 from tests.proxy import proxy
 
@@ -37,15 +40,39 @@ def inspecting(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def hub(certificates: Path, tmp_path: Path) -> Iterator[tuple[Hub, int]]:
+    """A hub of the server, and its port."""
+    made, files = Hub(tmp_path / "hub"), ServerCertificate.at(certificates)
+    port = made.start(certificate=files.certificate, key=files.key)
+    yield made, port
+    made.close(over=False)
+
+
+def joined(hub: Hub, address: str, certificates: Path) -> None:
+    """An agent's first request to a hub, in this process's environment."""
+    join = hub.invite("1 berlin", [f"https://{address}{BASE}"], (certificates / "ca.crt").read_text())
+    line = HubLine(join, new_secret())
+    try:
+        line.join()
+    finally:
+        line.close()
+    assert "1 berlin" in hub.peers()
+
+
+def program(config: SiloStartConfig, role: str) -> Program:
+    return next(each for each in silo_programs(config) if each.role == role)
+
+
 def checked(config: SiloStartConfig) -> dict[str, Check]:
     return {check.name: check for check in _check_way(lambda: way_to_server(config), config.authority)}
 
 
 def said_by_supernode(config: SiloStartConfig, **environment: str) -> str:
     """What a SuperNode says that ends before Flower's own connection."""
-    (program,) = silo_programs(config)
+    node = program(config, "supernode")
     done = subprocess.run(
-        program.command, env={**os.environ, **program.environment, **environment}, capture_output=True, timeout=60
+        node.command, env={**os.environ, **node.environment, **environment}, capture_output=True, timeout=60
     )
     assert done.returncode == 1
     return done.stderr.decode()
@@ -56,29 +83,36 @@ def test_all_goes_through_the_proxy(
     config: SiloStartConfig,
     certificates: Path,
     monkeypatch: pytest.MonkeyPatch,
+    hub: tuple[Hub, int],
 ) -> None:
     """No name service knows the server: only the proxy reaches it."""
-    with proxy(to=port, user="anna:secret") as through:
-        monkeypatch.setenv("HTTPS_PROXY", through.url.replace("//", "//anna:secret@"))
+    with proxy(to=port, user="anna:sesame") as through:
+        monkeypatch.setenv("HTTPS_PROXY", through.url.replace("//", "//anna:sesame@"))
         found = checked(config)
         assert all(check.ok for check in found.values()), found
         assert f"through the proxy 127.0.0.1:{through.port}" in found["server"].detail
         assert "TLSv1.3" in found["TLS"].detail and "within" in found["clock"].detail
         assert set(through.asked) == {f"CONNECT {HOST}:9092 HTTP/1.1"} and len(through.asked) == 5
-        assert "secret" not in str(found)
-        line = ParcelClient(config.server, trusting(certificates / "ca.crt"), dict)._line()
-        line.request("GET", "/v1/fedsync/parcels")
-        assert line.getresponse().status == 200 and len(through.asked) == 6
-        line.close()
-        (program,) = silo_programs(config)
-        assert program.environment["https_proxy"].endswith(f"@127.0.0.1:{through.port}")
-        assert not any("secret" in part for part in program.command), "all users can read a command line"
+        assert "sesame" not in str(found)
+        for role in ("supernode", "agent"):
+            each = program(config, role)
+            assert each.environment["https_proxy"].endswith(f"@127.0.0.1:{through.port}")
+            assert not any("sesame" in part for part in each.command), "all users can read a command line"
+        told = program(config, "agent").environment
+        assert "https_proxy" not in program(config, "room").environment, "it has nothing to do with the network"
+    with proxy(to=hub[1], user="anna:sesame") as through:
+        for name, value in told.items():
+            monkeypatch.setenv(name, value.replace(told["https_proxy"], through.url.replace("//", "//anna:sesame@")))
+        joined(hub[0], f"{HOST}:9093", certificates)
+        assert set(through.asked) == {f"CONNECT {HOST}:9093 HTTP/1.1"}
 
 
 def test_loopback_goes_through_none(
     port: int,
     config: SiloStartConfig,
     monkeypatch: pytest.MonkeyPatch,
+    hub: tuple[Hub, int],
+    certificates: Path,
 ) -> None:
     with proxy(status="403 Forbidden") as through:
         for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
@@ -86,7 +120,10 @@ def test_loopback_goes_through_none(
         monkeypatch.delenv("NO_PROXY", raising=False)
         here = config.model_copy(update={"server": f"localhost:{port}"})
         assert all(check.ok for check in checked(here).values())
-        assert ParcelClient(f"127.0.0.1:{port}", None, dict)._way == Way("127.0.0.1", port)
+        for name, value in program(here, "agent").environment.items():
+            monkeypatch.setenv(name, value)
+        for host in ("localhost", "127.0.0.1"):
+            joined(hub[0], f"{host}:{hub[1]}", certificates)
         assert through.asked == []
 
 

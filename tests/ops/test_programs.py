@@ -1,19 +1,22 @@
-"""Which processes a silo and a server are, by version of Flower."""
+"""Which processes a silo and a server are, and what each of them is told."""
 
+import json
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from fedsync.config.gate import GateConfig
-from fedsync.config.server_start import ServerStartConfig
+from fedsync.common.fence import ALLOWED
+from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
-from fedsync.flower.client_app import identify
-from fedsync.flower.internals import versions
-from fedsync.ops import start
-from fedsync.ops.programs import node_config, server_programs, silo_programs, way
+from fedsync.flower.hub_place import HUB, HubPlace
+from fedsync.ops import programs, start
+from fedsync.ops.programs import node_config, node_settings, server_programs, silo_programs
 from fedsync.ops.supervisor import Program
+from fedsync.silo.answers import identify
+from fedsync.silo.joins import INBOX, OWN_NODE
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.owner_policy import owner_environment
 
@@ -24,18 +27,12 @@ SILO = SiloStartConfig(
 PLAIN = SiloStartConfig(name="berlin", server="localhost:1", insecure=True, state="/s", code="shipped")
 
 
-@pytest.fixture(params=["fast", "stock"])
-def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "stock":
-        monkeypatch.setattr(versions, "TESTED", frozenset())
-    assert way() == request.param
-    return str(request.param)
-
-
 def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     from flwr.common.config import parse_config_args
 
-    told = identify("{}", parse_config_args([node_config(SILO)]), {})
+    node = parse_config_args([node_config(SILO)])
+    assert node == node_settings(SILO), "by the SuperNode, and by the agent"
+    told = identify("{}", node, {})
     assert (told.index, told.name, told.device, told.processes, told.declared_speed, told.resources) == (
         3, "berlin", "cuda:1", 2, 200.0, False,
     )  # fmt: skip
@@ -45,69 +42,124 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
     )  # fmt: skip
 
 
-def plan(config: SiloStartConfig, folder: Path) -> Program:
-    """The process of a silo with this folder."""
-    (program,) = silo_programs(config.model_copy(update={"state": str(folder)}))
-    return program
+def plan(config: SiloStartConfig, folder: Path, **other: object) -> dict[str, Program]:
+    """The processes of a silo with this folder."""
+    folder.chmod(0o700)
+    return {each.role: each for each in silo_programs(config.model_copy(update={"state": str(folder), **other}))}
 
 
-def test_a_silo_proves_who_it_is(mode: str, tmp_path: Path) -> None:
-    node = plan(SILO, tmp_path)
+@pytest.mark.parametrize("code", ["installed", "shipped"])
+def test_a_silo_proves_who_it_is(code: str, tmp_path: Path) -> None:
+    node = plan(SILO, tmp_path, code=code)["supernode"]
     command = " ".join(node.command)
     assert "--root-certificates /c/ca.crt --auth-supernode-private-key /k/berlin.node" in command
-    assert "--insecure" not in command and node.rejoins and node.role == "supernode"
-    assert ("--poll" in command) is (mode == "fast")
-    here = SILO.model_copy(update={"state": str(tmp_path)})
-    assert node.environment == owner_environment(here), "the keys go to the process that starts the trainer"
-    assert node.environment[KEYS] == "/k"
+    assert "--insecure" not in command and node.rejoins
 
 
-def test_a_trial_without_tls_says_so(mode: str, tmp_path: Path) -> None:
-    node = plan(PLAIN, tmp_path)
-    assert "--insecure" in node.command and not node.rejoins
-    assert node.environment[KEYS] == "", "keys in the environment are not taken for the silo's"
+@pytest.mark.parametrize("code", ["installed", "shipped"])
+def test_the_agent_has_the_owners_word_and_stays(code: str, tmp_path: Path) -> None:
+    agent = plan(SILO, tmp_path, code=code)["agent"]
+    assert agent.command[-2:] == [f"{tmp_path}/state/agent", "--stay"]
+    assert not agent.rejoins, "its sessions are no node of Flower's"
+    here = SILO.model_copy(update={"state": str(tmp_path), "code": code})
+    assert agent.environment.items() >= owner_environment(here).items(), "it starts the trainer"
+    assert agent.environment[KEYS] == "/k"
+    assert json.loads(agent.environment[OWN_NODE]) == node_settings(SILO), "what a join says of the node counts nothing"
+    owner = json.loads(agent.environment[ALLOWED])
+    assert (owner["hub_hosts"], owner["authority"]) == (["fl.example.org"], "/c/ca.crt")
+    named = plan(SILO, tmp_path, code=code, hub_hosts=["hub.example.org"])["agent"]
+    assert json.loads(named.environment[ALLOWED])["hub_hosts"] == ["hub.example.org"]
 
 
-def test_code_from_the_server_runs_where_the_owner_says_so_and_never_beside_the_nodes_key(
-    mode: str, tmp_path: Path
+@pytest.mark.parametrize("code", ["installed", "shipped"])
+def test_a_trial_without_tls_says_so(code: str, tmp_path: Path) -> None:
+    silo = plan(PLAIN, tmp_path, code=code)
+    assert "--insecure" in silo["supernode"].command and not silo["supernode"].rejoins
+    assert silo["agent"].environment[KEYS] == "", "keys in the environment are not taken for the silo's"
+
+
+def test_a_run_brings_its_client_into_a_room_without_keys(tmp_path: Path) -> None:
+    """What confines it there is in `tests.attacks`; here, that it is started so, and told nothing."""
+    silo = plan(SILO, tmp_path, code="installed")
+    assert list(silo) == ["agent", "supernode", "room"]
+    node, room = " ".join(silo["supernode"].command), " ".join(silo["room"].command)
+    assert "--isolation process --host 127.0.0.1" in node, "the SuperNode itself starts no client"
+    port = silo["supernode"].command[list(silo["supernode"].command).index("--port") + 1]
+    inbox = f"{tmp_path}/state/agent/inbox"
+    assert f" superexec --room {tmp_path}/room {inbox} " in room and f"127.0.0.1:{port}" in room
+    secret = tmp_path / "state" / "agent" / "superexec.secret"
+    assert all(f"--superexec-auth-secret-file {secret}" in each for each in (node, room))
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
+    hosts = json.dumps({"hub_hosts": ["fl.example.org"]})
+    assert silo["room"].environment == {INBOX: inbox, ALLOWED: hosts}
+    assert not {KEYS, ALLOWED, OWN_NODE} & silo["supernode"].environment.keys()
+    for each in (silo["room"], silo["supernode"]):
+        told = each.environment.values()
+        assert not any(word in text for word in ("/k", "berlin.node") for text in told), each.role
+    assert "/k" not in room
+
+
+def test_code_from_the_server_runs_beside_the_data_only_where_the_owner_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = SILO.model_copy(update={"code": "installed"})
-    if mode == "stock":
-        with pytest.raises(ConfigError, match=r"runs whatever client a run brings along.*code: shipped"):
-            plan(closed, tmp_path)
-    else:
-        assert "--answer" in plan(closed, tmp_path).command
-    assert "--answer" not in plan(SILO, tmp_path).command and way("shipped") == "stock"
+    assert "room" in plan(SILO, tmp_path, code="installed")
+    shipped = plan(SILO, tmp_path)
+    assert list(shipped) == ["agent", "supernode"] and "--isolation" not in shipped["supernode"].command
+    monkeypatch.setattr(programs, "can_confine", lambda: False)
+    with pytest.raises(ConfigError, match=r"cannot keep the client.*from keys and data.*code: shipped"):
+        plan(SILO, tmp_path, code="installed")
+    assert "room" not in plan(SILO, tmp_path)
 
 
-@pytest.mark.parametrize(("connections", "warned"), [(1000, True), (1200, False)])
-def test_a_gate_without_room_for_all_silos_is_named(
-    connections: int, warned: bool, caplog: pytest.LogCaptureFixture
+def test_keys_among_programs_are_refused(tmp_path: Path) -> None:
+    """What is in the room may read where Python is."""
+    with pytest.raises(ConfigError, match="lies among programs"):
+        plan(SILO, tmp_path, code="installed", keys=f"{sys.prefix}/keys")
+
+
+@pytest.mark.parametrize(("files", "warned"), [(1399, True), (1400, False)])
+def test_a_server_that_may_not_open_files_enough_for_all_silos_says_so(
+    files: int, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(start, "raise_file_limit", lambda: files)
     silos = {f"silo-{index}": "key" for index in range(300)}  # of which each may have four
-    gate = GateConfig(connections=connections)
-    start._have_files(ServerStartConfig(certificates="/c", state="/s", silos=silos, gate=gate))
-    said = "300 silos may hold 1200 connections, and the gate has 1000: set gate.connections to 1200 or more"
-    assert (said in caplog.text) is warned
+    start._have_files(ServerStartConfig(certificates="/c", state="/s", silos=silos))
+    assert (f"a process have {files} files, and 300 silos take 1400" in caplog.text) is warned
 
 
-def test_a_server_keeps_its_runs_apart_from_the_superlink(mode: str, tmp_path: Path) -> None:
+@pytest.fixture
+def server(certificates: Path, tmp_path: Path) -> ServerStartConfig:
     tmp_path.chmod(0o700)
-    config = ServerStartConfig(certificates="/c", state=str(tmp_path))
-    link, execute = server_programs(config)
+    return ServerStartConfig(certificates=str(certificates), state=str(tmp_path))
+
+
+def test_a_server_keeps_its_runs_apart_from_the_superlink(server: ServerStartConfig, tmp_path: Path) -> None:
+    link, execute = server_programs(server)
+    assert (link.role, execute.role) == ("superlink", "superexec")
     command = " ".join(link.command)
     assert f"--isolation process --database {tmp_path}/superlink.db" in command
-    assert "--enable-supernode-auth" in command and "--ssl-keyfile /c/server.key" in command
-    assert ("--gate" in link.command) is ("--hide-tokens" in execute.command) is (mode == "fast")
-    if mode == "fast":
-        assert GateConfig.model_validate_json(link.command[list(link.command).index("--gate") + 1]) == config.gate
-    assert not any((tmp_path / "operator.secret").read_text() in " ".join(each.command) for each in (link, execute))
+    assert "--enable-supernode-auth" in command and f"--ssl-keyfile {server.certificates}/server.key" in command
     secret = tmp_path / "superexec.secret"
     for program in (link, execute):
         assert f"--superexec-auth-secret-file {secret}" in " ".join(program.command)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600 and len(secret.read_bytes()) == 32
-    assert "--root-certificates /c/ca.crt" in " ".join(execute.command) and "127.0.0.1:9092" in execute.command
+    assert f"--root-certificates {server.certificates}/ca.crt" in " ".join(execute.command)
+    assert "127.0.0.1:9092" in execute.command
     before = secret.read_bytes()
-    server_programs(config)
+    server_programs(server)
     assert secret.read_bytes() == before, "runs that wait for a restarted server know the old one"
-    assert "--database" not in server_programs(config, lasting=False)[0].command
+    assert "--database" not in server_programs(server, lasting=False)[0].command
+
+
+def test_runs_are_told_where_their_hubs_are(server: ServerStartConfig, tmp_path: Path) -> None:
+    """By ServerApps' environment, which the SuperExec hands down; silos come to a name that the certificate covers."""
+    link, execute = server_programs(server)
+    assert HUB not in link.environment
+    place = HubPlace.load(Path(execute.environment[HUB]))
+    assert (place.host, place.ports, place.name) == ("0.0.0.0", tuple(range(9093, 9109)), "fl.example.org")
+    files = (place.certificate, place.key, place.authority)
+    assert files == tuple(f"{server.certificates}/{name}" for name in ("server.pem", "server.key", "ca.crt"))
+    assert place.struck == f"{tmp_path}/struck.json", "a silo that is revoked is turned away by runs that go on"
+    named = server.model_copy(update={"hub": HubConfig(port=20000, runs=2, name="hub.example.org")})
+    place = HubPlace.load(Path(server_programs(named)[1].environment[HUB]))
+    assert (place.ports, place.name) == ((20000, 20001), "hub.example.org")

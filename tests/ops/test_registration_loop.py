@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.internals.registration import Registered
+from fedsync.flower.registration import Registered
 from fedsync.ops.registration_loop import PATIENCE_S, RegistrationLoop
 
 

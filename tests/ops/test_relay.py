@@ -1,24 +1,28 @@
 """What makes a server a relay: one program more, and a run of its own."""
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedsync.common.fence import ALLOWED
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
-from fedsync.core.errors import ConfigError, RunError
-from fedsync.ops import programs, relay
+from fedsync.core.errors import RunError
+from fedsync.ops import relay
 from fedsync.ops.programs import server_programs
 from fedsync.ops.relay import RELAY_RUN, begin_relaying
 from fedsync.ops.runs import RUN_FILE, RUNS
+from fedsync.silo.joins import OWN_NODE
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> ServerStartConfig:
+def config(tmp_path: Path, certificates: Path) -> ServerStartConfig:
     above = UpstreamConfig(name="north", server="fl.example.org:9092", authority="/ca.crt", node_key="/north.node")
     (tmp_path / "state").mkdir(mode=0o700)
-    return ServerStartConfig(state=str(tmp_path / "state"), certificates="/certs", keys="/server.json", upstream=above)
+    folder = str(certificates)
+    return ServerStartConfig(state=str(tmp_path / "state"), certificates=folder, keys="/server.json", upstream=above)
 
 
 def test_a_relay_has_a_node_at_the_server_above_it(config: ServerStartConfig) -> None:
@@ -26,16 +30,13 @@ def test_a_relay_has_a_node_at_the_server_above_it(config: ServerStartConfig) ->
     (uplink,) = above
     assert uplink.rejoins and "fl.example.org:9092" in uplink.command and "/north.node" in uplink.command
     assert f'relay="{config.state}/relay.sock"' in " ".join(uplink.command)
+    # The relay is a silo of that server, whose owner is asked, too; what runs bring along is confined.
+    agent, room = (each for each in server_programs(config) if each.role in ("agent", "room"))
+    node = json.loads(agent.environment[OWN_NODE])
+    assert (node["hub-hosts"], node["hub-authority"]) == ("fl.example.org", "/ca.crt")
+    assert json.loads(room.environment[ALLOWED]) == {"hub_hosts": ["fl.example.org"]} and "--room" in room.command
     alone = config.model_copy(update={"upstream": None})
     assert [each.role for each in server_programs(alone)] == ["superlink", "superexec"]
-
-
-def test_a_version_of_flower_that_answers_one_message_at_a_time_is_none_for_relays(
-    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(programs, "way", lambda: "stock")
-    with pytest.raises(ConfigError, match="holds a message while it answers others"):
-        server_programs(config)
 
 
 def test_its_run_is_submitted_once(config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, OwnerRefusal, RunError
-from fedsync.flower import client_app
 from fedsync.flower.strategy import FedSync
 from fedsync.flower.timeouts import Timeouts
 from fedsync.observe.kept_models import best_of
 from fedsync.ops.approval_summary import code_of
+from fedsync.silo import answers
 from fedsync.trainer.approvals import APPROVALS, Approvals, AwaitsApproval, with_code
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import COPY, Identity
@@ -148,7 +148,7 @@ def ran(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         return TrainerService(identity, folder)
 
     with silos_in_this_process():
-        monkeypatch.setattr(client_app, "connect", lambda identity: connect(identity, make))
+        monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
         timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
         run = FedSync(config, silos, out=tmp_path / "run", timing=timing, keys=rings[1])
         run.start(DirectGrid(3))

@@ -119,6 +119,7 @@ def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatc
         ({}, None),
         ({"keys": "/k"}, SealConfig()),
         ({"keys": "/k", "seal": SealConfig(masks=True)}, SealConfig(masks=True)),
+        ({"hub_hosts": ["fed.example.org", "10.0.0.5"]}, None),
     ],
 )
 def test_what_the_file_says_arrives_at_the_trainer(
@@ -142,7 +143,15 @@ def test_what_the_file_says_arrives_at_the_trainer(
         emulate=False,
         share_local=False,
         first_model=None,
+        hub_hosts=more.get("hub_hosts", ["localhost"]),
+        authority=None,
     )
+
+
+def test_the_authority_of_the_owner_s_file_is_that_of_the_hub() -> None:
+    config = SiloStartConfig(name="a", server="[::1]:1", authority="/ca.crt", node_key="/k", state="/s", data=["/d"])
+    policy = OwnerPolicy.of(config)
+    assert (policy.hub_hosts, policy.authority) == (["::1"], "/ca.crt")
 
 
 # Files.

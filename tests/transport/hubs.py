@@ -9,6 +9,7 @@ from fedsync.identity.certificates import Authority, make_authority, make_server
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.line import HubLine
+from fedsync.transport.questions import BASE
 
 
 @dataclass
@@ -17,7 +18,7 @@ class Served:
 
     Args:
         hub: the hub.
-        address: its URL.
+        address: its URL, with the path of all that it answers.
         authority: PEM that silos trust.
         lines: that tests have opened.
     """
@@ -26,6 +27,10 @@ class Served:
     address: str
     authority: str
     lines: list[HubLine] = field(default_factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.address.removesuffix(BASE).rpartition(":")[2])
 
     def invited(self, silo: str) -> Join:
         return self.hub.invite(silo, [self.address], self.authority)
@@ -49,10 +54,10 @@ def served(folder: Path, port: int = 0) -> Iterator[Served]:
     certificate = make_server_certificate(authority, ["127.0.0.1"], folder / "server")
     hub = Hub(folder / "hub")
     port = hub.start(port=port, certificate=certificate.certificate, key=certificate.key)
-    found = Served(hub, f"https://127.0.0.1:{port}", authority.certificate.read_text())
+    found = Served(hub, f"https://127.0.0.1:{port}{BASE}", authority.certificate.read_text())
     try:
         yield found
     finally:
         for line in found.lines:
             line.close()
-        hub.close()
+        hub.close(over=False)

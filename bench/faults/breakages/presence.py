@@ -12,7 +12,6 @@ TESTS = (
     "tests/trainer/test_owner_policy.py",
     "tests/trainer/test_refusals.py",
     "tests/flower/test_driver.py",
-    "tests/flower/internals/test_bundles.py",
 )
 
 _CHANGES: Changes = {
@@ -96,18 +95,6 @@ _CHANGES: Changes = {
     ),
     "flower/driver.py": (
         ("the-driver-takes-away-for-a-failure", "explained(name, reply), reply.back_s)", "explained(name, reply))"),
-    ),
-    "flower/internals/bundle_routes.py": (
-        ("firewalls-forget-a-request-that-is-held", "HOLD_S = 16.0", "HOLD_S = 90.0"),
-    ),
-    "flower/internals/bundle_client.py": (
-        ("a-dead-connection-is-believed-for-minutes", "HELD_S = 40.0", "HELD_S = 400.0"),
-        ("a-slow-answer-counts-as-a-dead-connection", "HELD_S = 40.0", "HELD_S = 17.0"),
-        (
-            "a-dead-connection-is-believed-for-ever",
-            "response_type=Bundle, timeout=HELD_S",
-            "response_type=Bundle, timeout=0.0",
-        ),
     ),
     "sim/outages.py": (
         ("a-simulated-window-never-closes", "    if config.presence is not None:\n", "    if False:\n"),

@@ -57,15 +57,15 @@ _CHANGES: Changes = {
     "flower/relay_line.py": (
         (
             "what-is-asked-meanwhile-is-forgotten",
-            "        found = self._arrivals.pull(",
-            "        self.forget(most.keys())\n        found = self._arrivals.pull(",
+            "            return [Came(each.name",
+            "            self._silos.keep(most)\n            return [Came(each.name",
         ),
     ),
-    "flower/client_app.py": (
+    "silo/answers.py": (
         (
             "a-relay-s-node-refuses-as-a-silo-does",
-            '        if "relay" in context.node_config:\n            return _not_handed_on(message, error)\n',
-            "",
+            "return write_reply(Refused(code_of(error))), None",
+            "return refusal(error), None",
         ),
         ("an-app-that-is-started-again-is-a-stack-trace", "exc_info=None if known else error", "exc_info=error"),
     ),

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from fedsync.common.confinement import NETWORK_ABI, can_confine, landlock_abi
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import ConfigError, FedSyncError, SiloLocked
-from fedsync.flower.internals import contract, versions
-from fedsync.flower.internals.registration import node_public_key
+from fedsync.flower.registration import node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
-from fedsync.ops.programs import shipped_remedy
 from fedsync.trainer.lockout import Lockout
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ MODELS_IN_MEMORY = 8
 
 WARN_DAYS, LEAST_DAYS = 30, 7
 """Days before the end of a certificate from which its check says so, and from which it fails."""
-
-_FEW = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +67,19 @@ def model_bytes(strategy: StrategyConfig) -> int:
 def check_versions() -> Check:
     """Python and the libraries that both sides have to agree on."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
-    way = "fast way" if versions.supported() else _why_stock()
-    return Check("versions", True, f"Python {platform.python_version()}, {found}; {way}")
-
-
-def _why_stock() -> str:
-    changed = [change.place for change in contract.changes()]
-    named = f"{', '.join(changed[:_FEW])}{', and more' if len(changed) > _FEW else ''}" if changed else "nothing"
-    return f"stock way, slower: this flwr is not a tested version; of what the fast way goes by changed: {named}"
+    return Check("versions", True, f"Python {platform.python_version()}, {found}")
 
 
 def check_code(config: SiloStartConfig) -> Check:
-    """Whose client answers messages: an untested flwr cannot be kept from running what the server sends."""
+    """What keeps the client that a run brings along from the silo's keys and data."""
     if config.code == "shipped":
         return Check("code", True, "FedSync's client, and whatever client the server sends")
-    if versions.supported():
-        return Check("code", True, "FedSync's installed client only")
-    return Check("code", False, "this flwr runs whatever client the server sends", shipped_remedy())
+    if not can_confine():
+        remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
+        return Check("code", False, "what a run brings along cannot be kept from keys and data here", remedy)
+    held = "files, memory and network" if landlock_abi() >= NETWORK_ABI else "files and memory"
+    few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would keep it from the network, too"
+    return Check("code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}")
 
 
 def check_certificate(path: Path, name: str, now: datetime) -> Check:

@@ -13,13 +13,10 @@ from pathlib import Path
 
 from fedsync.common.proxies import ProxyRefused, Way
 from fedsync.identity.certificates import certificate_facts, read_certificate
-from fedsync.identity.node_keys import node_headers, node_key_fingerprint
 from fedsync.identity.server_proof import CertificateReplaced, prove_server, shown_certificate, trusting
 from fedsync.ops.doctor.checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
-_TAKEN, _MOST_ANSWER = (404, b"no such parcel"), 1000
-"""The status with which a server's gate answers a registered node that asks for something that does not exist."""
 MOST_SKEW_S = 60.0
 """Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
 
@@ -85,33 +82,6 @@ def check_served(address: str, certificate: Path, now: datetime, *, running: boo
         return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
 
     return guarded("served", found)
-
-
-def check_registered(way: Way, authority: Path, key: Path) -> Check:
-    """That the server takes this silo's node key; no node is made and no message is fetched by asking."""
-
-    def found() -> Check:
-        line = way.line(trusting(authority), TIMEOUT_S)
-        try:
-            line.request("GET", "/v1/fedsync/registered", headers=node_headers(key, datetime.now(UTC)))
-            answer = line.getresponse()
-            told = answer.status, answer.read(_MOST_ANSWER).strip()
-        except (OSError, http.client.HTTPException) as error:
-            return Check("registered", False, f"the server does not say: {error}", "See the lines above")
-        finally:
-            line.close()
-        if told == _TAKEN:
-            return Check("registered", True, "the server takes the node key")
-        if told[0] == http.client.UNAUTHORIZED:
-            problem = f"the server does not take the node key {node_key_fingerprint(key)}: not registered, or revoked"
-            remedy = (
-                "Compare this fingerprint with the server's operator (`fedsync certs show nodes`), who runs "
-                "`fedsync server register`; a key that was revoked needs another, by `fedsync silo rotate`"
-            )
-            return Check("registered", False, problem, remedy)
-        return Check("registered", True, f"this server does not say (status {told[0]}); its log names who is refused")
-
-    return guarded("registered", found)
 
 
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:

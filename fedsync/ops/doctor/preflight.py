@@ -50,7 +50,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     yield here.check_device(config.device or "auto")
-    yield from _check_way(lambda: way_to_server(config), config.authority, now, config.node_key)
+    yield from _check_way(lambda: way_to_server(config), config.authority, now)
     yield health.check_health(Path(config.state), now)
     yield from health.check_refusals(Path(config.state))
     yield health.check_approvals(config)
@@ -88,12 +88,10 @@ def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
     """What a relay needs of the server above it, as a silo does."""
     yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
     yield here.check_node_key(Path(upstream.node_key))
-    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now, upstream.node_key)
+    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
 
 
-def _check_way(
-    found: Callable[[], Way], authority: str | None, now: datetime | None = None, key: str | None = None
-) -> Iterator[Check]:
+def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | None = None) -> Iterator[Check]:
     try:
         way = found()
     except ConfigError as error:
@@ -104,8 +102,6 @@ def _check_way(
     if reached.ok and authority is not None:
         yield network.check_tls(way, Path(authority), now)
         yield network.check_clock(way, Path(authority), time.time)
-        if key is not None:
-            yield network.check_registered(way, Path(authority), Path(key))
 
 
 def utc_now() -> datetime:

@@ -39,11 +39,17 @@ class Upload:
     writer: int = 0
     """The connection that counts: the newest."""
     whole: bool = False
+    gone: bool = False
+    """Taken or forgotten."""
     digest: str = ""
     idle: asyncio.Event = field(default_factory=lambda: _set(asyncio.Event()))
     """Set while no connection sends."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while bytes are written, so that an offset that was told stays true."""
+
+    def end(self) -> None:
+        """Have no connection go on with it; what one writes at this moment goes with it."""
+        self.writer, self.gone = self.writer + 1, True
 
     @property
     def there(self) -> int:
@@ -106,13 +112,14 @@ class Blobs:
         if found is None or not found.whole:
             return None
         del self._expected[ticket]
+        found.end()
         return map_file(found.path, remove=True)
 
     def forget(self, ticket: str) -> None:
         """Nobody waits for this upload any more."""
         found = self._expected.pop(ticket, None)
         if found is not None:
-            found.writer += 1
+            found.end()
             found.path.unlink(missing_ok=True)
 
 

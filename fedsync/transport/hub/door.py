@@ -39,7 +39,16 @@ from fedsync.core.spans import SPAN_BYTES, give_back, map_file, spans
 from fedsync.core.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload
 from fedsync.transport.hub.sessions import HubSession, Queued, Sessions
-from fedsync.transport.questions import BASE, BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead, SiloAnswer
+from fedsync.transport.questions import (
+    ANSWER_TEXT_BYTES,
+    BASE,
+    BESIDE_BYTES,
+    HEAD,
+    SESSION,
+    Blob,
+    FrameHead,
+    SiloAnswer,
+)
 
 logger = foreign.logger(__name__)
 
@@ -54,6 +63,9 @@ DRAIN_S = 1.0
 
 MOST_OPEN = 8
 """Requests of one silo at a time."""
+
+KNOWN = "fedsync.known"
+"""Key of a request's scope, where its caller is known."""
 
 _CLOSE = {"connection": "close"}
 _Endpoint = Callable[[Request, HubSession], Awaitable[Response]]
@@ -75,6 +87,8 @@ class Door:
         self._sessions, self._blobs, self._delivered, self._lock = sessions, blobs, delivered, lock
         self.over = False
         """Silos are told that there is nothing more to come."""
+        self.told = set[str]()
+        """Those that were."""
         self.app = Starlette(
             routes=[
                 Route(f"{BASE}/join", self._join, methods=["POST"]),
@@ -98,6 +112,7 @@ class Door:
             if session is None:
                 raise HTTPException(401, headers=_CLOSE)
             self._sessions.seen(session)
+            request.scope[KNOWN] = True
         return Response(status_code=204)
 
     def _known(self, answer: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
@@ -108,6 +123,7 @@ class Door:
                 session = self._sessions.caller(_secret(request))
                 if session is None:
                     raise HTTPException(401, headers=_CLOSE)
+                request.scope[KNOWN] = True
                 if session.open >= MOST_OPEN:
                     raise HTTPException(429, headers=_CLOSE)
                 session.open += 1
@@ -132,13 +148,15 @@ class Door:
         with self._lock:
             self._sessions.counts_on(session, after)
         queued = session.after(after) or await self._held(request, session, after)
+        if queued is None and self.over:
+            self.told.add(session.silo)
         if queued is None:
             return Response(status_code=410 if self.over else 204)
         payload = queued.question.payload
         blob, beside = (payload, b"") if isinstance(payload, Blob) else (Blob("", 0), _bytes(payload))
-        text = queued.question.text.encode()
-        head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, queued.question.most)
-        return Response(text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
+        spec, text, most = queued.question.spec.encode(), queued.question.text.encode(), queued.question.most
+        head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec))
+        return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
 
     async def _held(self, request: Request, session: HubSession, after: int) -> Queued | None:
         """Wait for a question; None where none comes, the line breaks, or a later request takes this one's place."""
@@ -172,6 +190,8 @@ class Door:
             raise HTTPException(400, headers=_CLOSE) from None
         queued = session.queued.get(head.number)
         most = BESIDE_BYTES if queued is None else min(queued.question.most, BESIDE_BYTES)
+        if head.spec or head.text > (ANSWER_TEXT_BYTES if queued is None else queued.question.most_text):
+            raise HTTPException(413, headers=_CLOSE)
         length = _length(request, head.text + most)
         if length < head.text:
             raise HTTPException(400, headers=_CLOSE)
@@ -191,7 +211,7 @@ class Door:
             except UnicodeDecodeError:
                 raise HTTPException(400) from None
             del session.queued[head.number]
-            self._delivered(queued, SiloAnswer(queued.name, text, beside))
+            self._delivered(queued, SiloAnswer(queued.name, text, beside, relay=bool(head.relay)))
         return Response(status_code=204)
 
     # Large bytes.
@@ -201,7 +221,7 @@ class Door:
         found = self._blobs.find(digest)
         asked = any(
             isinstance(each.question.payload, Blob) and each.question.payload.digest == digest
-            for each in session.queued.values()
+            for each in list(session.queued.values())
         )
         if found is None or not asked:
             raise HTTPException(404)
@@ -212,7 +232,7 @@ class Door:
             if not span.startswith("bytes=") or not span.endswith("-") or begin >= size:
                 raise HTTPException(416)
         return StreamingResponse(
-            _spans(path, begin, size),
+            _spans(path, begin, size, session),
             status_code=206 if span else 200,
             headers={"content-length": str(size - begin)},
             media_type="application/octet-stream",
@@ -260,8 +280,11 @@ class Door:
             finally:
                 if upload.writer == mine:
                     upload.idle.set()
-        if upload.there == total and not await _is_whole(upload, request.headers.get("upload-sha256", "")):
-            raise HTTPException(422)
+        async with upload.lock:
+            if upload.writer != mine:
+                raise HTTPException(409, headers=_CLOSE)
+            if upload.there == total and not await _is_whole(upload, request.headers.get("upload-sha256", "")):
+                raise HTTPException(422)
         return Response(status_code=204)
 
 
@@ -318,6 +341,8 @@ async def _write(upload: Upload, mine: int, pieces: list[bytes]) -> None:
         if pieces:
             try:
                 await asyncio.to_thread(_append, upload.path, pieces)
+                if upload.gone:
+                    upload.path.unlink(missing_ok=True)
             except OSError as error:
                 logger.error("%s cannot be written: %s", upload.path, error.strerror)
                 raise HTTPException(507, headers=_CLOSE) from None
@@ -339,12 +364,19 @@ async def _is_whole(upload: Upload, digest: str) -> bool:
     return True
 
 
-async def _spans(path: Path, begin: int, size: int) -> AsyncIterator[memoryview]:
-    """A file from the system's cache to the line; what went out counts as nobody's memory."""
-    whole = map_file(path)
-    for start, stop in spans(size - begin, 4):
-        yield whole[begin + start : begin + stop].data
-    give_back(whole)
+async def _spans(path: Path, begin: int, size: int, session: HubSession) -> AsyncIterator[memoryview]:
+    """A file from the system's cache to the line; what went out counts as nobody's memory.
+
+    It is one of the silo's open requests until its end.
+    """
+    session.open += 1
+    try:
+        whole = map_file(path)
+        for start, stop in spans(size - begin, 4):
+            yield whole[begin + start : begin + stop].data
+        give_back(whole)
+    finally:
+        session.open -= 1
 
 
 def _bytes(payload: Any) -> bytes:

@@ -16,17 +16,18 @@ from fedsync.common.files import private_folder
 from fedsync.core.errors import ConfigError, PolicyError
 from fedsync.core.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs
-from fedsync.transport.hub.door import Door
+from fedsync.transport.hub.door import BODY_S, KNOWN, Door
 from fedsync.transport.hub.sessions import Queued, Sessions
 from fedsync.transport.join import Join
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
 
-QUIET_S = 75.0
-"""A connection without a request for so long is closed; also one whose request's head does not come to its end."""
+QUIET_S, STRANGER_S = 75.0, 10.0
+"""A connection without a request for so long is closed; also one whose request's head does not come to its end. The
+second holds until a request has come by somebody who is known."""
 
 _HEAD_BYTES = 16_384
-_START_S = 10.0
-_CLOSE_S = 2.0
+_START_S = 60.0
+_CLOSE_S, _TELL_S = 2.0, 2.0
 
 
 class Hub:
@@ -43,11 +44,13 @@ class Hub:
         private_folder(folder)
         self._lock = threading.RLock()
         self._sessions, self._blobs = Sessions(folder / "sessions.json"), Blobs(folder)
+        self._sessions.dropped = self._forget_ticket
         self._deliveries: SimpleQueue[SiloAnswer] = SimpleQueue()
         self._door = Door(self._sessions, self._blobs, self._delivered, self._lock)
         self._most = most_connections
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
+        self._socket: Path | None = None
 
     def start(
         self,
@@ -90,6 +93,9 @@ class Hub:
                 where = f"{host}:{port}" if socket is None else str(socket)
                 raise ConfigError("hub", f"cannot listen at {where}: {why}", "Choose another port, or mend the files")
             time.sleep(0.005)
+        if socket is not None:
+            self._socket = socket
+            socket.chmod(0o660)  # its folder says who else may enter
         return 0 if socket is not None else int(self._server.servers[0].sockets[0].getsockname()[1])
 
     def _serve(self, failure: list[BaseException]) -> None:
@@ -106,11 +112,20 @@ class Hub:
             for silo in self._sessions.silos:
                 self._sessions.wake(silo)
         if self._server is not None and self._thread is not None:
-            time.sleep(0.05 if over else 0.0)
+            end_s = time.monotonic() + _TELL_S
+            while over and self.peers().keys() - self._door.told and time.monotonic() < end_s:
+                time.sleep(0.02)
             self._server.should_exit = True
             self._thread.join(_CLOSE_S)
             self._server.force_exit = True
             self._thread.join(_CLOSE_S)
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+
+    @property
+    def run(self) -> str:
+        """Name of all sessions together."""
+        return self._sessions.run
 
     # Who is there.
 
@@ -166,12 +181,15 @@ class Hub:
         """No answer to this question is waited for any more."""
         with self._lock:
             queued = self._sessions.forget(name)
-            if queued is not None and queued.ticket:
-                self._blobs.forget(queued.ticket)
+            if queued is not None:
+                self._forget_ticket(queued)
 
-    def _delivered(self, queued: Queued, delivery: SiloAnswer) -> None:
+    def _forget_ticket(self, queued: Queued) -> None:
         if queued.ticket:
             self._blobs.forget(queued.ticket)
+
+    def _delivered(self, queued: Queued, delivery: SiloAnswer) -> None:
+        self._forget_ticket(queued)
         self._deliveries.put(delivery)
 
     # Large bytes.
@@ -180,6 +198,11 @@ class Hub:
         """Lay bytes down for silos to fetch, once for all."""
         return self._blobs.publish(payload)
 
+    def asked_blobs(self) -> set[str]:
+        """Digests of blobs that questions without an answer speak of."""
+        with self._lock:
+            return self._sessions.blobs
+
     def keep(self, digests: Collection[str]) -> None:
         """Remove all other blobs."""
         with self._lock:
@@ -187,22 +210,29 @@ class Hub:
 
 
 class _Deadlines(H11Protocol):
-    """Closes a connection that is quiet, or whose request's head does not come to its end."""
+    """Closes a connection that is quiet, or a stranger's, or whose request's head does not come to its end."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._busy_s = time.monotonic()
-        self._timer = self.loop.call_later(QUIET_S / 4, self._look)
+        self._busy_s, self._known, self._waiting, self._stuck = time.monotonic(), False, 0, 0
+        self._timer = self.loop.call_later(STRANGER_S / 4, self._look)
 
     def _look(self) -> None:
         if self.transport.is_closing():
             return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._busy_s = time.monotonic()
-        elif time.monotonic() - self._busy_s > QUIET_S:
-            self.transport.close()
+        if self.cycle is not None:
+            self._known |= bool(self.cycle.scope.get(KNOWN))
+            if self._known and not self.cycle.response_complete:
+                self._busy_s = time.monotonic()
+        before, self._waiting = self._waiting, self.transport.get_write_buffer_size()
+        self._stuck = self._stuck + 1 if 0 < self._waiting == before else 0
+        if self._stuck * STRANGER_S / 4 > BODY_S:
+            self.transport.abort()  # nothing is read of what is sent
             return
-        self._timer = self.loop.call_later(QUIET_S / 4, self._look)
+        if time.monotonic() - self._busy_s > (QUIET_S if self._known else STRANGER_S):
+            self.transport.abort()
+            return
+        self._timer = self.loop.call_later(STRANGER_S / 4, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

@@ -31,7 +31,7 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core import foreign
 from fedsync.core.errors import PolicyError
 from fedsync.transport.join import digest_of, new_secret
-from fedsync.transport.questions import SiloQuestion
+from fedsync.transport.questions import Blob, SiloQuestion
 
 logger = foreign.logger(__name__)
 
@@ -88,7 +88,7 @@ class HubSession:
 
     def after(self, number: int) -> Queued | None:
         """The first question behind this one that has no answer."""
-        return next((each for each in self.queued.values() if each.number > number), None)
+        return next((each for each in list(self.queued.values()) if each.number > number), None)
 
 
 class Sessions:
@@ -103,6 +103,8 @@ class Sessions:
         self._file, self._clock = file, clock
         self._begun_s = clock()
         self._by_silo: dict[str, HubSession] = {}
+        self.dropped: Callable[[Queued], None] = lambda queued: None
+        """Called with each question that goes with its session."""
         self.run = secrets.token_hex(8)
         if file.exists():
             kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -144,7 +146,7 @@ class Sessions:
                 if secret in self._by_secret or secret == found:
                     return None  # a session's secret is nobody else's, and not the join's
                 session.secret, session.invited, session.used = secret, "", found
-                session.queued = {}  # whoever had them was another process
+                self._drop(session)  # whoever had its questions was another process
                 self._save()
                 return session
             if session.used == found and session.secret == secret:
@@ -162,9 +164,14 @@ class Sessions:
         """End what a silo has; it may be invited again."""
         session = self._by_silo.pop(silo, None)
         if session is not None:
-            session.queued.clear()
+            self._drop(session)
             session.wake()
             self._save()
+
+    def _drop(self, session: HubSession) -> None:
+        for queued in session.queued.values():
+            self.dropped(queued)
+        session.queued = {}
 
     # Who is there.
 
@@ -188,6 +195,12 @@ class Sessions:
     def silos(self) -> dict[str, str]:
         """All that are here, each with what names its session: another one after another join."""
         return {silo: self._by_silo[silo].used for silo in sorted(self._by_silo) if self.is_here(silo)}
+
+    @property
+    def blobs(self) -> set[str]:
+        """Digests of blobs that questions without an answer speak of."""
+        payloads = (each.question.payload for one in self._by_silo.values() for each in one.queued.values())
+        return {payload.digest for payload in payloads if isinstance(payload, Blob)}
 
     def wake(self, silo: str) -> None:
         """End the wait of the request that a silo has held."""

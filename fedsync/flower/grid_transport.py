@@ -1,0 +1,73 @@
+"""Flower's own messages as a `Transport`, by its public API: slow on real processes, and at home in every version.
+
+Flower starts a process for each message, and looks for messages every few seconds. So this is the way of Flower's
+simulation engine, and of networks in which silos reach nothing but the SuperLink. Others have a hub.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedsync.core.errors import ProtocolError
+from fedsync.flower import messages
+from fedsync.transport.port import Peer
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
+
+
+class GridTransport:
+    """A `Transport`.
+
+    Args:
+        grid: of Flower.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._sent: dict[str, SiloQuestion] = {}
+
+    def peers(self) -> list[Peer]:
+        return [Peer(each.node_id, each.name, str(each.last_activated_at)) for each in self._grid.get_nodes()]
+
+    def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
+        named: list[str | None] = []
+        posted = [(question, messages.request(node, question)) for node, question in questions]
+        while posted:
+            count = messages.together([message for _, message in posted])
+            pushed, posted = posted[:count], posted[count:]
+            found = iter(self._grid.push_messages([message for _, message in pushed]))
+            for question, _ in pushed:
+                identifier = next(found, "")  # there are none at all where Flower finds it too large
+                named.append(identifier or None)
+                if identifier:
+                    self._sent[identifier] = question
+        return named
+
+    def receive(self) -> list[SiloAnswer]:
+        replies = list(self._grid.pull_messages(list(self._sent))) if self._sent else []
+        return [self._read(reply) for reply in replies if reply.metadata.reply_to_message_id in self._sent]
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def waiting(self, names: Collection[str]) -> set[str]:
+        """None: where a line breaks, a message is lost that Flower takes for delivered."""
+        return set()
+
+    def keep(self, names: Collection[str]) -> None:
+        self._sent = {name: question for name, question in self._sent.items() if name in names}
+
+    def _read(self, reply: Message) -> SiloAnswer:
+        name = reply.metadata.reply_to_message_id
+        question = self._sent.pop(name)
+        if reply.has_error():
+            code, reason = reply.error.code, messages.shortened(reply.error.reason)
+            return SiloAnswer(name, problem=f"error {code}: {reason}", code=code)
+        try:
+            text, payload = messages.read_answer(reply, "", question.most)
+        except ProtocolError as error:
+            return SiloAnswer(name, problem=error.detail, check=error.check)
+        return SiloAnswer(name, text, payload, relay=messages.is_relay(reply))

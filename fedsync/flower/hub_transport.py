@@ -1,0 +1,330 @@
+"""The hub as a `Transport`: silos are let in by one Flower message each, the join, and come to the hub from then on.
+
+| a node is | until | then |
+|---|---|---|
+| online at the SuperLink | at once, and if it is refused or away with pauses that grow | invited |
+| invited | its session begins | here |
+| invited | its answer says that it does not join | here as one that answers every question so; invited again later |
+| here | its session is away (`fedsync.transport.hub.sessions`) | gone; while it is online, invited |
+| any | its name is struck off | gone, and not invited |
+
+So who a silo is Flower's node authentication says, once. A SuperNode that ends interrupts no order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedsync.common.backoff import Backoff
+from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.core import foreign
+from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.transfer import Payload
+from fedsync.flower import messages
+from fedsync.flower.grid_transport import GridTransport
+from fedsync.flower.hub_place import HUB, HubPlace
+from fedsync.silo.joins import JOINED
+from fedsync.transport.hub.hub import Hub
+from fedsync.transport.port import Peer, Transport
+from fedsync.transport.questions import BASE, BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
+
+logger = foreign.logger(__name__)
+
+FOLDER = "hub"
+"""Of sessions and large bytes, in the folder of a run's files."""
+
+JOIN_TTL_S = 60.0
+"""Within which a join has to reach its silo."""
+
+_JOINS = Backoff(20.0, 120.0)
+_LOOK_S, _FIRST_S = 0.5, 0.1
+_KEPT_BYTES = 2**24
+_MOST_HEARD = 32
+_PORT = "port"
+
+
+@contextmanager
+def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
+    """The way to the silos of a run: over a hub where the server has a place for it, else in Flower's messages.
+
+    Args:
+        grid: of Flower.
+        folder: of the run's files.
+
+    Raises:
+        ConfigError: the hub cannot listen.
+    """
+    place = os.environ.get(HUB)
+    if not place:
+        yield GridTransport(grid)
+        return
+    transport = HubTransport.begin(grid, HubPlace.load(Path(place)), folder / FOLDER)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+@dataclass(slots=True)
+class _Invitation:
+    """What became of the newest join of a node: how many went out, when another may, and why it did not join."""
+
+    count: int = 0
+    again_s: float = 0.0
+    problem: SiloAnswer | None = None
+
+
+@dataclass(slots=True)
+class _Published:
+    """Large payloads that lie at the hub, the newest last, by their identity: many silos get the same."""
+
+    payloads: dict[int, tuple[Payload, Blob]] = field(default_factory=dict)
+
+    def trim(self) -> set[str]:
+        """Forget old ones, but for the newest; returns the digests that stay."""
+        while len(self.payloads) > 1 and sum(blob.nbytes for _, blob in self.payloads.values()) > _KEPT_BYTES:
+            del self.payloads[next(iter(self.payloads))]
+        return {blob.digest for _, blob in self.payloads.values()}
+
+
+class HubTransport:
+    """A `Transport`; see `begin`.
+
+    Args:
+        grid: of Flower, which a thread of its own asks: it blocks while the SuperLink is away.
+        hub: that serves.
+        folder: of its files.
+        addresses: of the hub, for silos.
+        authority: PEM of who signed the hub's certificate; empty without TLS.
+        struck: names of silos that are let in no more.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        hub: Hub,
+        folder: Path,
+        addresses: Sequence[str],
+        authority: str = "",
+        struck: Callable[[], Collection[str]] = tuple,
+    ) -> None:
+        self._grid, self._hub, self._folder, self._struck = grid, hub, folder, struck
+        self._addresses, self._authority = tuple(addresses), authority
+        self._invited: dict[str, _Invitation] = {}
+        self._joins: dict[str, str] = {}
+        self._hearing: set[str] = set()
+        self._online: frozenset[str] = frozenset()
+        self._asked: dict[str, SiloQuestion] = {}
+        self._came: list[SiloAnswer] = []
+        self._serial = 0
+        self._published = _Published()
+        self._over = threading.Event()
+
+    @classmethod
+    def begin(cls, grid: Grid, place: HubPlace, folder: Path) -> HubTransport:
+        """Serve in a run's folder, and invite who is online.
+
+        Raises:
+            ConfigError: nobody can listen there.
+        """
+        hub = Hub(folder)
+        if place.proxy:
+            sockets = Path(place.sockets)
+            sockets.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may be there already, for nginx's user to enter
+            hub.start(socket=sockets / f"{hub.run}.sock")
+            address = f"https://{place.proxy}{BASE}/{hub.run}"
+        else:
+            address = f"{'https' if place.certificate else 'http'}://{place.name}:{_listen(hub, place, folder)}{BASE}"
+        authority = Path(place.authority).read_text(encoding="ascii") if place.authority else ""
+        transport = cls(grid, hub, folder, [address], authority, lambda: _names_in(place.struck))
+        threading.Thread(target=transport.invite, name="joins", daemon=True).start()
+        logger.info("silos come to %s", address)
+        return transport
+
+    def close(self) -> None:
+        """Tell silos that the run is over, and end; another process that goes on with it lets them in anew."""
+        self._over.set()
+        self._hub.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # Who is there.
+
+    def peers(self) -> list[Peer]:
+        here, failed = self._hub.peers(), dict(self._invited)
+        found = [Peer(*_node(silo), since) for silo, since in here.items()]
+        found += [
+            Peer(*_node(silo), f"not joined {each.count}")
+            for silo, each in failed.items()
+            if each.problem is not None and silo not in here and silo in self._online
+        ]
+        return found
+
+    def invite(self) -> None:
+        """Let in whoever is online, until the run is over."""
+        pause_s, away = _FIRST_S, False
+        while not self._over.wait(pause_s):
+            pause_s = _LOOK_S
+            try:
+                self._invite()
+                away = False
+            except Exception as error:  # the SuperLink is away, or started again
+                if not away:
+                    logger.warning("the SuperLink does not answer; silos that are here go on: %s", error)
+                away = True
+
+    def _invite(self) -> None:
+        struck = set(self._struck())
+        nodes = {_peer(each.node_id, each.name): each.node_id for each in self._grid.get_nodes()}
+        self._online, here, now_s = frozenset(nodes), self._hub.peers(), time.monotonic()
+        for silo in here:
+            if _node(silo)[1] in struck:
+                self._hub.strike_off(silo)
+            self._invited.pop(silo, None)
+        self._hear_replies(here)
+        for silo, node in nodes.items():
+            kept = self._invited.get(silo, _Invitation())
+            if silo in here or now_s < kept.again_s or self._hub.returns(silo) or _node(silo)[1] in struck:
+                continue
+            join = self._hub.invite(silo, self._addresses, self._authority).dump()
+            for identifier in self._grid.push_messages([messages.join(node, join, JOIN_TTL_S)]):
+                if identifier:
+                    self._joins[identifier] = silo
+            again_s = now_s + _JOINS.pause_s(kept.count)
+            self._invited[silo] = replace(kept, count=kept.count + 1, again_s=again_s)
+
+    def _hear_replies(self, here: Collection[str]) -> None:
+        """Have it heard which joins came to nothing; whoever is here needs no reply.
+
+        Each is pulled by a thread of its own: Flower waits for the parts of a reply as long as its silo makes it.
+        """
+        for identifier, silo in list(self._joins.items()):
+            if silo in here:
+                self._joins.pop(identifier, None)
+            elif identifier not in self._hearing and len(self._hearing) < _MOST_HEARD:
+                self._hearing.add(identifier)
+                threading.Thread(target=self._hear, args=(identifier, silo), daemon=True).start()
+        for identifier in list(self._joins)[: -4 * (len(self._online) + 1)]:
+            self._joins.pop(identifier, None)  # nobody will answer it
+
+    def _hear(self, identifier: str, silo: str) -> None:
+        try:
+            for reply in self._grid.pull_messages([identifier]):
+                kept = self._invited.get(silo)
+                if self._joins.pop(identifier, None) is not None and kept is not None:
+                    kept.problem = _problem_of(reply)
+        except Exception as error:  # the SuperLink is away
+            logger.debug("a reply is not to be had: %s", error)
+        finally:
+            self._hearing.discard(identifier)
+
+    # What is asked and answered.
+
+    def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
+        here = {_node(silo)[0]: silo for silo in self._hub.peers()}
+        failed = {_node(silo)[0]: each.problem for silo, each in dict(self._invited).items()}
+        return [self._send(here.get(node), failed.get(node), question) for node, question in questions]
+
+    def _send(self, silo: str | None, problem: SiloAnswer | None, question: SiloQuestion) -> str | None:
+        if silo is None and problem is not None:
+            self._serial += 1
+            self._came.append(replace(problem, name=f"not joined/{self._serial}"))
+            self._asked[self._came[-1].name] = question
+            return self._came[-1].name
+        if silo is None:
+            return None
+        try:
+            name = self._hub.send(silo, replace(question, payload=self._beside(question.payload)))
+        except PolicyError as error:
+            logger.warning("%s", error)
+            return None
+        if name is not None:
+            self._asked[name] = question
+        return name
+
+    def _beside(self, payload: Payload | Blob | None) -> Payload | Blob | None:
+        if payload is None or isinstance(payload, Blob) or payload.nbytes <= BESIDE_BYTES:
+            return payload
+        kept = self._published.payloads.get(id(payload))
+        if kept is None:
+            kept = self._published.payloads[id(payload)] = payload, self._hub.publish(payload)
+        return kept[1]
+
+    def receive(self) -> list[SiloAnswer]:
+        came, self._came = [*self._came, *self._hub.receive()], []
+        return [each for each in came if self._asked.pop(each.name, None) is not None]
+
+    def wait(self, seconds: float) -> None:
+        if not self._came:
+            self._came += self._hub.receive(seconds)
+
+    def waiting(self, names: Collection[str]) -> set[str]:
+        """All of them: a question stays at the hub until it is answered."""
+        return {name for name in names if name in self._asked}
+
+    def keep(self, names: Collection[str]) -> None:
+        for name in self._asked.keys() - set(names):
+            del self._asked[name]
+            self._hub.forget(name)
+        self._hub.keep(self._published.trim() | self._hub.asked_blobs())
+
+
+def _problem_of(reply: Message) -> SiloAnswer | None:
+    """Why a node did not join; None where it did."""
+    if reply.has_error():
+        code, reason = reply.error.code, messages.shortened(reply.error.reason)
+        return SiloAnswer("", problem=f"error {code}: {reason}", code=code)
+    try:
+        text, _ = messages.read_answer(reply, "", 0)
+    except ProtocolError as error:
+        return SiloAnswer("", problem=error.detail, check=error.check)
+    return None if text == JOINED else SiloAnswer("", text)
+
+
+def _peer(node: int, name: str) -> str:
+    """What the hub calls a node."""
+    return f"{node} {name}".rstrip()
+
+
+def _node(silo: str) -> tuple[int, str]:
+    node, _, name = silo.partition(" ")
+    return int(node), name
+
+
+def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
+    """Listen on the port of a server's process that was here before, for its silos look there; else on a free one.
+
+    Raises:
+        ConfigError: none of them is free.
+    """
+    kept, ports = folder / _PORT, list(place.ports)
+    with suppress(OSError, ValueError):
+        ports.insert(0, int(kept.read_text(encoding="ascii")))
+    files = (Path(place.certificate), Path(place.key)) if place.certificate else (None, None)
+    for number, each in enumerate(ports, 1):
+        try:
+            port = hub.start(place.host, each, certificate=files[0], key=files[1])
+        except ConfigError:
+            if number == len(ports):
+                raise
+        else:
+            write_atomically(kept, str(port).encode(), OWNER_FILE)
+            return port
+    raise ConfigError("hub", "it has no port", "Write hub: {port: 9093} in server.yaml")
+
+
+def _names_in(path: str) -> Collection[str]:
+    try:
+        return set(json.loads(Path(path).read_text(encoding="utf-8"))) if path else ()
+    except FileNotFoundError:
+        return ()

@@ -1,0 +1,159 @@
+"""Real silos, of which what talks to the network is killed in the middle of an order: none is interrupted or lost.
+
+One federation and one run for all of it. Who may come to a hub at all is in `tests.attacks.test_hub`.
+"""
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedsync import replay
+from fedsync.common.processes import end_processes, free_ports
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit, Discard, Dispatch
+from fedsync.core.events import SiloLost, UpdateArrived, WorkFailed
+from fedsync.flower.run_folder import Phase, phase
+from fedsync.identity.certificates import make_authority, make_server_certificate
+from fedsync.identity.node_keys import make_node_key
+from fedsync.ops.runs import stop_run, submit_run
+from fedsync.trainer.liveness import probe
+from fedsync.trainer.protocol import IDENTITY, STATE_FOLDER
+from tests.e2e.deployed import SMALL, fedsync, wait_for
+
+SILOS = ("berlin", "paris")
+LONG = [SMALL, "local={steps: 2000, batch_size: 32, threads: 1}", "stop.rounds=100000", "min_silos=2"]
+"""Orders of a second or more, each long enough to be hit in the middle."""
+
+JOINED = "Receiving: query message"
+"""What a SuperNode logs of a join."""
+
+
+@dataclass
+class Deployment:
+    """A run of two silos, and its files."""
+
+    folder: Path
+    out: Path
+
+    def events(self, *kinds: type) -> list[Any]:
+        entries = replay(self.out / "journal.jsonl") if (self.out / "journal.jsonl").exists() else ()
+        return [each for entry in entries for each in (*entry.events, *entry.actions) if isinstance(each, kinds)]
+
+    def rounds(self) -> int:
+        """Commits of both silos' work."""
+        return sum(len(each.weights) == len(SILOS) for each in self.events(Commit))
+
+    def in_work(self, silo: str) -> set[str]:
+        """Orders that a silo has."""
+        arrived = {each.meta.update_id for each in self.events(UpdateArrived)}
+        return {each.order.update_id for each in self.events(Dispatch) if each.silo == silo} - arrived
+
+    def process(self, who: str, role: str) -> int | None:
+        """Process that a supervisor keeps running; None while it waits for its restart."""
+        told = json.loads((self.folder / who / "health.json").read_text())["processes"][role]["pid"]
+        return None if told is None else int(told)
+
+    def trainers(self) -> dict[str, int]:
+        """Processes of trainers, by silo."""
+        found = {}
+        for silo in SILOS:
+            (told,) = json.loads((self.folder / silo / "health.json").read_text())["trainers"].values()
+            found[silo] = int(told["pid"])
+        return found
+
+    def kill_at_work(self, who: str, role: str) -> str:
+        """Kill a process while berlin is in an order; returns the order."""
+        before = self.in_work("berlin")
+        wait_for(lambda: len(self.in_work("berlin") - before) == 1, "no order came")
+        (order,) = self.in_work("berlin") - before
+        (identity,) = (self.folder / "berlin" / STATE_FOLDER).glob(f"*/{IDENTITY}")
+        wait_for(lambda: (seen := probe(identity.parent)) is not None and seen.state == "working", "it does not work")
+        process = self.process(who, role)
+        assert process is not None
+        psutil.Process(process).kill()
+        assert order in self.in_work("berlin"), "too late: it had ended"
+        return order
+
+    def joins(self) -> dict[str, int]:
+        """How often silos were let in."""
+        return {silo: (self.folder / silo / "logs" / "supernode.log").read_text().count(JOINED) for silo in SILOS}
+
+    def none_was_lost(self) -> None:
+        """Every order so far has been carried out, once, but for those that are in work."""
+        assert self.events(SiloLost, WorkFailed, Discard) == []
+        arrived = Counter(each.meta.update_id for each in self.events(UpdateArrived))
+        committed = Counter(update for each in self.events(Commit) for update in each.weights)
+        assert set(arrived.values()) == set(committed.values()) == {1}, "once"
+        numbers = sorted(int(each.partition("/")[2]) for each in arrived if each.startswith("berlin/"))
+        assert numbers == list(range(1, len(numbers) + 1)), "none in between was given up"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("h")
+    make_server_certificate(make_authority(folder / "certs"), ["localhost"], folder / "certs")
+    (port,) = free_ports(1)
+    keys = {name: make_node_key(name, folder / "nodes") for name in SILOS}
+    known = ", ".join(f"{name}: {key.public}" for name, key in keys.items())
+    (folder / "server.yaml").write_text(
+        f"{{host: 127.0.0.1, port: {port}, certificates: certs, state: server, silos: {{{known}}}}}"
+    )
+    for index, (name, key) in enumerate(keys.items()):
+        (folder / f"{name}.yaml").write_text(
+            f"{{name: {name}, server: 'localhost:{port}', authority: certs/ca.crt, node_key: {key.private}, "
+            f"state: {name}, index: {index}}}"
+        )
+    started = [fedsync("server", "start", "--server", "server.yaml", cwd=folder)]
+    started += [fedsync("silo", "start", "--silo", f"{name}.yaml", cwd=folder) for name in SILOS]
+    family: list[psutil.Process] = []
+    try:
+        wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
+        config = ServerStartConfig.load(folder / "server.yaml")
+        out = submit_run(config, StrategyConfig.load("fedavg", LONG), folder / "out")
+        made = Deployment(folder, out)
+        wait_for(lambda: made.rounds() >= 1, "the run did not begin", 300.0)
+        yield made
+        stop_run(out)
+        wait_for(lambda: phase(out) is Phase.OVER, "the run did not end")
+        family = [child for each in started for child in psutil.Process(each.pid).children(recursive=True)]
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=60) for process in started] == [0] * len(started)
+    finally:
+        end_processes(started)
+    assert len(family) >= 8 and not psutil.wait_procs(family, timeout=10)[1], "nothing is left"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("role", ["agent", "supernode", "room"])
+def test_what_brings_a_silo_its_orders_is_killed_in_the_middle_of_one(role: str, run: Deployment) -> None:
+    """The trainer works on, and what it has done is told, by the process that was there or by the one that comes."""
+    rounds, trainers, joins = run.rounds(), run.trainers(), run.joins()
+    killed = run.process("berlin", role)
+    order = run.kill_at_work("berlin", role)
+    wait_for(lambda: order not in run.in_work("berlin"), "the order has no answer")
+    wait_for(lambda: run.rounds() >= rounds + 3, "the run does not go on")
+    wait_for(lambda: run.process("berlin", role) not in {None, killed}, "its supervisor did not start it again")
+    run.none_was_lost()
+    assert run.trainers() == trainers, "of which nobody hears"
+    assert run.joins() == joins, "nobody had to be let in again"
+
+
+@pytest.mark.full
+def test_a_superlink_that_is_killed_interrupts_no_order(run: Deployment) -> None:
+    rounds, trainers, killed = run.rounds(), run.trainers(), run.process("server", "superlink")
+    order = run.kill_at_work("server", "superlink")
+    wait_for(lambda: order not in run.in_work("berlin"), "the order has no answer")
+    wait_for(lambda: run.rounds() >= rounds + 3, "the run does not go on")
+    wait_for(lambda: run.process("server", "superlink") not in {None, killed}, "it was not started again")
+    run.none_was_lost()
+    assert run.trainers() == trainers
+    assert phase(run.out) is Phase.AT_WORK

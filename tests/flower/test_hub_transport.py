@@ -1,0 +1,241 @@
+"""The hub as a transport: one join a node, who is here, what counts as the answer of who does not join, large bytes."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from fedsync.core.errors import ConfigError
+from fedsync.flower import messages
+from fedsync.flower.grid_transport import GridTransport
+from fedsync.flower.hub_place import HUB, HubPlace
+from fedsync.flower.hub_transport import FOLDER, HubTransport, way_to_silos
+from fedsync.silo.joins import JOINED
+from fedsync.transport.join import Join, new_secret
+from fedsync.transport.line import HubLine
+from fedsync.transport.questions import BESIDE_BYTES, SiloQuestion
+from tests.flower.grid import DirectGrid, run_identity
+from tests.transport.hubs import Served, served
+
+
+class Silos:
+    """A grid whose nodes join, or answer a join with something else."""
+
+    def __init__(self, nodes: dict[int, str]) -> None:
+        self.nodes = nodes
+        self.says: dict[int, Callable[[Message], Message | None]] = {}
+        self.joins: list[tuple[int, Join]] = []
+        self.lines: dict[int, HubLine] = {}
+        self._replies: dict[str, Message] = {}
+        self.away = False
+
+    def get_nodes(self) -> list[Any]:
+        if self.away:
+            raise ConnectionError("the SuperLink is away")
+        return [SimpleNamespace(node_id=node, name=name, last_activated_at="1") for node, name in self.nodes.items()]
+
+    def push_messages(self, sent: Iterable[Message]) -> Iterator[str]:
+        for message in sent:
+            node, identifier = message.metadata.dst_node_id, f"message {len(self.joins)}"
+            message.metadata.__dict__["_message_id"] = identifier
+            text = messages.read_join(message)
+            assert text is not None, "nothing but joins goes over Flower"
+            self.joins.append((node, Join.parse(text)))
+            reply = self.says.get(node, self.joined)(message)
+            if reply is not None:
+                self._replies[identifier] = reply
+            yield identifier
+
+    def joined(self, message: Message) -> Message:
+        node, join = self.joins[-1]
+        self.lines[node] = HubLine(join, new_secret())
+        self.lines[node].join()
+        return messages.answer(message, JOINED)
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(name) for name in names if name in self._replies]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with run_identity():
+        yield
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path) as found:
+        yield found
+
+
+def transport(up: Served, silos: Silos, struck: Callable[[], set[str]] = set) -> HubTransport:
+    made = HubTransport(silos, up.hub, Path("/nowhere"), [up.address], up.authority, struck)  # type: ignore[arg-type]
+    made._invite()
+    return made
+
+
+def test_each_node_gets_one_join_and_is_here_by_its_name(up: Served) -> None:
+    silos = Silos({11: "berlin", 12: ""})
+    made = transport(up, silos)
+    for _ in range(3):
+        made._invite()
+    assert sorted(node for node, _ in silos.joins) == [11, 12]
+    assert len({join.secret for _, join in silos.joins}) == 2
+    assert [(peer.node_id, peer.name) for peer in made.peers()] == [(11, "berlin"), (12, "")]
+
+
+def test_a_node_that_goes_offline_stays_while_its_session_does(up: Served) -> None:
+    silos = Silos({11: "berlin"})
+    made = transport(up, silos)
+    before = made.peers()
+    silos.nodes = {}
+    made._invite()
+    assert made.peers() == before, "the end of a SuperNode ends no session"
+
+
+def test_while_the_superlink_is_away_silos_go_on(up: Served) -> None:
+    silos = Silos({11: "berlin"})
+    made = transport(up, silos)
+    silos.away = True
+    thread = threading.Thread(target=made.invite, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive() and len(made.peers()) == 1
+    made._over.set()
+    thread.join(5)
+
+
+@pytest.mark.parametrize("says", ["an error", "a refusal", "nonsense"])
+def test_a_node_that_does_not_join_answers_so_to_every_question(up: Served, says: str) -> None:
+    def answer(message: Message) -> Message:
+        match says:
+            case "an error":
+                return Message(Error(2, "No query function registered"), reply_to=message)
+            case "a refusal":
+                return messages.answer(message, '{"type":"Refused"}')
+        reply = messages.answer(message, "")
+        del reply.content.config_records["fedsync"]["text"]
+        return reply
+
+    silos = Silos({11: "berlin"})
+    silos.says[11] = answer
+    made = transport(up, silos)
+    made._invite()  # hears of it
+    for _ in range(200):
+        if made.peers():
+            break
+        time.sleep(0.02)
+    (peer,) = made.peers()
+    (name,) = made.send([(11, SiloQuestion("describe"))])
+    (told,) = made.receive()
+    assert (peer.node_id, told.name) == (11, name)
+    assert (told.problem != "", told.code) == {"an error": (True, 2), "a refusal": (False, None)}.get(
+        says, (True, None)
+    )
+    silos.says.clear()
+    made._invited["11 berlin"].again_s = 0.0
+    made._invite()
+    (again,) = made.peers()
+    assert again.since != peer.since, "it counts as another one"
+
+
+def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
+    silos, struck = Silos({11: "berlin", 12: "paris"}), set[str]()
+    made = transport(up, silos, lambda: struck)
+    struck.add("berlin")
+    made._invite()
+    made._invite()
+    assert [peer.name for peer in made.peers()] == ["paris"] and len(silos.joins) == 2
+    assert made.send([(11, SiloQuestion("describe"))]) == [None]
+
+
+def test_a_question_is_answered_once_and_cannot_be_lost(up: Served) -> None:
+    silos = Silos({11: "berlin"})
+    made = transport(up, silos)
+    (name,) = made.send([(11, SiloQuestion("describe", spec="{}"))])
+    assert name is not None and made.waiting([name, "other"]) == {name}
+    question = silos.lines[11].asked(0)
+    assert question is not None and (question.text, question.spec) == ("describe", "{}")
+    for _ in range(2):
+        silos.lines[11].answer(question, "hello")
+    made.wait(5.0)
+    assert [each.text for each in made.receive()] == ["hello"] and made.receive() == []
+    assert made.waiting([name]) == set()
+
+
+def test_what_nobody_waits_for_is_forgotten(up: Served) -> None:
+    silos = Silos({11: "berlin"})
+    made = transport(up, silos)
+    first, second = made.send([(11, SiloQuestion("one")), (11, SiloQuestion("two"))])
+    assert second is not None
+    made.keep([second])
+    question = silos.lines[11].asked(0)
+    assert question is not None and question.text == "two"
+    assert made.waiting([str(first), second]) == {second}
+
+
+def test_a_model_lies_at_the_hub_once_for_all_and_goes(up: Served, tmp_path: Path) -> None:
+    silos = Silos({11: "berlin", 12: "paris"})
+    made = transport(up, silos)
+    model = np.ones(2 * BESIDE_BYTES, np.uint8)
+    names = made.send([(node, SiloQuestion("train", model)) for node in (11, 12)])
+    blobs = tmp_path / "hub" / "blobs"
+    assert len(list(blobs.iterdir())) == 1
+    made.keep([name for name in names if name])
+    assert len(list(blobs.iterdir())) == 1
+    made.send([(11, SiloQuestion("train", np.zeros(2**25, np.uint8)))])
+    made.keep([])
+    assert len(list(blobs.iterdir())) == 1, "the newest stays: the next silo gets the same"
+    made.send([(11, SiloQuestion("small", np.zeros(10, np.uint8)))])
+    assert len(list(blobs.iterdir())) == 1
+
+
+def test_a_server_without_a_place_for_a_hub_asks_in_flowers_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HUB, raising=False)
+    with way_to_silos(DirectGrid(1), tmp_path) as silos:
+        assert isinstance(silos, GridTransport)
+    assert not (tmp_path / FOLDER).exists()
+
+
+def test_a_hub_comes_back_at_its_port_and_leaves_nothing_when_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HubPlace().save(tmp_path / "hub.json")
+    monkeypatch.setenv(HUB, str(tmp_path / "hub.json"))
+    run, grid = tmp_path / "run", DirectGrid(0)
+    first = HubTransport.begin(grid, HubPlace.load(tmp_path / "hub.json"), run / FOLDER)
+    port = (run / FOLDER / "port").read_text()
+    first._over.set()
+    first._hub.close(over=False)  # killed, as far as silos can tell
+    with way_to_silos(grid, run):
+        assert (run / FOLDER / "port").read_text() == port
+    assert not (run / FOLDER).exists()
+
+
+def test_ports_that_are_taken_are_passed_over(tmp_path: Path) -> None:
+    first = HubTransport.begin(DirectGrid(0), HubPlace(), tmp_path / "a")
+    taken = int((tmp_path / "a" / "port").read_text())
+    try:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            HubTransport.begin(DirectGrid(0), HubPlace(ports=(taken,)), tmp_path / "b")
+        second = HubTransport.begin(DirectGrid(0), HubPlace(ports=(taken, 0)), tmp_path / "c")
+        assert int((tmp_path / "c" / "port").read_text()) != taken
+        second.close()
+    finally:
+        first.close()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"ports": 1}', json.dumps({"ports": [1], "other": 1})])
+def test_a_place_that_is_none_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "hub.json").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        HubPlace.load(tmp_path / "hub.json")

@@ -1,0 +1,238 @@
+"""The agent against a real hub: questions, large bytes, restarts of both sides, other hubs, the end of a run."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from fedsync.common.fence import ALLOWED
+from fedsync.core.transfer import Payload
+from fedsync.silo import agent, answers
+from fedsync.silo.agent import AgentSession
+from fedsync.silo.joins import JoinedRun
+from fedsync.transport.join import Join
+from fedsync.transport.line import HubLine, ReceivedQuestion
+from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion
+from tests.transport.hubs import Served, served
+
+Trainer = Callable[[str, Payload | None], tuple[str, Payload | None]]
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Served]:
+    with served(tmp_path / "server") as found:
+        yield found
+
+
+@pytest.fixture
+def trainer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Trainer], None]:
+    """Puts a function in the place of the trainer."""
+    monkeypatch.setenv("FEDSYNC_STATE", str(tmp_path / "state"))
+    (tmp_path / "state").mkdir(mode=0o700)
+    monkeypatch.setattr(agent, "_PAUSES", agent.Backoff(0.05, 0.2))
+
+    def put(found: Trainer) -> None:
+        monkeypatch.setattr(answers, "connect", lambda identity: found)
+
+    put(lambda text, payload: (f"echo {text}", payload))
+    return put
+
+
+def begun(join: Join, file: Path, node: dict[str, str] | None = None) -> AgentSession:
+    """A session that serves, by a join that was handed over."""
+    session = AgentSession(file)
+    session.invite(JoinedRun(join.dump(), node or {}, {}, "1 2"))
+    threading.Thread(target=session.serve, daemon=True).start()
+    return session
+
+
+def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    end_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def sent(up: Served, text: str, payload: object = None, most: int = BESIDE_BYTES) -> str:
+    until(lambda: "a" in up.hub.peers())
+    name = up.hub.send("a", SiloQuestion(text, payload, most, spec="{}"))  # type: ignore[arg-type]
+    assert name is not None
+    return name
+
+
+def answered(up: Served, count: int = 1) -> dict[str, SiloAnswer]:
+    found = dict[str, SiloAnswer]()
+    until(lambda: len(found) >= count or found.update({each.name: each for each in up.hub.receive(0.1)}))
+    return found
+
+
+def test_questions_are_answered_side_by_side(up: Served, trainer: Callable[[Trainer], None], tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def slow(text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+        return (f"slow {go_on.wait(20)}", payload) if text == "train" else ("here", None)
+
+    trainer(slow)
+    begun(up.invited("a"), tmp_path / "s.session")
+    first, second = sent(up, "train"), sent(up, "halt")
+    assert answered(up)[second].text == "here", "an order in work holds up no other question"
+    go_on.set()
+    assert answered(up)[first].text == "slow True"
+
+
+def test_models_and_updates_go_as_files(up: Served, trainer: object, tmp_path: Path) -> None:
+    model = np.random.default_rng(1).integers(0, 255, 3_000_000, np.uint8)
+    begun(up.invited("a"), tmp_path / "s.session")
+    for round_ in range(2):
+        other = model ^ np.uint8(round_)
+        name = sent(up, "train", up.hub.publish(other), most=model.nbytes)
+        came = answered(up)[name]
+        assert came.payload is not None and bytes(came.payload) == bytes(other)
+    kept = list((tmp_path / "state").glob(f"*/*{agent.WHOLE}"))
+    assert len(kept) == 1, "a model goes when the next one comes"
+
+
+def test_what_is_wrong_at_the_silo_is_a_word(
+    up: Served, trainer: Callable[[Trainer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+        raise OSError("/home/berlin/patients.csv")
+
+    trainer(fails)
+    monkeypatch.setenv(ALLOWED, '{"hub_hosts": ["127.0.0.1"]}')
+    begun(up.invited("a"), tmp_path / "s.session")
+    (answer,) = answered_after(up).values()
+    text = answer.text
+    assert "patients" not in text and "Refused" in text
+
+
+def answered_after(up: Served) -> dict[str, SiloAnswer]:
+    sent(up, "train")
+    return answered(up)
+
+
+def test_an_agent_that_was_killed_goes_on_and_answers_what_it_had_not(
+    up: Served, trainer: Callable[[Trainer], None], tmp_path: Path
+) -> None:
+    file, never = tmp_path / "s.session", threading.Event()
+    trainer(lambda text, payload: (str(never.wait(60)), None))
+    dead = begun(up.invited("a"), file)
+    before = up.hub.peers()
+    first = sent(up, "train")
+    until(lambda: dead._room._value < agent.MOST_AT_WORK - 1)
+    trainer(lambda text, payload: ("done", None))
+    threading.Thread(target=AgentSession(file).serve, daemon=True).start()
+    assert answered(up)[first].text == "done"
+    assert before in ({}, up.hub.peers()), "the session is the same"
+
+
+def test_a_line_that_breaks_has_no_order_done_twice(
+    up: Served, trainer: Callable[[Trainer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, asked, begun_at = threading.Event(), HubLine.asked, list[str]()
+
+    def slow(text: str, payload: Payload | None) -> tuple[str, Payload | None]:
+        begun_at.append(text)
+        return str(go_on.wait(20)), None
+
+    def breaks(line: HubLine, after: int) -> ReceivedQuestion | None:
+        if after and len(broken) < 3:
+            broken.append(after)
+            raise httpx.ReadError("cut")
+        return asked(line, after)
+
+    broken: list[int] = []
+    trainer(slow)
+    monkeypatch.setattr(HubLine, "asked", breaks)
+    begun(up.invited("a"), tmp_path / "s.session")
+    name = sent(up, "train")
+    until(lambda: len(broken) == 3)
+    other = sent(up, "halt")
+    until(lambda: "halt" in begun_at)
+    go_on.set()
+    assert answered(up, 2).keys() == {name, other} and begun_at == ["train", "halt"]
+
+
+def test_a_hub_that_comes_back_has_its_silos_and_goes_on(trainer: object, tmp_path: Path) -> None:
+    with served(tmp_path / "server") as first:
+        session = begun(first.invited("a"), tmp_path / "s.session")
+        answered_after(first)
+        port, sessions = first.port, first.hub.peers()
+        first.hub.close(over=False)
+    with served(tmp_path / "server", port) as second:
+        answered_after(second)
+        assert second.hub.peers() == sessions
+    assert session is not None
+
+
+def test_a_join_to_another_hub_takes_the_place_of_one_that_is_gone(trainer: object, tmp_path: Path) -> None:
+    with served(tmp_path / "one") as first:
+        session = begun(first.invited("a"), tmp_path / "s.session")
+        answered_after(first)
+        first.hub.close(over=False)
+    with served(tmp_path / "two") as second:
+        session.invite(JoinedRun(second.invited("a").dump(), {}, {}, "1 2"))
+        answered_after(second)
+
+
+def test_a_second_join_of_the_same_hub_loses_no_question(
+    up: Served, trainer: Callable[[Trainer], None], tmp_path: Path
+) -> None:
+    go_on = threading.Event()
+    trainer(lambda text, payload: (str(go_on.wait(20)), None))
+    session = begun(up.invited("a"), tmp_path / "s.session")
+    name, before = sent(up, "train"), up.hub.peers()
+    session.invite(JoinedRun(up.invited("a").dump(), {}, {}, "1 2"))
+    sent(up, "collect")  # has the agent look
+    go_on.set()
+    assert name in answered(up, 2) and up.hub.peers() == before
+
+
+def test_a_session_that_the_hub_has_lost_begins_anew_by_the_next_join(
+    up: Served, trainer: object, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.session"
+    session = begun(up.invited("a"), file)
+    answered_after(up)
+    up.hub.strike_off("a")
+    until(lambda: not file.exists())
+    session.invite(JoinedRun(up.invited("a").dump(), {}, {}, "1 2"))
+    answered_after(up)
+
+
+def test_the_end_of_a_run_ends_its_session(trainer: object, tmp_path: Path) -> None:
+    file = tmp_path / "s.session"
+    with served(tmp_path / "server") as up:
+        begun(up.invited("a"), file)
+        answered_after(up)
+        assert oct(file.stat().st_mode)[-3:] == "600"
+        up.hub.close()
+    until(lambda: not file.exists())
+
+
+def test_a_hub_elsewhere_is_not_called(up: Served, trainer: object, tmp_path: Path) -> None:
+    file = tmp_path / "s.session"
+    begun(replace(up.invited("a"), addresses=("https://10.0.0.1/v1/fedsync",)), file)
+    until(lambda: not file.exists())
+    assert up.hub.peers() == {}
+
+
+def test_what_the_owner_says_of_the_node_counts(
+    up: Served, trainer: Callable[[Trainer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def asked(identity: answers.Identity) -> Trainer:
+        seen.append(identity.name)
+        return lambda text, payload: ("x", None)
+
+    monkeypatch.setattr(answers, "connect", asked)
+    monkeypatch.setenv("FEDSYNC_NODE", '{"silo-name": "berlin"}')
+    begun(up.invited("a"), tmp_path / "s.session", {"silo-name": "paris", "relay": "/tmp/x"})
+    answered_after(up)
+    assert seen == ["berlin"]

@@ -1,0 +1,110 @@
+"""How joins reach an agent, and what of them is believed."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedsync.common.fence import ALLOWED
+from fedsync.common.locks import held
+from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.silo import joins
+from fedsync.silo.joins import JOIN, JoinedRun, drop, dropped, hand_over, name_of, stop_agent, trusted
+from fedsync.transport.join import Join, new_secret
+
+JOINED = Join(("https://fed.example:9093/v1/fedsync",), new_secret(), "PEM", "run", "12 berlin")
+
+
+def joined(join: Join = JOINED) -> JoinedRun:
+    return JoinedRun(join.dump(), {"partition-id": 1}, {"rate": 0.5}, "1 2", "/app")
+
+
+def test_a_join_goes_through_the_inbox_once(tmp_path: Path) -> None:
+    drop(tmp_path, joined())
+    assert dropped(tmp_path) == {name_of(JOINED): joined()}
+    assert dropped(tmp_path) == {} and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "what", ["no JSON", "another name", "too long", "a link", "a folder", "no join", "other fields"]
+)
+def test_what_is_no_join_goes(what: str, tmp_path: Path) -> None:
+    inbox, file = tmp_path / "inbox", tmp_path / "inbox" / f"{name_of(JOINED)}{JOIN}"
+    inbox.mkdir()
+    outside = tmp_path / "outside"
+    joined().save(outside)
+    match what:
+        case "no JSON":
+            file.write_bytes(b"\xff\x00")
+        case "another name":
+            joined(replace(JOINED, run="other")).save(file)
+        case "too long":
+            file.write_text(" " * joins.MOST_BYTES + json.dumps({}))
+        case "a link":
+            file.symlink_to(outside)
+        case "a folder":
+            file.mkdir()
+        case "no join":
+            replace(joined(), join="{}").save(file)
+        case "other fields":
+            file.write_text(json.dumps({"secret": "x"}))
+    assert dropped(inbox) == {}
+    old = time.time() - 60
+    os.utime(file, (old, old), follow_symlinks=False) if file.is_symlink() or file.exists() else None
+    dropped(inbox)
+    assert what == "a folder" or not list(inbox.iterdir())
+    assert outside.exists()
+
+
+def test_a_flood_of_joins_is_cut(tmp_path: Path) -> None:
+    for number in range(3 * joins.MOST_JOINS):
+        drop(tmp_path, joined(replace(JOINED, run=f"run {number}")))
+    assert len(dropped(tmp_path)) == joins.MOST_JOINS
+    dropped(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_owner_says_where_hubs_may_be_and_whom_they_have_to_prove(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.crt").write_text("OWNER'S")
+    owner = {"hub_hosts": ["fed.example"], "authority": str(tmp_path / "ca.crt")}
+    monkeypatch.setenv(ALLOWED, json.dumps(owner))
+    assert trusted(JOINED, {"hub-hosts": "evil.example"}).authority == "OWNER'S"
+    for address in ("https://evil.example/", "https://localhost:1/", "https://10.0.0.1/"):
+        with pytest.raises(ConfigError, match="which this silo's owner has not"):
+            trusted(replace(JOINED, addresses=(address,)), {"hub-hosts": "evil.example"})
+
+
+def test_without_an_owner_the_hub_is_here_or_where_the_node_says() -> None:
+    here = replace(JOINED, addresses=("https://localhost:1/v1/fedsync",))
+    assert trusted(here, {}) == here and trusted(JOINED, {"hub-hosts": "a.example,fed.example"}) == JOINED
+    with pytest.raises(ConfigError, match="hub_hosts"):
+        trusted(JOINED, {})
+
+
+def test_an_agent_is_started_once_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    nobody = replace(JOINED, addresses=("https://localhost:1/v1/fedsync",))
+    for run in ("a", "b"):
+        hand_over(tmp_path, joined(replace(nobody, run=run)))
+    folder = tmp_path / joins.FOLDER
+    assert held(folder / joins.LOCK)
+    assert len([pid for pid in Path("/proc").glob("[0-9]*") if str(folder).encode() in _command(pid)]) == 1
+    stop_agent(tmp_path)
+    assert not held(folder / joins.LOCK)
+    stop_agent(tmp_path)  # there is none
+
+
+def _command(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_join_that_is_none_is_nobody_s(tmp_path: Path) -> None:
+    with pytest.raises(ProtocolError, match="join"):
+        drop(tmp_path, replace(joined(), join='{"secret": 1}'))
