@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fedsync import replay
@@ -24,9 +23,6 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.relay import RELAY_RUN
 from fedsync.ops.runs import RUNS, stop_run, submit_run
-from fedsync.silo.joins import FOLDER as AGENT_FOLDER
-from fedsync.silo.joins import MODULE as AGENT
-from fedsync.trainer.protocol import STATE_FOLDER
 from tests.e2e.deployed import fedsync, wait_for
 
 DIGITS = "task={kind: digits}"
@@ -90,10 +86,6 @@ class Federation:
         """Kill a relay's app, the agent that brings it the server's questions, its uplink or its SuperLink."""
         if what == "app":
             process = int((self.folder / relay / RUNS / RELAY_RUN / PID_FILE).read_text())
-        elif what == "agent":
-            mine = {AGENT, str(self.folder / relay / STATE_FOLDER / AGENT_FOLDER)}
-            running = psutil.process_iter(["cmdline"])
-            (process,) = [each.pid for each in running if mine <= set(each.info["cmdline"] or ())]
         else:
             process = json.loads((self.folder / relay / "health.json").read_text())["processes"][what]["pid"]
         os.kill(process, signal.SIGKILL)
