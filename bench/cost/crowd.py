@@ -122,7 +122,7 @@ class Server:
             )
 
     def samples(self, commits: int, look: Callable[[Sample], object]) -> list[Sample]:
-        """How it is, look by look, until it has come so far."""
+        """Looks at it, one after the other, until it has come so far."""
         found, began_s = [self._sample()], time.monotonic()
         while found[-1].commits < commits:
             late = not self._commits and time.monotonic() > began_s + START_S

@@ -14,7 +14,8 @@ from fedsync.cipher.keys.keywrap import read_server_file
 from fedsync.core.transfer import Payload
 from fedsync.trainer.protocol import Request, write_request
 from fedsync.trainer.regions import RegionAsk, RelayedNode
-from fedsync.trainer.relay import Came, RelayService
+from fedsync.trainer.relay import RelayService
+from fedsync.transport.questions import SiloAnswer
 
 HELD = 4
 """Messages of a relay that it holds or works on at the same time."""
@@ -25,7 +26,7 @@ class SilosHere:
 
     def __init__(self, silos: Sequence[Silo]) -> None:
         self._silos = silos
-        self._came: list[Came] = []
+        self._came: list[SiloAnswer] = []
         self._serial = 0
 
     def nodes(self) -> Sequence[RelayedNode]:
@@ -33,12 +34,12 @@ class SilosHere:
 
     def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
         self._serial += 1
-        self._came.append(Came(str(self._serial), *self._silos[node].answer(spec, write_request(asked), payload)))
+        self._came.append(SiloAnswer(str(self._serial), *self._silos[node].answer(spec, write_request(asked), payload)))
         return str(self._serial)
 
     def forget(self, waited: Collection[str]) -> None: ...
 
-    def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
+    def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
         came, self._came = self._came, []
         return came
 

@@ -23,7 +23,7 @@ from tests.flower.grid import run_identity
 
 
 def joins(folder: Path) -> Path:
-    """Where joins are, one a node, by its name."""
+    """Joins, one a node, by its name."""
     return folder / "joins"
 
 

@@ -46,7 +46,7 @@ LONG_S = 40.0
 EDGE_S = 8.0
 SERVER_WORDS = ("launch superlink", "flwr-serverapp")
 SILO_WORDS = ("launch supernode", "fedsync.silo.agent", "fedsync.trainer.server", "fedsync.common.nursery")
-"""What stands in the command lines of processes of the server, and of silos."""
+"""Words in the command lines of processes of the server, and of silos."""
 
 
 class Federation:

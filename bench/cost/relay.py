@@ -22,7 +22,7 @@ from fedsync.config.strategy import StrategyConfig
 
 
 def measured(options: argparse.Namespace, folder: Path, *, sealed: bool, region: int) -> list[Sample]:
-    """How the server was, look by look; ``region`` 0 is without relays."""
+    """Looks at the server, one after the other; ``region`` 0 is without relays."""
     names = [f"silo-{index}" for index in range(options.silos)]
     parts = range(0, len(names), region) if region else ()
     regions = {f"relay-{first // region}": names[first : first + region] for first in parts}

@@ -1,4 +1,4 @@
-"""How long an empty order takes from the server to a resident silo and back, over the hub and in Flower's messages.
+"""The time of an empty order from the server to a resident silo and back, over the hub and in Flower's messages.
 
 Both are the `local` runtime: a SuperLink, one SuperNode a silo, TLS and node authentication. Flower's own way starts a
 process for every message and looks for messages every 3 s; over the hub an agent has its next order at once.

@@ -1,4 +1,4 @@
-"""What a silo with a slow line costs the others, over the hub and in Flower's own messages.
+"""The cost of one silo's slow line to the others, over the hub and in Flower's own messages.
 
 A real federation, with TLS, node authentication and encryption, trains a model of a million parameters without a
 barrier: ASP. What the first silo sends goes through a line of so many bytes a second. Flower announces an answer before

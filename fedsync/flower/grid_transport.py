@@ -62,12 +62,16 @@ class GridTransport:
 
     def _read(self, reply: Message) -> SiloAnswer:
         name = reply.metadata.reply_to_message_id
-        question = self._sent.pop(name)
-        if reply.has_error():
-            code, reason = reply.error.code, messages.shortened(reply.error.reason)
-            return SiloAnswer(name, problem=f"error {code}: {reason}", code=code)
-        try:
-            text, payload = messages.read_answer(reply, "", question.most)
-        except ProtocolError as error:
-            return SiloAnswer(name, problem=error.detail, check=error.check)
-        return SiloAnswer(name, text, payload, relay=messages.is_relay(reply))
+        return answer_in(reply, name, self._sent.pop(name).most)
+
+
+def answer_in(reply: Message, name: str, most: int) -> SiloAnswer:
+    """What a Flower message answers to the question ``name``, beside which so many bytes may be."""
+    if reply.has_error():
+        code, reason = reply.error.code, messages.shortened(reply.error.reason)
+        return SiloAnswer(name, problem=f"error {code}: {reason}", code=code)
+    try:
+        text, payload = messages.read_answer(reply, "", most)
+    except ProtocolError as error:
+        return SiloAnswer(name, problem=error.detail, check=error.check)
+    return SiloAnswer(name, text, payload, relay=messages.is_relay(reply))

@@ -23,16 +23,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.core.errors import ConfigError, PolicyError
 from fedsync.core.transfer import Payload
 from fedsync.flower import messages
-from fedsync.flower.grid_transport import GridTransport
+from fedsync.flower.grid_transport import GridTransport, answer_in
 from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.silo.joins import JOINED
 from fedsync.transport.hub.hub import Hub
@@ -125,7 +124,7 @@ class HubTransport:
         self._joins: dict[str, str] = {}
         self._hearing: set[str] = set()
         self._online: frozenset[str] = frozenset()
-        self._asked: dict[str, SiloQuestion] = {}
+        self._asked: set[str] = set()
         self._came: list[SiloAnswer] = []
         self._serial = 0
         self._published = _Published()
@@ -222,7 +221,8 @@ class HubTransport:
             for reply in self._grid.pull_messages([identifier]):
                 kept = self._invited.get(silo)
                 if self._joins.pop(identifier, None) is not None and kept is not None:
-                    kept.problem = _problem_of(reply)
+                    answer = answer_in(reply, "", 0)
+                    kept.problem = None if answer.text == JOINED else replace(answer, relay=False)
         except Exception as error:  # the SuperLink is away
             logger.debug("a reply is not to be had: %s", error)
         finally:
@@ -231,6 +231,8 @@ class HubTransport:
     # What is asked and answered.
 
     def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
+        if not questions:
+            return []  # the driver sends at each turn what there is
         here = {_node(silo)[0]: silo for silo in self._hub.peers()}
         failed = {_node(silo)[0]: each.problem for silo, each in dict(self._invited).items()}
         return [self._send(here.get(node), failed.get(node), question) for node, question in questions]
@@ -239,7 +241,7 @@ class HubTransport:
         if silo is None and problem is not None:
             self._serial += 1
             self._came.append(replace(problem, name=f"not joined/{self._serial}"))
-            self._asked[self._came[-1].name] = question
+            self._asked.add(self._came[-1].name)
             return self._came[-1].name
         if silo is None:
             return None
@@ -249,7 +251,7 @@ class HubTransport:
             logger.warning("%s", error)
             return None
         if name is not None:
-            self._asked[name] = question
+            self._asked.add(name)
         return name
 
     def _beside(self, payload: Payload | Blob | None) -> Payload | Blob | None:
@@ -262,7 +264,12 @@ class HubTransport:
 
     def receive(self) -> list[SiloAnswer]:
         came, self._came = [*self._came, *self._hub.receive()], []
-        return [each for each in came if self._asked.pop(each.name, None) is not None]
+        found = []
+        for each in came:
+            if each.name in self._asked:
+                self._asked.remove(each.name)
+                found.append(each)
+        return found
 
     def wait(self, seconds: float) -> None:
         if not self._came:
@@ -270,25 +277,13 @@ class HubTransport:
 
     def waiting(self, names: Collection[str]) -> set[str]:
         """All of them: a question stays at the hub until it is answered."""
-        return {name for name in names if name in self._asked}
+        return self._asked.intersection(names)
 
     def keep(self, names: Collection[str]) -> None:
-        for name in self._asked.keys() - set(names):
-            del self._asked[name]
+        for name in self._asked.difference(names):
+            self._asked.remove(name)
             self._hub.forget(name)
         self._hub.keep(self._published.trim() | self._hub.asked_blobs())
-
-
-def _problem_of(reply: Message) -> SiloAnswer | None:
-    """Why a node did not join; None where it did."""
-    if reply.has_error():
-        code, reason = reply.error.code, messages.shortened(reply.error.reason)
-        return SiloAnswer("", problem=f"error {code}: {reason}", code=code)
-    try:
-        text, _ = messages.read_answer(reply, "", 0)
-    except ProtocolError as error:
-        return SiloAnswer("", problem=error.detail, check=error.check)
-    return None if text == JOINED else SiloAnswer("", text)
 
 
 def _peer(node: int, name: str) -> str:

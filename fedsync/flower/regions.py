@@ -76,14 +76,6 @@ class Relayed(SiloAnswer):
 
 
 @dataclass(slots=True)
-class _Bundle:
-    """A message to a relay that has no answer; when it is given up, and the bytes that may come with its answer."""
-
-    until_s: float
-    most: int
-
-
-@dataclass(slots=True)
 class _Relay:
     """A relay.
 
@@ -92,7 +84,7 @@ class _Relay:
         since: when it was activated.
         here: its silos' nodes, by its numbers.
         numbers: the server's numbers of them.
-        bundles: under way, by message.
+        bundles: messages that have no answer, and when each is given up.
         waiting: of each question that has no answer the bytes that may come with it, and which update it asks for.
         room: bytes that the update of each silo took at most, by the relay's numbers.
         knows: it knows the layout.
@@ -103,7 +95,7 @@ class _Relay:
     since: str
     here: dict[int, RelayedNode] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
-    bundles: dict[str, _Bundle] = field(default_factory=dict)
+    bundles: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
     room: dict[int, int] = field(default_factory=dict)
     knows: bool = False
@@ -214,12 +206,12 @@ class Regions:
                 room[number] = max(room.get(number, 0), most)
         now_s = time.monotonic()
         for node, relay_ in self._relays.items():
-            relay_.bundles = {name: each for name, each in relay_.bundles.items() if now_s < each.until_s}
+            relay_.bundles = {name: until_s for name, until_s in relay_.bundles.items() if now_s < until_s}
             if node in asks or (not relay_.bundles and now_s >= relay_.quiet_s):
                 question_ = self._bundle(node, spec, asks.get(node, []), pieces.get(node, []))
                 for name in transport.send([(node, question_)]):
                     if name is not None:
-                        relay_.bundles[name] = _Bundle(now_s + question_.ttl_s, question_.most)
+                        relay_.bundles[name] = now_s + question_.ttl_s
         return named
 
     def _bundle(self, node: int, spec: str, asks: Sequence[RegionAsk], pieces: list[Payload]) -> SiloQuestion:

@@ -200,9 +200,9 @@ def _retire(
 
 def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> list[KnownNode]:
     """Those of the nodes whose registration is taken back now."""
-    calls = [["supernode", "unregister", node.node, connection] for node in nodes]
-    done, calls = [], [call for call, node in zip(calls, nodes, strict=True) if node.node]
-    for node, (code, _) in zip((node for node in nodes if node.node), _called(calls, home), strict=True):
+    done, numbered = [], [node for node in nodes if node.node]
+    calls = [["supernode", "unregister", node.node, connection] for node in numbered]
+    for node, (code, _) in zip(numbered, _called(calls, home), strict=True):
         if code == 0:
             node.revoked = True
             done.append(node)

@@ -11,9 +11,8 @@ from fedsync.core.transfer import Payload
 from fedsync.flower.outbox import kind_of
 from fedsync.trainer.protocol import Request
 from fedsync.trainer.regions import RegionAsk, RelayedNode
-from fedsync.trainer.relay import Came
 from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloQuestion
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 
 class RelayLine:
@@ -41,9 +40,9 @@ class RelayLine:
         with self._lock:
             return self._silos.send([(node, question)])[0]
 
-    def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
+    def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
         with self._lock:
-            return [Came(each.name, each.text, each.payload, each.problem) for each in self._silos.receive()]
+            return self._silos.receive()
 
     def wait(self, seconds: float) -> None:
         """Wait for answers, so long at most."""

@@ -33,7 +33,7 @@ class Timeouts:
 
     Args:
         poll_s: pause between two looks at an empty grid, at first.
-        longest_poll_s: to which the pause grows while nothing happens; a look costs a real SuperLink 10 ms.
+        longest_poll_s: to which the pause grows while nothing happens.
         look_s: between two looks at which nodes are there.
         ask_s: after which a message that has no answer is asked for again, since it may be lost; twice as long each
             time.
@@ -44,7 +44,7 @@ class Timeouts:
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
         return_timeout_s: for which a resumed run waits for the silos that it had, so that they begin together.
         spare_s: that predictors may train between two looks while silos are at work; 0 for never.
-        hold_s: for which a relay keeps a request that it has nothing to say to; as long as the gate holds a silo's.
+        hold_s: for which a relay keeps a request that it has nothing to say to; as long as the hub holds a silo's.
     """
 
     poll_s: float = 0.02

@@ -95,8 +95,7 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
     environment = {**owner_environment(config), **way, OWN_NODE: json.dumps(node_settings(config))}
     folder = private_folder(private_folder(Path(config.state) / STATE_FOLDER) / AGENT_FOLDER)
     if config.code == "shipped":
-        agent = Program("agent", [*INTERPRETER, AGENT, str(folder), "--stay"], environment)
-        return [agent, Program("supernode", command, environment, rejoins=not config.insecure)]
+        return [_agent(folder, environment), Program("supernode", command, environment, rejoins=not config.insecure)]
     supernode = Program("supernode", command, way, rejoins=not config.insecure)
     return confined(
         supernode,
@@ -148,10 +147,14 @@ def confined(
     room += ["--runtime-api-address", f"127.0.0.1:{port}", *executes]
     command = [*supernode.command, "--isolation", "process", "--host", "127.0.0.1", "--port", port, *executes]
     return [
-        Program("agent", [*INTERPRETER, AGENT, str(folder), "--stay"], environment),
+        _agent(folder, environment),
         replace(supernode, command=command),
         Program("room", room, {INBOX: str(inbox), ALLOWED: json.dumps({"hub_hosts": list(hosts)})}),
     ]
+
+
+def _agent(folder: Path, environment: Mapping[str, str]) -> Program:
+    return Program("agent", [*INTERPRETER, AGENT, str(folder), "--stay"], environment)
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:

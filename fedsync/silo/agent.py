@@ -20,7 +20,6 @@ runs.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -37,6 +36,7 @@ import httpx
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.files import private_folder
+from fedsync.common.locks import taken
 from fedsync.common.log_times import TimedFormatter
 from fedsync.common.processes import exit_with_owner
 from fedsync.core import foreign
@@ -323,13 +323,10 @@ def main(arguments: list[str]) -> None:
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s") if stay else TimedFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        Agent(folder, stay=stay).run()
-        os._exit(0)
+    with taken(folder / LOCK) as alone:
+        if alone:
+            Agent(folder, stay=stay).run()
+            os._exit(0)
 
 
 if __name__ == "__main__":

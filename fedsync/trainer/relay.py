@@ -51,6 +51,7 @@ from fedsync.trainer.regions import (
     read_region_request,
     write,
 )
+from fedsync.transport.questions import SiloAnswer
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
@@ -71,16 +72,6 @@ MOST_TEXT = 2**20
 """Characters of silos' answers in one reply, as JSON has them; the server takes no more than twice that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
-    """A silo's answer: to which message, its text and what came with it, or why there is none."""
-
-    answers: str
-    text: str = ""
-    payload: Payload | None = None
-    problem: str = ""
-
-
 class Downstream(Protocol):
     """The way to the silos of the region."""
 
@@ -93,7 +84,7 @@ class Downstream(Protocol):
     def forget(self, waited: Collection[str]) -> None:
         """Nobody waits for any but these any more. Never called while something is sent."""
 
-    def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
+    def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
         """Answers that have come; ``most`` are the bytes that may be beside each that is waited for."""
 
 
@@ -206,7 +197,7 @@ class RelayService:
                 self._changed.notify_all()
             for each in came:
                 for run in self._runs.values():
-                    if (waiting := run.waiting.pop(each.answers, None)) is not None:
+                    if (waiting := run.waiting.pop(each.name, None)) is not None:
                         self._take(run, waiting, each)
             self._expire()
             if came:
@@ -278,7 +269,7 @@ class RelayService:
 
     # What is answered.
 
-    def _take(self, run: _Run, waiting: _OnItsWay, came: Came) -> None:
+    def _take(self, run: _Run, waiting: _OnItsWay, came: SiloAnswer) -> None:
         """A silo has answered."""
         ask, took_s = waiting.ask, self._clock() - waiting.since_s
         if len(came.text) > waiting.most:

@@ -13,7 +13,8 @@ from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkReport
 from fedsync.trainer.protocol import MAX_TEXT, Collect, InProgress, write_reply, write_request
 from fedsync.trainer.regions import MAX_SILOS, RegionAsk, RegionReply
-from fedsync.trainer.relay import MOST_TEXT, Came, RelayService
+from fedsync.trainer.relay import MOST_TEXT, RelayService
+from fedsync.transport.questions import SiloAnswer
 from tests.trainer.test_relay import Silos, ask, request, train
 
 NORMALISED = RunSpec.of(
@@ -54,12 +55,12 @@ def test_a_report_that_cannot_be_is_in_no_sum_however_it_was_asked_for(
     relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
     if later:
-        silos.came = [Came("m1", write_reply(InProgress(1, 8))), Came("m2", write_reply(InProgress(1, 8)))]
+        silos.came = [SiloAnswer("m1", write_reply(InProgress(1, 8))), SiloAnswer("m2", write_reply(InProgress(1, 8)))]
         relay.turn()
         ask(relay, request(collect("a"), collect("b")))
     report = replace(WorkReport(0, 5, 40, 1.0, 1.0), **LIES[lie])
     values = np.array([1, 2], np.float32).view(np.uint8)
-    silos.came = [Came(f"m{len(silos.sent) - 1}", write_reply(report), values)]
+    silos.came = [SiloAnswer(f"m{len(silos.sent) - 1}", write_reply(report), values)]
     silos.answers(len(silos.sent), [3, 4])
     relay.turn()
     reply, pieces = ask(relay, request())
@@ -73,7 +74,7 @@ def test_reports_that_are_right_are_added_also_where_they_were_collected() -> No
     silos = Silos()
     relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
-    silos.came = [Came("m1", write_reply(InProgress(1, 8))), Came("m2", write_reply(InProgress(1, 8)))]
+    silos.came = [SiloAnswer("m1", write_reply(InProgress(1, 8))), SiloAnswer("m2", write_reply(InProgress(1, 8)))]
     relay.turn()
     ask(relay, request(collect("a"), collect("b")))
     silos.answers(3, [1, 2])
@@ -108,7 +109,7 @@ def test_words_without_end_are_a_problem_of_who_says_them() -> None:
     silos = Silos()
     relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
-    silos.came = [Came("m1", "x" * (MAX_TEXT + 1), np.zeros(8, np.uint8))]
+    silos.came = [SiloAnswer("m1", "x" * (MAX_TEXT + 1), np.zeros(8, np.uint8))]
     silos.answers(2, [3, 4])
     relay.turn()
     reply, _ = ask(relay, request())
@@ -126,7 +127,7 @@ def test_many_long_answers_come_one_reply_after_the_other_each_with_its_sum() ->
     report = WorkReport(0, 5, 40, 1.0, 1.0, overhead_s={'"' * 120 + f"{name}": 1.0 for name in range(64)})
     text = write_reply(report)
     assert len(text) <= MAX_TEXT
-    silos.came = [Came(f"m{number}", text, np.zeros(8, np.uint8)) for number in range(1, 61)]
+    silos.came = [SiloAnswer(f"m{number}", text, np.zeros(8, np.uint8)) for number in range(1, 61)]
     relay.turn()
     replies = list[RegionReply]()
     while len([answer for reply in replies for answer in reply.answers]) < 60:

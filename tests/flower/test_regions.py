@@ -26,7 +26,8 @@ from fedsync.flower.timeouts import Timeouts
 from fedsync.trainer.key_lookup import KEYS, emulated_rings
 from fedsync.trainer.protocol import Describe, InProgress, write_request
 from fedsync.trainer.regions import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
-from fedsync.trainer.relay import Came, RelayService
+from fedsync.trainer.relay import RelayService
+from fedsync.transport.questions import SiloAnswer
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, honest, said, saying, silos_in_this_process, trainers
 from tests.flower.relayed import RelayNode
@@ -240,7 +241,7 @@ def test_an_answer_to_what_was_asked_while_the_relay_looked_is_not_lost() -> Non
     class Asked(RelayLine):
         late = False
 
-        def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
+        def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
             if not self.late:
                 self.late = True
                 service.ask("{}", write(RegionRequest("s", (asked,))), None)

@@ -27,7 +27,8 @@ from fedsync.trainer.regions import (
     read_region_request,
     write,
 )
-from fedsync.trainer.relay import LINGER, Came, RelayService
+from fedsync.trainer.relay import LINGER, RelayService
+from fedsync.transport.questions import SiloAnswer
 
 SPEC = RunSpec.of(StrategyConfig.load("fedavg", ["task={kind: digits}"]), None, 3).dump()
 LAYOUT = Layout(("w",), ((2,),))
@@ -39,7 +40,7 @@ class Silos:
 
     here: list[RelayedNode] = field(default_factory=lambda: [RelayedNode(1, "a", "t"), RelayedNode(2, "b", "t")])
     sent: list[tuple[int, Request, Payload | None]] = field(default_factory=list)
-    came: list[Came] = field(default_factory=list)
+    came: list[SiloAnswer] = field(default_factory=list)
     now_s: float = 0.0
 
     def nodes(self) -> Sequence[RelayedNode]:
@@ -53,13 +54,13 @@ class Silos:
 
     def forget(self, waited: Collection[str]) -> None: ...
 
-    def arrived(self, most: Mapping[str, int]) -> Sequence[Came]:
-        came, self.came = [each for each in self.came if each.answers in most], []
+    def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
+        came, self.came = [each for each in self.came if each.name in most], []
         return came
 
     def answers(self, message: int, values: list[float], steps: int = 5, samples: int = 40) -> None:
         report = WorkReport(0, steps, samples, 1.0, 1.0)
-        self.came.append(Came(f"m{message}", write_reply(report), np.array(values, np.float32).view(np.uint8)))
+        self.came.append(SiloAnswer(f"m{message}", write_reply(report), np.array(values, np.float32).view(np.uint8)))
 
 
 def order(silo: str, number: int = 1) -> WorkOrder:
@@ -259,7 +260,7 @@ def test_a_silo_that_is_gone_or_silent_is_not_waited_for(relay: RelayService, si
 def test_words_and_problems_pass_as_they_are(relay: RelayService, silos: Silos) -> None:
     ask(relay, request(train("a"), train("b")))
     text = write_reply(InProgress(3, 24))
-    silos.came = [Came("m1", text), Came("m2", problem="error 8: it died")]
+    silos.came = [SiloAnswer("m1", text), SiloAnswer("m2", problem="error 8: it died")]
     relay.turn()
     reply, _ = ask(relay, request())
     assert [(each.text, each.problem) for each in reply.answers] == [(text, ""), ("", "error 8: it died")]

@@ -162,7 +162,7 @@ _CHANGES: Changes = {
         ),
         (
             "what-waits-at-the-hub-is-asked-for-again",
-            "return {name for name in names if name in self._asked}",
+            "return self._asked.intersection(names)",
             "return set()",
         ),
         ("a-hub-comes-back-elsewhere", "ports.insert(0, int(kept", "ports.append(int(kept"),

@@ -57,8 +57,8 @@ _CHANGES: Changes = {
     "flower/relay_line.py": (
         (
             "what-is-asked-meanwhile-is-forgotten",
-            "            return [Came(each.name",
-            "            self._silos.keep(most)\n            return [Came(each.name",
+            "            return self._silos.receive()",
+            "            self._silos.keep(most)\n            return self._silos.receive()",
         ),
     ),
     "silo/answers.py": (

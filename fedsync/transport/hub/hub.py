@@ -96,7 +96,8 @@ class Hub:
         if socket is not None:
             self._socket = socket
             socket.chmod(0o660)  # its folder says who else may enter
-        return 0 if socket is not None else int(self._server.servers[0].sockets[0].getsockname()[1])
+            return 0
+        return int(self._server.servers[0].sockets[0].getsockname()[1])
 
     def _serve(self, failure: list[BaseException]) -> None:
         assert self._server is not None
