@@ -11,14 +11,14 @@ import torch
 
 from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
 from fedsync.tasks.metrics.measurement import Measuring
-from fedsync.train.local import Outcome
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
+from fedsync.train.silo_trainer import Outcome
 from fedsync.train.weights import TaskModel
 from fedsync.trainer.protocol import (
     Answer,

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench.common import alternated, beside, figure, line, print_table, save, write_json
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
@@ -37,7 +38,7 @@ from fedsync.train.loop import Trainer
 from fedsync.train.measure import Measurement, measure
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision, PrecisionName
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 
 SLOT = SiloSlot("silo-0", 0, 1, 7)
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)

@@ -30,13 +30,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench.common import print_table, write_json
 from fedsync.client import Silo, SiloApp, Work
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.train.guest import GuestTrainer
 from fedsync.train.local import LocalTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 SIDE, CROP = 224, 192
 BATCH, STEPS = 32, 20

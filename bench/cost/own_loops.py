@@ -38,6 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 from bench.common import print_table, write_json
 from bench.cost.train_overhead import SLOT, LargerDigitsTask
 from fedsync.client import Silo, SiloApp, Work, steps
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
@@ -46,7 +47,6 @@ from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.local import LocalTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 BATCH, RATE = 32, 0.05
 SITE = Silo(0, "silo-0", 7, "cpu")

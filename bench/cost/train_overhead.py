@@ -25,13 +25,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bench.common import alternated
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 
 SLOT = SiloSlot("silo-0", 0, 5, 7)
 

@@ -11,13 +11,13 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.core.rng import Stream, derive_seed
 from fedsync.sim.machine import Machine
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.loop import Trainer
-from fedsync.train.sampler import Cursor
 
 
 @dataclass(slots=True)

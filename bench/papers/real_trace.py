@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.common import print_table, write_json
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.base import predictors
@@ -29,7 +30,6 @@ from fedsync.tasks.partition import Iid
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 STEPS, BATCH = 4, 32
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from bench.common import markdown_table, print_table, write_json
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import Identity
 

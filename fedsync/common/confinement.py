@@ -9,14 +9,18 @@ for rights. The package ``landlock`` knows no ports, so the three calls are made
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
 import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from fedsync.common.files import remove_tree
 from fedsync.core.errors import ConfigError
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -54,7 +58,9 @@ _CALLS = {
         "pidfd_send_signal": 424, "shmget": 29, "msgget": 68, "semget": 64, "prlimit64": 302, "setpriority": 141,
         "ioprio_set": 251, "sched_setaffinity": 203, "sched_setscheduler": 144, "sched_setparam": 142,
         "sched_setattr": 314, "clone": 56, "clone3": 435, "fcntl": 72, "setsockopt": 54,
-        "fchmod": 91, "fchown": 93, "fsetxattr": 190, "fremovexattr": 199,
+        "fchmod": 91, "fchown": 93, "fsetxattr": 190, "fremovexattr": 199, "file_setattr": 469,
+        "shmat": 30, "shmctl": 31, "shmdt": 67, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "semop": 65, "semctl": 66,
+        "semtimedop": 220, "setsid": 112, "setpgid": 109, "ioctl": 16, "prctl": 157,
     },
     "aarch64": {
         "socket": 198, "socketpair": 199, "sendto": 206, "sendmsg": 211, "sendmmsg": 269,
@@ -68,7 +74,9 @@ _CALLS = {
         "pidfd_send_signal": 424, "shmget": 194, "msgget": 186, "semget": 190, "prlimit64": 261, "setpriority": 140,
         "ioprio_set": 30, "sched_setaffinity": 122, "sched_setscheduler": 119, "sched_setparam": 118,
         "sched_setattr": 274, "clone": 220, "clone3": 435, "fcntl": 25, "setsockopt": 208,
-        "fchmod": 52, "fchown": 55, "fsetxattr": 7, "fremovexattr": 16,
+        "fchmod": 52, "fchown": 55, "fsetxattr": 7, "fremovexattr": 16, "file_setattr": 469,
+        "shmat": 196, "shmctl": 195, "shmdt": 197, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "semop": 193,
+        "semctl": 191, "semtimedop": 192, "setsid": 157, "setpgid": 154, "ioctl": 29, "prctl": 167,
     },
 }  # fmt: skip
 """Numbers of system calls, by kind of machine."""
@@ -77,9 +85,15 @@ _DENIED = (
     *("bind", "listen", "add_key", "request_key", "keyctl", "io_uring_setup", "inotify_add_watch", "fanotify_init"),
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "unshare", "setns", "mount", "bpf"),
     *("userfaultfd", "perf_event_open", "shmget", "msgget", "semget", "ioprio_set"),
-    *("rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"),
+    *("rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal", "shmat", "shmctl", "shmdt"),
+    *("msgsnd", "msgrcv", "msgctl", "semop", "semctl", "semtimedop"),
 )
 _SIGNALS = ("kill", "tkill", "tgkill")
+_SERVING = ("bind", "listen")
+_GROUPS = ("setsid", "setpgid")
+"""Calls by which a process leaves its group, and so is not killed with it."""
+
+_OWNER_CONTROLS, _DEATH_SIGNAL = (0x8901, 0x8902), 1
 _OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
 """Calls whose first argument is a process: 0 is who calls."""
 
@@ -97,6 +111,7 @@ _IN_VAIN = (
         "utimes",
         "futimesat",
         "utimensat",
+        "file_setattr",
     ),
 )
 """Calls that Landlock does not look at, on rights and times of files: they say that they are done, and do nothing."""
@@ -104,7 +119,8 @@ _IN_VAIN = (
 _OTHER_CALLS = 0x40000000
 _DENY, _PRETEND, _UNKNOWN, _ALLOW = 0x00050000 | 1, 0x00050000, 0x00050000 | 38, 0x7FFF0000
 _NAMESPACES, _OWNERS, _ULP = 0x7E020080, (8, 10, 15), 31
-_INET, _INET6, _STREAM, _KIND, _TCP, _FAST_OPEN = 2, 10, 1, 0xF, 6, 0x20000000
+_OWN_NAMESPACES, _PRIVATE, _SET_FLAGS, _UP = 0x10000000 | 0x40000000 | 0x00020000 | 0x08000000, 0x44000, 0x8914, 0x41
+_INET, _INET6, _NETLINK, _STREAM, _KIND, _TCP, _FAST_OPEN = 2, 10, 16, 1, 0xF, 6, 0x20000000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,8 @@ class Room:
         inbox: folder into which it may put files, and read none; None for none.
         ports: TCP ports that it may connect to, on any machine.
         listed: folders whose names, and those below them, it may list.
+        devices: files and folders of devices that it may use.
+        network: ``ports``; or ``none``, without sockets; or ``own``, where `own_namespaces` has made one.
     """
 
     readable: tuple[Path, ...]
@@ -124,6 +142,8 @@ class Room:
     inbox: Path | None = None
     ports: tuple[int, ...] = ()
     listed: tuple[Path, ...] = ()
+    devices: tuple[Path, ...] = ()
+    network: Literal["ports", "none", "own"] = "ports"
 
 
 def landlock_abi() -> int:
@@ -152,7 +172,7 @@ def confine(room: Room) -> None:
         raise ConfigError("confinement", "this system cannot keep a process from files", remedy)
     _done(ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0), "no_new_privs")
     handled = (1 << (13 if abi < 2 else 14 if abi < 3 else 15 if abi < 5 else 16)) - 1
-    network = _CONNECT_TCP | _BIND_TCP if abi >= NETWORK_ABI else 0
+    network = _CONNECT_TCP | _BIND_TCP if abi >= NETWORK_ABI and room.network != "own" else 0
     scoped = 3 if abi >= _SIGNALS_ABI else 0
     attributes = struct.pack("=QQQ", handled, network, scoped)
     size = 24 if abi >= _SIGNALS_ABI else 16 if abi >= NETWORK_ABI else 8
@@ -164,6 +184,8 @@ def confine(room: Room) -> None:
             _allow(ruleset, path, _LIST & handled)
         for path in room.writable:
             _allow(ruleset, path, (_KEEP | _EXECUTE) & handled)
+        for path in room.devices:
+            _allow(ruleset, path, (_READ | _LIST | _WRITE | _IOCTL) & handled)
         if room.inbox is not None:
             _allow(ruleset, room.inbox, _DROP & handled)
         for port in room.ports if network else ():
@@ -172,7 +194,42 @@ def confine(room: Room) -> None:
     finally:
         os.close(ruleset)
     _drop_capabilities()
-    _filter_calls(abi)
+    _filter_calls(abi, room.network)
+
+
+def own_namespaces() -> bool:
+    """Give this process, which has one thread, a loopback network and shared memory of its own.
+
+    Returns whether that was done; where a system lets nobody make namespaces, half of it may have been.
+    """
+    library = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+    try:
+        _done(library.unshare(_OWN_NAMESPACES), "unshare")
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
+        _done(library.mount(b"none", b"/", None, _PRIVATE, None), "mount")
+        _done(library.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"mode=1777"), "mount")
+    except (ConfigError, OSError):
+        return False
+    return True
+
+
+def emptied(home: Path) -> None:
+    """Make a room's own folder, in which nothing is that others have left there: it may be anything.
+
+    Raises:
+        ConfigError: something cannot be removed.
+    """
+    try:
+        remove_tree(home)
+        (home / "tmp").mkdir(mode=0o700, parents=True)
+        home.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(str(home), f"cannot be removed: {error}", "Remove it by hand") from error
 
 
 def _drop_capabilities() -> None:
@@ -209,8 +266,8 @@ def _only(offset: int, *values: int, mask: int = 0) -> list[_Instruction]:
     return [(_LOAD, 0, 0, offset), *masked, *tests, (_GIVE, 0, 0, _DENY)]
 
 
-def _filter_calls(abi: int) -> None:
-    """Let sockets be made for TCP only, and nobody listen; what goes round Landlock is closed, too."""
+def _filter_calls(abi: int, network: str) -> None:
+    """Let sockets be made for TCP only, and nobody listen outside; what goes round Landlock is closed, too."""
     calls, architecture = _CALLS[platform.machine()], _ARCHITECTURES[platform.machine()]
     deny, allow, pretend = (_GIVE, 0, 0, _DENY), (_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _PRETEND)
     family, kind, protocol = map(_argument_at, range(3))
@@ -222,12 +279,22 @@ def _filter_calls(abi: int) -> None:
         "sendmsg": [(_LOAD, 0, 0, _argument_at(2)), *fast],
         "sendmmsg": [(_LOAD, 0, 0, _argument_at(3)), *fast],
     }
-    denied = _DENIED if abi >= _SIGNALS_ABI else (*_DENIED, *_SIGNALS)
+    signals = () if abi >= _SIGNALS_ABI else _SIGNALS
+    denied = [name for name in (*_DENIED, *signals) if network != "own" or name not in _SERVING]
+    if network == "none":
+        of_calls["socket"] = [deny]
+    elif network == "own":  # nobody is there; which interfaces there are is asked by netlink
+        of_calls["socket"] = [*_only(family, _INET, _INET6, _NETLINK), *_only(protocol, 0, _TCP)]
     of_calls |= {name: [deny] for name in denied} | {name: [pretend] for name in _IN_VAIN}
     of_calls |= {name: _only(_argument_at(0), 0) for name in _OF_ITSELF}
     of_calls["setpriority"] = [*_only(_argument_at(0), 0), *_only(_argument_at(1), 0)]
     owners = [each for command in _OWNERS for each in ((_EQUAL, 0, 1, command), deny)]
     of_calls["fcntl"] = [(_LOAD, 0, 0, _argument_at(1)), *owners]
+    controls = [each for control in _OWNER_CONTROLS for each in ((_EQUAL, 0, 1, control), deny)]
+    of_calls["ioctl"] = [(_LOAD, 0, 0, _argument_at(1)), *controls]
+    if network != "ports":
+        of_calls |= {name: [pretend] for name in _GROUPS}
+        of_calls["prctl"] = [(_LOAD, 0, 0, _argument_at(0)), (_EQUAL, 0, 1, _DEATH_SIGNAL), deny]
     level, option = _argument_at(1), _argument_at(2)
     of_calls["setsockopt"] = [
         (_LOAD, 0, 0, level),

@@ -12,6 +12,8 @@ import json
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -70,6 +72,47 @@ class Fence:
         except BaseException:
             os.close(descriptor)
             raise
+
+    def ways(self) -> tuple[Path, ...]:
+        """Files and folders that together are what runs may read: a folder in which something is closed is its parts.
+
+        What comes into such a folder later is in none of them.
+        """
+        return tuple(way for each in self.below for way in self._open_parts(Path(each)))
+
+    def _open_parts(self, path: Path) -> list[Path]:
+        if any(path.is_relative_to(each) for each in self.never):
+            return []
+        if not any(Path(each).is_relative_to(path) for each in self.never):
+            return [path]
+        parts = [each for each in sorted(path.iterdir()) if not each.is_symlink()]  # a link may lead to what is closed
+        return [part for each in parts for part in self._open_parts(each)]
+
+    def check_names(self) -> None:
+        """See that no closed file has a second name (hard link) below what runs may read.
+
+        Raises:
+            OwnerRefusal: one has.
+        """
+        second = frozenset(_place(found) for found in self._closed_files() if found.st_nlink > 1)
+        if not second:
+            return
+        for root in self.below:
+            for folder, _, names in os.walk(root):
+                for name in names:
+                    path = Path(folder, name)
+                    if _look(path) in second and not any(path.is_relative_to(each) for each in self.never):
+                        problem = f"{path} is a second name (hard link) of a file that no run may read"
+                        raise OwnerRefusal("silo.yaml, data", problem, "Remove it")
+
+    def _closed_files(self) -> Iterator[os.stat_result]:
+        for root in self.never:
+            files = [root, *(str(Path(folder, name)) for folder, _, names in os.walk(root) for name in names)]
+            for file in files:
+                with suppress(OSError):
+                    status = Path(file).lstat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield status
 
     def _inside(self, path: str | Path) -> tuple[str, Path]:
         """The data folder that a path leads into, and the path without links."""

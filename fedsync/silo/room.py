@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import sys
 from pathlib import Path
 
 import fedsync
-from fedsync.common.confinement import Room, confine, program_folders
+from fedsync.common.confinement import Room, confine, emptied, program_folders
 from fedsync.common.fence import ALLOWED
-from fedsync.core.errors import ConfigError
 from fedsync.silo.joins import INBOX
 
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH", ALLOWED, INBOX)
@@ -48,28 +46,9 @@ def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
     for name in list(os.environ):
         if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
-    _empty(home)
-    (home / "tmp").mkdir(mode=0o700, parents=True)
-    home.chmod(0o700)
+    emptied(home)
     for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
         resource.setrlimit(limit, (most, most))
     os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
     os.chdir(home)
     confine(room_of(home, inbox, port, secret))
-
-
-def _empty(home: Path) -> None:
-    """Remove all that is there; raises `ConfigError` where that cannot be done."""
-    try:
-        if home.is_symlink() or home.is_file():
-            home.unlink()
-        elif home.exists():
-            home.chmod(0o700)
-            for folder, names, _ in os.walk(home):
-                for name in names:
-                    path = Path(folder, name)
-                    if not path.is_symlink():
-                        path.chmod(0o700)
-            shutil.rmtree(home)
-    except OSError as error:
-        raise ConfigError(str(home), f"cannot be removed: {error.strerror}", "Remove it by hand") from error

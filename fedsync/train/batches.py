@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, tee
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import numpy as np
@@ -209,6 +210,20 @@ def batches_of(
         return TensorBatches(dataset, device)
     reader = WorkersReader(dataset, collate, workers, pinned=on_gpu) if workers else SampleReader(dataset, collate)
     return PrefetchedBatches(reader, device, CudaLane(device)) if on_gpu else CollatedBatches(reader, device)
+
+
+def hand_over_by_value() -> None:
+    """Have processes of a loader send tensors as bytes: the way of PyTorch's own needs Unix sockets or shared files."""
+    ForkingPickler.register(torch.Tensor, _bytes_of)
+
+
+def _bytes_of(tensor: Tensor) -> tuple[Any, ...]:
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return _tensor_of, (raw, tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor_of(raw: NDArray[np.uint8], kind: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(raw).view(kind).reshape(shape)
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

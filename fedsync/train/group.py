@@ -34,20 +34,19 @@ import torch
 
 from fedsync.common.processes import exit_with_parent
 from fedsync.core import foreign
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import Diverged, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.train import device as devices
-from fedsync.train.local import Outcome
 from fedsync.train.loop import Trainer
 from fedsync.train.machine_probe import MachineProbe
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Watch
 from fedsync.train.rank import OthersGone, Rank
 from fedsync.train.resources import Resources, allowed_processors
-from fedsync.train.sampler import Cursor
+from fedsync.train.silo_trainer import Outcome, Watch
 from fedsync.train.throttle import Throttle
 
 MakeTask = Callable[[], Task]

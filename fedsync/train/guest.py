@@ -19,6 +19,7 @@ from fedsync.client.silo import InUse, Silo
 from fedsync.client.work import Rows, Work
 from fedsync.common.names import near_miss
 from fedsync.core.checks import METRIC_NAME
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
@@ -31,7 +32,7 @@ from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, o
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import BatchSizes, Pace
 from fedsync.train.parts import ModelParts, parts_of
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 
 MOST_STATE = 65_536

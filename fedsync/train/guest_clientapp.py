@@ -29,6 +29,7 @@ from torch import nn
 from fedsync.client.silo import Scalar, Silo
 from fedsync.client.work import Steps, counted
 from fedsync.common.environment import flower_ids
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.layout import Vector
 from fedsync.core.metrics.base import statistics_of
@@ -52,7 +53,6 @@ from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, open_device
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import BatchSizes, Pace
 from fedsync.train.private import MOST_BYTES
-from fedsync.train.sampler import Cursor
 
 T = TypeVar("T")
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"

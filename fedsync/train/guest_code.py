@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence, Sized
@@ -15,8 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 import fedsync
+from fedsync.core import foreign
 from fedsync.core.errors import FedSyncError, RunError, UserCodeError
 from fedsync.train import device as devices
+
+logger = foreign.logger(__name__)
 
 _OURS, _PYTHON = Path(fedsync.__file__).parent, Path(sysconfig.get_path("stdlib"))
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -63,8 +67,16 @@ def _is_installed(path: Path) -> bool:
     return not _INSTALLED.isdisjoint(path.parts)
 
 
-def innermost(stack: Sequence[traceback.FrameSummary]) -> str:
-    """The innermost line of a stack, or of a file of the user's own if there is one."""
+def line_of(thread: int) -> str:
+    """The innermost line at which a thread stands, or of a file of the user's own if there is one; its stack is logged.
+
+    Args:
+        thread: its number.
+    """
+    frame = sys._current_frames().get(thread)
+    stack = [] if frame is None else traceback.extract_stack(frame)
+    for line in traceback.format_list(stack):
+        logger.warning("%s", line)
     own, _ = _lines(stack)
     return own[-1] if own else f"{stack[-1].filename}, line {stack[-1].lineno}" if stack else "a thread that has ended"
 

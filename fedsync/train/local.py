@@ -16,6 +16,7 @@ import torch
 from fedsync.core import foreign
 from fedsync.core.checks import check_evaluation, usable
 from fedsync.core.columns import TableForm
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import Diverged, FedSyncError, PolicyError
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.metrics.gain import JudgedSamples
@@ -25,9 +26,9 @@ from fedsync.train import device as devices
 from fedsync.train.guest_code import guarded
 from fedsync.train.machine_probe import MachineProbe
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Pace, Watch
+from fedsync.train.pace import Pace
 from fedsync.train.postmortem import Postmortem
-from fedsync.train.sampler import Cursor
+from fedsync.train.silo_trainer import Outcome, Watch
 from fedsync.train.throttle import Throttle
 from fedsync.train.weights import load_model, save_state
 
@@ -40,21 +41,6 @@ _LARGE_BYTES = 2**25
 
 BeginPace = Callable[[], Pace]
 """Starts the clock of an order's first step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an order came to.
-
-    Args:
-        update: local model minus base, float32 [layout.size].
-        report: for the server.
-        cursor: for the next order.
-    """
-
-    update: Vector
-    report: WorkReport
-    cursor: Cursor
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedsync.client.lasting import Piece
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
@@ -29,7 +30,7 @@ from fedsync.train.pace import Pace
 from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.precision import Precision
 from fedsync.train.rank import Rank
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64

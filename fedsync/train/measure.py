@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
 from fedsync.core.fitting import CurvePoint, fit_curve
 from fedsync.core.orders import WorkOrder
 from fedsync.train.loop import Trainer
 from fedsync.train.resources import machine_memory_share
-from fedsync.train.sampler import Cursor
 
 _ORDER_S = 0.05
 """An order is given as many steps as fill this time: neither the clock nor a reading of the probe shows then."""

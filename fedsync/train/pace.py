@@ -7,7 +7,7 @@ both.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter, sleep
 
@@ -18,12 +18,10 @@ from fedsync.core.curve import may_begin
 from fedsync.core.orders import MISSIZED, Window, WorkOrder
 from fedsync.train import device as devices
 from fedsync.train.machine_probe import MachineProbe, Series
+from fedsync.train.silo_trainer import Watch
 from fedsync.train.throttle import Throttle
 
 logger = foreign.logger(__name__)
-
-Watch = Callable[[int, int], bool]
-"""Called after each step with the steps and samples done; False ends the order there."""
 
 
 class Pace:

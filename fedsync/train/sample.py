@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import Diverged, UserCodeError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.train.guest_code import guarded
-from fedsync.train.local import LocalTrainer
-from fedsync.train.sampler import Cursor
+from fedsync.train.silo_trainer import SiloTrainer
 
 _STEPS = 2
 
@@ -18,7 +17,7 @@ _LARGEST = np.float32(2.0**24)
 
 
 def likely_update(
-    trainer: LocalTrainer, batch_size: int, steps: int, learning_rate: float, seed: int
+    trainer: SiloTrainer, batch_size: int, steps: int, learning_rate: float, seed: int
 ) -> tuple[Vector, int, int]:
     """Something of the size of a first update: a few steps, stretched to all of them.
 
@@ -47,8 +46,7 @@ def likely_update(
         evaluate=False,
     )
     try:
-        with guarded():
-            update = trainer.run(order, trainer.initial_model(), Cursor()).update
+        update = trainer.run(order, trainer.initial_model(), Cursor()).update
     except UserCodeError:
         # Its first order will fail likewise, and tell of it.
         update = np.zeros(trainer.layout.size, np.float32)

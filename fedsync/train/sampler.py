@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.client.lasting import Piece
+from fedsync.core.cursor import Cursor
 from fedsync.core.rng import Stream, derive_seed, generator
 
 _ALL = slice(None)
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far a silo is in its own data: all that must survive a restart.
-
-    Args:
-        epoch: passes over the data that are complete.
-        position: samples of the current pass already taken.
-        state: what a silo's own training code keeps from one order to the next, as JSON.
-        private: parts of the model that stay at the silo; see `fedsync.train.private.PrivateParts`.
-    """
-
-    epoch: int = 0
-    position: int = 0
-    state: str = "{}"
-    private: bytes = b""
 
 
 class Sampler:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from fedsync.core.columns import TableForm
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.survey.findings import edges_of
 from fedsync.core.survey.sums import Columns, SurveyForm, first_vector, read_sums, second_vector
 from fedsync.train.local import BeginPace, LocalTrainer, LoopResult
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 
 class _Sheet:

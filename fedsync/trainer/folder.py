@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -17,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from fedsync.common.files import remove_tree, tree_bytes
 from fedsync.core import foreign
 
 logger = foreign.logger(__name__)
 
 _RECENT_S = 3600.0
 """A folder that was used so recently [s] stays: its trainer may be about to start, or its run may pause."""
+
+HOME = "room"
+"""Folder in a trainer's: that of its training process, which may write to it; emptied whenever one starts."""
 
 TENURE = "trainer.lock"
 """File in a trainer's folder that the lock is on."""
@@ -131,7 +134,8 @@ def _remove_superfluous(found: list[Leftover], quota_bytes: int) -> list[Path]:
     doomed = superfluous(found, quota_bytes, lambda folder: folder in recent or tenant(folder) is not None)
     for folder in doomed:
         logger.warning("removed %s: the state folder has more than %d bytes", folder, quota_bytes)
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(folder)
     return doomed
 
 
@@ -160,12 +164,13 @@ def _folders(root: Path) -> list[Leftover]:
 
 
 def _measure(folder: Path) -> Leftover:
-    nbytes, used_s = 0, 0.0
-    for file in folder.rglob("*"):
-        try:
-            status = file.lstat()
-        except FileNotFoundError:  # it went while we looked
-            continue
-        nbytes += status.st_size
-        used_s = max(used_s, status.st_mtime)
+    nbytes, used_s = tree_bytes(folder / HOME), 0.0  # whatever a user's code made of it
+    for path in folder.iterdir():
+        for file in [path, *([] if path.name == HOME else path.rglob("*"))]:
+            try:
+                status = file.lstat()
+            except FileNotFoundError:  # it went while we looked
+                continue
+            nbytes += 0 if path.name == HOME else status.st_size
+            used_s = max(used_s, status.st_mtime)
     return Leftover(folder, nbytes, used_s)

@@ -14,9 +14,7 @@ it has told who asks; the next message starts another.
 
 from __future__ import annotations
 
-import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +24,6 @@ import psutil
 
 from fedsync.core import foreign
 from fedsync.core.errors import Hanging
-from fedsync.train.guest_code import innermost
 
 logger = foreign.logger(__name__)
 
@@ -71,6 +68,7 @@ class HangWatch:
         what: it is, for people.
         steps: how many have ended.
         unwanted: whether nobody waits for it any more.
+        where: the line at which a thread stands, for people.
         waits: it may wait for something for as long as it likes.
         found: called with the error if it hangs, once.
     """
@@ -81,11 +79,12 @@ class HangWatch:
         steps: Callable[[], int],
         unwanted: Callable[[], bool],
         found: Callable[[Hanging], None],
+        where: Callable[[int], str],
         *,
         waits: bool,
     ) -> None:
         self._what, self._steps, self._unwanted, self._found = what, steps, unwanted, found
-        self._waits = waits
+        self._where, self._waits = where, waits
         self._over = threading.Event()
         self._thread = 0
 
@@ -107,14 +106,11 @@ class HangWatch:
                 return
 
     def _error(self, signs: StepSigns) -> Hanging:
-        frame = sys._current_frames().get(self._thread)
-        stack = [] if frame is None else traceback.extract_stack(frame)
         logger.warning("%s hangs here:", self._what)
-        for line in traceback.format_list(stack):
-            logger.warning("%s", line)
+        where = self._where(self._thread)
         return Hanging(
-            f"{self._what} hangs, after {signs.steps} steps, in {innermost(stack)}: for {signs.still_s:.0f} s no step "
-            "ended and no processor time was taken. The trainer ends, and the next message starts another"
+            f"{self._what} hangs, after {signs.steps} steps, in {where}: for {signs.still_s:.0f} s no step ended and "
+            "no processor time was taken. The trainer ends, and the next message starts another"
         )
 
 

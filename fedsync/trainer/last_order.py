@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from fedsync.core import foreign
 from fedsync.core.codec import decode, encode
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import PolicyError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.spans import FilePart, file_part
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import ANSWERS, Completed
 from fedsync.trainer.vector_file import VectorFile
 

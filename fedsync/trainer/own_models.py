@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import SERVER, ProtocolError
 from fedsync.core.layout import Vector
 from fedsync.core.orders import Subject, WorkOrder, WorkReport
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import Completed
 

@@ -178,6 +178,11 @@ class OwnerPolicy(Section):
             remedy = f"Write least: {self.limits.statistics}, or have the owner lower limits.statistics in silo.yaml"
             raise OwnerRefusal("task.statistics.least", problem, remedy)
 
+    @property
+    def confines(self) -> bool:
+        """Whether what trains is kept from keys, state and network: the server ships no code of its own."""
+        return self.code_files is not None
+
     def present(self) -> Presence | None:
         """How long the silo is still there, for the server; None if always."""
         return None if self.presence is None else self.presence.told(utc_now())

@@ -12,7 +12,7 @@ def prepare(*libraries: str) -> Callable[[], bool]:
     """Import what trainers need, and these libraries of their task; returns whether a fork is sound."""
     from fedsync.train.preload import preload, sound
 
-    preload(["fedsync.trainer.service", *libraries])
+    preload(["fedsync.trainer.service", "fedsync.trainer.place", *libraries])
     return sound
 
 

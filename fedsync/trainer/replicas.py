@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.array_keeper import ArrayKeeper
+from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import Replica
-from fedsync.train.local import LocalTrainer
 from fedsync.train.sample import likely_update
+from fedsync.train.silo_trainer import SiloTrainer
 from fedsync.trainer.protocol import COPY, Identity
 
 if TYPE_CHECKING:
@@ -34,7 +35,22 @@ _LARGE = 256
 """Chunks from which on several processes are worth starting: two million parameters at 16 bits."""
 
 
-def plain_replica(spec: RunSpec, trainer: LocalTrainer, folder: Path | None) -> PlainReplica:
+class TrainerFailed(Exception):
+    """What trains at the silo failed, for ``reason``, while something sealed was opened."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+def _first_model(trainer: SiloTrainer) -> Vector:
+    try:
+        return trainer.initial_model()
+    except Exception as error:
+        raise TrainerFailed(error) from error
+
+
+def plain_replica(spec: RunSpec, trainer: SiloTrainer, folder: Path | None) -> PlainReplica:
     """In the clear."""
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
@@ -47,7 +63,7 @@ def encrypted_replica(
     plan: EncryptionPlan,
     spec: RunSpec,
     identity: Identity,
-    trainer: LocalTrainer,
+    trainer: SiloTrainer,
     ring: Ring,
     folder: Path | None,
     first_model: str | None,
@@ -62,7 +78,7 @@ def encrypted_replica(
         ring,
         open_suite(plan.kind, ring.group),
         trainer.examples,
-        trainer.initial_model,
+        partial(_first_model, trainer),
         lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
         None if folder is None else folder / COPY,
         spec.run,

@@ -293,10 +293,10 @@ def main(folder: Path) -> None:
     server = _Server(folder, lock)
     server.start()
     try:
-        # Torch comes with it: only the trainer that has the folder is to load it.
+        # Much comes with it, and torch where nothing is confined: only who has the folder is to load it.
         from fedsync.trainer.service import TrainerService
 
-        server.loaded(TrainerService(Identity.load(folder), folder))
+        server.loaded(TrainerService(Identity.load(folder), folder, confined=True))
     except Exception as error:
         server.fails(error)
     threading.Event().wait()

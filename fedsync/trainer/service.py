@@ -74,13 +74,14 @@ class TrainerService:
     Args:
         identity: which silo.
         folder: where the last answer and the place in the data are kept, or None to keep them in memory only.
+        confined: as of `SiloSession`.
 
     Raises:
         ConfigError: task, data or device are not usable here, or the owner has not confirmed the run.
         SiloLocked: too much that was sealed was forged; see `fedsync.trainer.lockout`.
     """
 
-    def __init__(self, identity: Identity, folder: Path | None = None) -> None:
+    def __init__(self, identity: Identity, folder: Path | None = None, *, confined: bool = False) -> None:
         check_approved(identity)
         owner = OwnerPolicy.here()
         spec = owner.checked(RunSpec.parse(identity.spec), identity.index)
@@ -98,7 +99,7 @@ class TrainerService:
         """Whether something was found to hang, so that nothing more can be done here."""
         self.on_hang: Callable[[], None] = lambda: None
         """Called then, before anybody is told."""
-        session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True)
+        session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True, confined=confined)
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._orders = OrderQueue(self._carry_out, session.done)
@@ -193,7 +194,7 @@ class TrainerService:
             self._orders.hang(job, error, self.holds)
 
         what, steps, unwanted = f"order {job.order.update_id!r}", lambda: job.steps, lambda: job.given_up
-        with self._training, HangWatch(what, steps, unwanted, found, waits=self._waits):
+        with self._training, HangWatch(what, steps, unwanted, found, self._session.where, waits=self._waits):
             return self._session.train(job.order, received, job.watch)
 
     def _give_up(self) -> None:
@@ -207,7 +208,7 @@ class TrainerService:
             self._give_up()
 
         what = f"the evaluation of version {request.version}"
-        with HangWatch(what, lambda: 0, lambda: self.busy, found, waits=self._waits):
+        with HangWatch(what, lambda: 0, lambda: self.busy, found, self._session.where, waits=self._waits):
             return self._session.evaluate(received, request)
 
 

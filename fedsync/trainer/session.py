@@ -23,18 +23,15 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.core import foreign
 from fedsync.core.columns import digest_of
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.core.layout import Layout, Vector
-from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.core.parts import ModelForm
 from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
-from fedsync.train.guest_code import guarded
-from fedsync.train.local import Outcome
-from fedsync.train.pace import Watch
-from fedsync.train.sampler import Cursor
+from fedsync.train.silo_trainer import Outcome, SiloTrainer, Watch
 from fedsync.train.throttle import Throttle
 from fedsync.trainer.carrying import OwnProgress
 from fedsync.trainer.key_lookup import many_keys, own_ring
@@ -43,9 +40,9 @@ from fedsync.trainer.lockout import Lockout
 from fedsync.trainer.own_models import OwnModels
 from fedsync.trainer.own_variate import StepControl
 from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.place import place_of
 from fedsync.trainer.protocol import Attestation, Completed, EvaluateModel, Identity
-from fedsync.trainer.replicas import encrypted_replica, plain_replica
+from fedsync.trainer.replicas import TrainerFailed, encrypted_replica, plain_replica
+from fedsync.trainer.room.process import TrainingProcess
 from fedsync.trainer.round_settings import check_settings
 from fedsync.trainer.survey import open_survey, surveyed
 
@@ -54,9 +51,8 @@ if TYPE_CHECKING:
 
 logger = foreign.logger(__name__)
 
-_DIGEST_BYTES = 32
-_MOST_TOLD = 30_000
-"""Characters of all columns that an emulated silo tells of its table."""
+_DIGEST_BYTES, _MOST_TOLD = 32, 30_000
+"""The second: characters of all columns that an emulated silo tells of its table."""
 
 OWED, OWN = "owed", "own"
 """Beside a last order: what the next update makes up for, and what the next order may begin with; see
@@ -73,6 +69,7 @@ class SiloSession:
         owner: what the silo's owner allows; None allows everything.
         folder: where the last order and the replica are kept, or None to keep them in memory only.
         throttled: slow the training down to the speed of the machine that the silo emulates.
+        confined: train in a process of its own, without keys and network, where the owner ships no code.
 
     Raises:
         ConfigError: data, device or keys are not usable here, or the owner does not allow the run.
@@ -88,6 +85,7 @@ class SiloSession:
         folder: Path | None = None,
         *,
         throttled: bool = False,
+        confined: bool = False,
     ) -> None:
         machine = spec.emulate[identity.index] if spec.emulate else None
         self.name = machine.name if machine else identity.name
@@ -102,11 +100,12 @@ class SiloSession:
             with self._counted():
                 sums = open_survey(spec.survey, identity, keys, self._owner)
             spec = surveyed(spec, sums, folder)
-        site, slots, local = place_of(spec, identity)
-        # In virtual time all silos share a process, and none has others of its own.
-        local = local if throttled or machine is None else replace(local, workers=0, processes=1)
-        with guarded():
-            self._trainer = spec.task.trainer(site, slots, local, spec.model.build())
+        if confined and self._owner.confines and folder is not None:
+            self._trainer: SiloTrainer = TrainingProcess(identity, spec, self._owner, folder)
+        else:
+            from fedsync.trainer.place import local_trainer
+
+            self._trainer = local_trainer(spec, identity, many=machine is not None and not throttled)
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.layout)
         if owner is not None:
@@ -134,7 +133,7 @@ class SiloSession:
         )
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
-        self._spec, self._own, self._gains = spec, OwnModels(folder), LocalGains()
+        self._spec, self._own = spec, OwnModels(folder)
         as_it_is = not self.sealed and spec.wire.formats.up is FP32
         self._progress = OwnProgress(folder, sent_as_it_is=as_it_is)
         self._done, self.cursor = LastOrders(folder), Cursor()
@@ -169,7 +168,7 @@ class SiloSession:
         return self._trainer.initial_model()
 
     def save_model(self, path: Path, model: Vector) -> None:
-        """Write ``model``, float32 [layout.size], as a state dict; see `fedsync.train.weights.save_state`."""
+        """As `SiloTrainer.save_model`."""
         self._trainer.save_model(path, model)
 
     @property
@@ -226,13 +225,12 @@ class SiloSession:
         watch, carried = self._patient(watch, order), order.behind or order.carry
         start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
-        with guarded():
-            if start is model:
-                return self._trainer.run(order, model, cursor, self._throttle, watch, correction)
-            begin_s = perf_counter()
-            found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
-            cost_s = perf_counter() - begin_s
-            outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, self._throttle, watch)
+        if start is model:
+            return self._trainer.run(order, model, cursor, self._throttle, watch, correction)
+        begin_s = perf_counter()
+        found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
+        cost_s = perf_counter() - begin_s
+        outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, self._throttle, watch)
         overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
@@ -278,8 +276,7 @@ class SiloSession:
             alone = order.subject is Subject.LOCAL
             before = self._first(order, received), Cursor() if alone else self.cursor
         base, cursor = before
-        with guarded():
-            outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
+        outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         report = self.replica.disclosed(outcome.report)
         self._own.keep(order, base + outcome.update, report, outcome.cursor)
@@ -350,10 +347,11 @@ class SiloSession:
             model, cursor = self._receive(received, asked.version), self.cursor
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
-        with guarded():
-            found = self._trainer.evaluate(model, cursor, asked.split)
-        known = None if self.sealed or asked.owner else self._trainer.judged
-        return self._gains.told(asked.subject, found, known)
+        return self._trainer.judge(model, cursor, asked.split, None if self.sealed or asked.owner else asked.subject)
+
+    def where(self, thread: int) -> str:
+        """As `SiloTrainer.where`."""
+        return self._trainer.where(thread)
 
     def answer(self, question: Payload) -> Payload:
         """Answer what the server's aggregator asks; see `Replica.answer`.
@@ -398,6 +396,8 @@ class SiloSession:
                 yield
             except (OtherVersion, ConfigError, OSError, MemoryError, BrokenExecutor):
                 raise
+            except TrainerFailed as error:  # nobody forged anything
+                raise error.reason from error
             except Exception as error:
                 if self.lockout is None:
                     raise

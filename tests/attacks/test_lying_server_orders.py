@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedsync.cipher.encoding.catch_up import Start
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.trainer.protocol import Describe, EvaluateModel, Hello, Train
 from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
@@ -105,7 +106,7 @@ def test_evaluations_of_single_silos_stay_there(make: Make) -> None:
     federation.round()
     federation.follow()
     victim = federation.silos["silo-a"]
-    truth = victim.session._trainer.evaluate(victim.model)
+    truth = victim.session._trainer._trainer.evaluate(victim.model)
     heard = victim.ask(EvaluateModel(1), federation.aggregator.outgoing("silo-a"))
     if isinstance(heard.reply, Evaluation):
         assert heard.reply.loss != truth.loss

@@ -67,7 +67,7 @@ def test_an_honest_survey_is_opened_by_silos_that_were_in_it_and_by_others(
     for name in federation.names:
         victim = federation.silo(name, surveyed(federation))
         assert refusal(victim) is None
-        scales = victim.session._trainer._task._scales  # type: ignore[attr-defined]
+        scales = victim.session._trainer._trainer._task._scales  # type: ignore[attr-defined]
         assert set(scales) == {f"x{index:02}" for index in range(FEATURES)}
         assert all(abs(scale.mean) < 1 and 0.5 < scale.deviation < 2 for scale in scales.values())
 

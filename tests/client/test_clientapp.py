@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from fedsync.client import steps, untimed
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.orders import MISSIZED
 from fedsync.train.guest_clientapp import read_state, write_state
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import Completed
 from tests.client.clientapps import SAMPLES, SITE, Loop, Tied, app_of, hosted, loader, opaque, remembering, stepwise

@@ -9,11 +9,11 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.parts import PartPatterns
 from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.client.test_clientapp import SITE, Tied, app_of, stepwise
 from tests.train.make import order
 

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import Dataset
 
 from fedsync.client.lasting import LastingLoader, Piece
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.core.cursor import Cursor
+from fedsync.train.sampler import Sampler
 
 EXAMPLES = 40
 

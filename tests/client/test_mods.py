@@ -12,9 +12,9 @@ from torch import nn
 
 from fedsync.client import Silo
 from fedsync.common.environment import FLOWER_IDS
+from fedsync.core.cursor import Cursor
 from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import order
 
 STEP = 3.0

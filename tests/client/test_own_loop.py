@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
+from fedsync.core.cursor import Cursor
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError, Diverged, RunError
 from fedsync.core.metrics.named import Wanted
@@ -19,7 +20,7 @@ from fedsync.core.orders import Evaluation
 from fedsync.train.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.throttle import Throttle
 from tests.train.make import EXAMPLES, Clock, TwoClasses, order, slot
 

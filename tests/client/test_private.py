@@ -13,6 +13,7 @@ from fedsync.cli import main
 from fedsync.client import Silo
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.orders import WorkOrder
 from fedsync.core.parts import UNSAID
@@ -20,7 +21,6 @@ from fedsync.train import private
 from fedsync.train.guest import GuestTrainer
 from fedsync.train.parts import parts_of
 from fedsync.train.private import PrivateParts
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.protocol import EvaluateModel, Identity
 from fedsync.trainer.session import SiloSession
 from tests.train.make import order

@@ -98,6 +98,8 @@ def test_a_table_of_numbers_is_matched_by_name_as_well(tmp_path: Path) -> None:
         return SiloSession(Identity(spec.dump(), 0, "a", resources=False), spec)
 
     one, two = session("a", ["age", "dose", "sick", "word"]), session("b", ["dose", "word", "sick", "age"])
-    first, second = (each._trainer._task.data(each._trainer._slot).train.tensors[0] for each in (one, two))  # type: ignore[attr-defined]
+    first, second = (
+        each._trainer._trainer._task.data(each._trainer._trainer._slot).train.tensors[0] for each in (one, two)
+    )  # type: ignore[attr-defined]
     assert one.form == two.form and one.form.frozen and torch.equal(first, second)
     assert session("c", ["years", "dose", "sick", "word"]).form.frozen != one.form.frozen

@@ -171,7 +171,7 @@ def test_scores_on_the_test_split_are_of_the_models_that_they_say(
     assert best.version == kept(tmp_path)[-1].version == 3 < last.version
     for score, model in ((last, replicas["a"].model), (best, replicas["a"].best_model)):
         assert model is not None
-        found = [each._trainer.evaluate(model, None, Split.TEST) for each in sessions]
+        found = [each._trainer._trainer.evaluate(model, None, Split.TEST) for each in sessions]
         accuracy = sum(each.correct for each in found) / sum(each.samples for each in found)
         assert score.accuracy == float(f"{accuracy:.3e}")
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.protocol import SiloSlot, Task
 from fedsync.tasks.samples import DataShape, Samples
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 OPTIONS = LocalOptions(device="cpu", resources=False)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks import digits
@@ -12,7 +13,6 @@ from fedsync.tasks.partition import Dirichlet, Iid, Pathological
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 SILOS = 5
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.protocol import SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 
 FOLDER = Path(__file__).parents[2] / "examples" / "heart" / "data"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

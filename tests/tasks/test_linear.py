@@ -3,6 +3,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.generators.numbers import SparseSource
@@ -10,7 +11,6 @@ from fedsync.tasks.linear import LinearLoss, LinearModel, LinearTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.samples import Samples
 from fedsync.train.loop import Trainer
-from fedsync.train.sampler import Cursor
 from tests.tasks.given import OPTIONS, Given, slot, trainers
 
 X = np.array([[1.0, 2.0], [-1.0, 0.5], [0.0, -2.0], [3.0, 1.0]], dtype=np.float32)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.clustering import FuzzyTask, KMeansTask
@@ -15,7 +16,6 @@ from fedsync.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import DualDirichlet, Iid, Pathological
 from fedsync.tasks.samples import Samples
 from fedsync.tasks.statistics import StatisticsTask
-from fedsync.train.sampler import Cursor
 from fedsync.train.weights import initial_model
 from tests.tasks.given import Given, average, slot, trainers
 

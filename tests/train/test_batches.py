@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from fedsync.core.cursor import Cursor
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train import batches as cutting
 from fedsync.train import loop
@@ -18,7 +19,6 @@ from fedsync.train.batches import (
     map_tensors,
 )
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, trainer
 
 CPU = torch.device("cpu")

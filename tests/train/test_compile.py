@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, slot, trainer
 
 

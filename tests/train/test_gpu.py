@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedsync.core.cursor import Cursor
 from fedsync.train.batches import CollatedBatches, CudaLane, PrefetchedBatches
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import PrecisionName
-from fedsync.train.sampler import Cursor
 from tests.train.make import order, trainer
 from tests.train.test_batches import Listed
 from tests.train.test_precision import Pictures

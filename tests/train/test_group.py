@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, Diverged, RunError
 from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import Split
@@ -24,7 +25,6 @@ from fedsync.tasks.protocol import Batch, SiloData, SiloSlot
 from fedsync.train.group import GroupTrainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sample import likely_update
-from fedsync.train.sampler import Cursor
 from tests.train.make import Dropping, TwoClasses, order, slot, trainer
 
 pytestmark = pytest.mark.full
@@ -156,7 +156,7 @@ def test_what_one_process_cannot_load_is_the_error_and_nobody_stays() -> None:
 SCRIPT = """
 import time
 from fedsync.train.group import GroupTrainer
-from fedsync.train.sampler import Cursor
+from fedsync.core.cursor import Cursor
 from tests.train.make import TwoClasses, order, slot
 from tests.train.test_group import OPTIONS
 if __name__ == "__main__":

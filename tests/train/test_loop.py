@@ -6,13 +6,14 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.layout import Vector
 from fedsync.tasks.protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.optimizers import optimizers
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Clock, Dropping, TwoClasses, order, slot, trainer
 

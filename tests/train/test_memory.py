@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.tasks.protocol import Batch
 from fedsync.train.memory import largest_fit
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, trainer
 
 CPU_MESSAGE = "[enforce fail] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"

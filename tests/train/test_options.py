@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from fedsync.config.training import OptimizerName
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.train.optimizers import optimizers
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, trainer
 
 

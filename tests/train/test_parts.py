@@ -11,13 +11,13 @@ from torch.utils.data import TensorDataset
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.parts import FrozenTensors, frozen_digest, parts_of
-from fedsync.train.sampler import Cursor
 from fedsync.train.weights import TaskModel
 from fedsync.trainer.last_order import LastOrder
 from fedsync.trainer.protocol import ANSWERS, EvaluateModel, Identity

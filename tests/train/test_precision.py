@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.tasks.protocol import Batch
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision, PrecisionName
-from fedsync.train.sampler import Cursor
 from tests.train.make import Cramped, TwoClasses, order, trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

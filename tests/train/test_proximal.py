@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from fedsync.core.cursor import Cursor
 from fedsync.policies.aggregate.fednova import progress
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, slot, trainer
 
 

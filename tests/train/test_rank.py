@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.layout import Vector
 from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import WorkOrder
 from fedsync.core.parts import UNSAID, PartPatterns
 from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
-from fedsync.train.local import Outcome
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Watch
 from fedsync.train.rank import Rank
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.schedule import Schedule
+from fedsync.train.silo_trainer import Outcome, Watch
 from tests.train.make import Cramped, TwoClasses, order, slot, trainer
 
 CPU = torch.device("cpu")

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.core.cursor import Cursor
+from fedsync.train.sampler import Sampler
 
 
 @given(

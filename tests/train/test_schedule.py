@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError
 from fedsync.core.layout import Vector
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Cursor, Sampler
+from fedsync.train.sampler import Sampler
 from fedsync.train.schedule import Schedule, TorchSchedule
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, slot, trainer

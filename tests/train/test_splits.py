@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Split
 from fedsync.tasks.protocol import SiloData, SiloSlot
-from fedsync.train.sampler import Cursor
 from tests.train.make import TwoClasses, order, slot, trainer
 
 

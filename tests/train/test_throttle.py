@@ -1,8 +1,8 @@
 import pytest
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.curve import Curve
 from fedsync.core.errors import ConfigError
-from fedsync.train.sampler import Cursor
 from fedsync.train.throttle import Throttle
 from tests.train.make import Clock, order, trainer
 

@@ -18,6 +18,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.errors import Hanging
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.transfer import Payload, VersionMismatch
+from fedsync.train.guest_code import line_of
 from fedsync.train.weights import initial_model
 from fedsync.trainer import hangs
 from fedsync.trainer.client import TrainerClient, stop_trainers
@@ -60,7 +61,7 @@ def test_steps_and_processor_time_are_signs_of_life(looks: list[tuple[int, float
 
 
 def watched(release: threading.Event, told: list[Hanging], *, waits: bool, unwanted: bool) -> None:
-    with HangWatch("order 'a/3'", lambda: 7, lambda: unwanted, told.append, waits=waits):
+    with HangWatch("order 'a/3'", lambda: 7, lambda: unwanted, told.append, line_of, waits=waits):
         release.wait(20.0)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsync.core.cursor import Cursor
 from fedsync.core.errors import PolicyError
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
-from fedsync.train.sampler import Cursor
 from fedsync.trainer.last_order import LastOrder, LastOrders
 from fedsync.trainer.protocol import Completed
 from tests.memory import traced

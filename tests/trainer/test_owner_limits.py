@@ -19,8 +19,8 @@ from fedsync.core.errors import ConfigError, LimitReached
 from fedsync.core.layout import as_vector
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.presence import Presence
-from fedsync.train.local import Outcome
 from fedsync.train.loop import Trainer
+from fedsync.train.silo_trainer import Outcome
 from fedsync.trainer import owner_policy
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.order_counts import OrderCounts

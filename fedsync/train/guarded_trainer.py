@@ -1,0 +1,96 @@
+"""A trainer of this process as a silo's session sees it: what a user's code raises in it is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedsync.core.columns import TableForm
+from fedsync.core.cursor import Cursor
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.metrics.gain import LocalGains
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.train.guest_code import guarded, line_of
+from fedsync.train.local import LocalTrainer
+from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.throttle import Throttle
+
+
+class GuardedTrainer:
+    """A `SiloTrainer` around a `LocalTrainer`.
+
+    Args:
+        make: builds it.
+
+    Raises:
+        ConfigError: data or device are not usable here.
+        UserCodeError: a user's code raised.
+    """
+
+    def __init__(self, make: Callable[[], LocalTrainer]) -> None:
+        with guarded():
+            self._trainer = make()
+        self._gains = LocalGains()
+
+    @property
+    def layout(self) -> Layout:
+        return self._trainer.layout
+
+    @property
+    def frozen_digest(self) -> bytes:
+        return self._trainer.frozen_digest
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        return self._trainer.kept_names
+
+    @property
+    def table(self) -> TableForm | None:
+        return self._trainer.table
+
+    @property
+    def device(self) -> str:
+        return self._trainer.device
+
+    @property
+    def examples(self) -> int:
+        return self._trainer.examples
+
+    @property
+    def validates(self) -> bool:
+        return self._trainer.validates
+
+    @guarded()
+    def initial_model(self) -> Vector:
+        return self._trainer.initial_model()
+
+    @guarded()
+    def save_model(self, path: Path, model: Vector) -> None:
+        self._trainer.save_model(path, model)
+
+    @guarded()
+    def find_batch_cap_on_gpu(self) -> int | None:
+        return self._trainer.find_batch_cap_on_gpu()
+
+    @guarded()
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+        correction: Vector | None = None,
+    ) -> Outcome:
+        return self._trainer.run(order, base, cursor, throttle, watch, correction)
+
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
+        return self._trainer.try_evaluate(model, cursor, split)
+
+    @guarded()
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str | None) -> Evaluation:
+        found = self._trainer.evaluate(model, cursor, split)
+        return found if subject is None else self._gains.told(subject, found, self._trainer.judged)
+
+    def where(self, thread: int) -> str:
+        return line_of(thread)

@@ -1,0 +1,286 @@
+"""A silo's training process, to its session: what trains there has the data, and neither keys nor a network.
+
+The session (`fedsync.trainer.session`) has keys, state and last order, and imports no user's code. What comes from the
+process is checked as what comes from a stranger: its form, its length, and that it is finite.
+
+| the process is | a question | goes to |
+|---|---|---|
+| there | is handed over, and waited for as long as it lives | there, gone |
+| gone, however it went | starts another, which builds task, data and model anew | there |
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedsync.common.environment import FLOWER_IDS
+from fedsync.config.run_spec import RunSpec
+from fedsync.core import foreign
+from fedsync.core.columns import TableForm
+from fedsync.core.cursor import Cursor
+from fedsync.core.errors import ConfigError, Diverged, PolicyError, RunError
+from fedsync.core.layout import Layout, Vector
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.spans import spans
+from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.throttle import Throttle
+from fedsync.trainer.folder import HOME
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.protocol import Identity
+from fedsync.trainer.room.checked import checked_order, checked_progress, checked_trainer
+from fedsync.trainer.room.failures import raise_failure
+from fedsync.trainer.room.messages import (
+    AskCurrentLine,
+    BuildInitialModel,
+    BuildTrainer,
+    CurrentLine,
+    EvaluateGiven,
+    HaltOrder,
+    InitialModelBuilt,
+    ModelEvaluated,
+    OrderDone,
+    OrderProgress,
+    Part,
+    RoomChannel,
+    RoomFailure,
+    RoomReply,
+    RoomRequest,
+    TrainerBuilt,
+    TrainOrder,
+)
+from fedsync.trainer.room.start import StartedProcess
+
+logger = foreign.logger(__name__)
+
+_LOOK_S = 0.02
+_LINE_S, _LAST_S = 2.0, 1.0
+_MOST_PRIVATE = 2**28 + 2**20
+
+
+class TrainingProcess:
+    """A `SiloTrainer` in a process of its own; see there for what is not said here.
+
+    Args:
+        identity: which silo.
+        spec: the run as the owner allows it, with the paths of the silo's data.
+        owner: what the owner allows.
+        folder: of the resident trainer.
+
+    Raises:
+        ConfigError: task, data or device are not usable, or this system cannot confine a process.
+    """
+
+    def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, folder: Path) -> None:
+        self._home = folder / HOME
+        self._set_up = BuildTrainer(identity.dump(), spec.dump(), owner.least_samples)
+        self._owner = owner
+        self._asking = threading.Lock()
+        self._stands = threading.Condition()
+        self._at = ""
+        self._started = StartedProcess(self._home, owner)
+        self._built = self._build()
+
+    @property
+    def layout(self) -> Layout:
+        return self._built.layout
+
+    @property
+    def frozen_digest(self) -> bytes:
+        return bytes.fromhex(self._built.frozen)
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        return self._built.kept_names
+
+    @property
+    def table(self) -> TableForm | None:
+        return self._built.table
+
+    @property
+    def device(self) -> str:
+        return self._built.device
+
+    @property
+    def examples(self) -> int:
+        return self._built.examples
+
+    @property
+    def validates(self) -> bool:
+        return self._built.validates
+
+    def find_batch_cap_on_gpu(self) -> int | None:
+        return self._built.batch_cap
+
+    def initial_model(self) -> Vector:
+        told, parts = self._ask(BuildInitialModel(), (), (self.layout.nbytes,))
+        assert isinstance(told, InitialModelBuilt)
+        return self._vector(parts)
+
+    def save_model(self, path: Path, model: Vector) -> None:
+        """Not from here: what a real silo keeps is exported by a command of its owner's."""
+        raise PolicyError("a training process writes no models")
+
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+        correction: Vector | None = None,
+    ) -> Outcome:
+        """As `SiloTrainer.run`; ``watch`` is called every 20 ms, and an order ends with the step after it says so.
+
+        Raises:
+            RunError: the process ended.
+            Diverged: the update is not finite.
+        """
+        asked = TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
+        beside = (base, cursor.private, *(() if correction is None else (correction,)))
+        told, parts = self._ask(asked, beside, (self.layout.nbytes, _MOST_PRIVATE), watch)
+        assert isinstance(told, OrderDone)
+        checked_order(order, told, len(parts), self.examples)
+        update = self._vector(parts)
+        for start, stop in spans(update.size, update.itemsize):
+            if not np.isfinite(update[start:stop]).all():
+                raise Diverged("task", "the training process sends values that are not finite", "Train slower")
+        return Outcome(update, told.report, Cursor(told.epoch, told.position, told.state, parts[1].tobytes()))
+
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
+        return self._judge(model, cursor, split, None, quiet=True)
+
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str | None) -> Evaluation:
+        found = self._judge(model, cursor, split, subject, quiet=False)
+        if found is None:
+            raise RunError("the training process finds nothing of a model")
+        return found
+
+    def where(self, thread: int) -> str:
+        """As `SiloTrainer.where`; of the process, whichever ``thread`` waits for it."""
+        with self._stands:
+            self._at = ""
+            try:
+                self._started.channel.send(AskCurrentLine())
+                self._stands.wait_for(lambda: self._at, _LINE_S)
+            except OSError:
+                return "a process that has ended"
+            return self._at or "a call that lets no other thread run"
+
+    @property
+    def pid(self) -> int:
+        """Number of the process, which may have ended."""
+        return self._started.pid
+
+    def end(self) -> None:
+        """Kill the process; the next question starts another."""
+        self._started.end()
+
+    def _judge(
+        self, model: Vector, cursor: Cursor, split: Split, subject: str | None, *, quiet: bool
+    ) -> Evaluation | None:
+        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, quiet, _ids())
+        told, _ = self._ask(asked, (model, cursor.private), ())
+        assert isinstance(told, ModelEvaluated)
+        return told.found
+
+    def _vector(self, parts: Sequence[Part]) -> Vector:
+        if not parts or parts[0].nbytes != self.layout.nbytes:
+            raise RunError("the training process sends a model of another length")
+        return parts[0].view(np.float32)
+
+    # The process.
+
+    def _ask(
+        self, asked: RoomRequest, parts: Sequence[Vector | bytes], most: Sequence[int], watch: Watch | None = None
+    ) -> tuple[RoomReply, list[Part]]:
+        """The answer to a question; starts the process anew where it is gone."""
+        with self._asking:
+            channel = self._living()
+            try:
+                channel.send(asked, *parts)
+                told, beside = self._answer(channel, most, watch, asked)
+            except (EOFError, OSError) as error:
+                raise self._gone(error) from error
+            except BaseException:
+                self.end()
+                raise
+        if isinstance(told, RoomFailure):
+            raise_failure(told)
+        if type(told) is not _ANSWERS[type(asked)]:
+            self.end()
+            raise RunError(f"the training process answers {type(told).__name__} to {type(asked).__name__}")
+        return told, beside
+
+    def _answer(
+        self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
+    ) -> tuple[RoomReply, list[Part]]:
+        """Wait for it, and look meanwhile how far it is."""
+        steps, halted = OrderProgress(0, 0), False
+        while True:
+            if self._started.exit_code() is not None and not channel.poll(0.0):
+                raise EOFError  # a process that it left behind may hold the channel
+            if channel.poll(_LOOK_S):
+                told, parts = channel.receive(most)
+                match told:
+                    case OrderProgress():
+                        steps = checked_progress(asked, told)
+                    case CurrentLine(at):
+                        with self._stands:
+                            self._at = at
+                            self._stands.notify_all()
+                    case _:
+                        return told, parts  # type: ignore[return-value]  # the line receives nothing else
+            if watch is not None and isinstance(asked, TrainOrder) and steps.steps > 0 and not halted:
+                halted = not watch(steps.steps, steps.samples)
+                if halted:
+                    channel.send(HaltOrder(asked.order.update_id))
+
+    def _living(self) -> RoomChannel:
+        if self._started.exit_code() is not None:
+            logger.warning("the training process ended, and another is started")
+            self._started.end()
+            self._started = StartedProcess(self._home, self._owner)
+            built = self._build()
+            if replace(built, device="", batch_cap=None) != replace(self._built, device="", batch_cap=None):
+                self.end()
+                problem = "model or data are others than when the run began here"
+                raise ConfigError("task", problem, "Put back what was there, or begin another run")
+        return self._started.channel
+
+    def _build(self) -> TrainerBuilt:
+        try:
+            self._started.channel.send(self._set_up)
+            told, _ = self._started.channel.receive()
+            if isinstance(told, RoomFailure):
+                raise_failure(told)
+            return checked_trainer(told)  # type: ignore[arg-type]  # the channel receives nothing else
+        except (EOFError, OSError) as error:
+            raise self._gone(error) from error
+        except BaseException:
+            self.end()
+            raise
+
+    def _gone(self, error: Exception) -> RunError:
+        code = self._started.exit_code(_LAST_S)
+        self.end()
+        if code is None:
+            return RunError(f"the training process said what it may not ({error}), and was ended")
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        return RunError(f"the training process ended {how}. The next order starts another")
+
+
+_ANSWERS: Mapping[type, type] = {
+    TrainOrder: OrderDone,
+    EvaluateGiven: ModelEvaluated,
+    BuildInitialModel: InitialModelBuilt,
+}
+
+
+def _ids() -> str:
+    return os.environ.get(FLOWER_IDS, "")

@@ -1,0 +1,329 @@
+"""The room of a silo's training process: a user's code has the data, and neither keys nor state nor a network."""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.common.confinement import can_confine
+from fedsync.common.fence import ALLOWED
+from fedsync.common.processes import INTERPRETER
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
+from fedsync.core.errors import ConfigError, RunError, UserCodeError
+from fedsync.core.orders import Split, WorkOrder
+from fedsync.trainer.connection import listen
+from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.trainer.protocol import Identity
+from fedsync.trainer.room.process import HOME, TrainingProcess
+
+pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
+
+TASK = """
+import ctypes, json, os, socket, subprocess, sys, time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+
+HERE = Path(__file__).parent
+
+
+def checked(result):
+    if result < 0:
+        raise PermissionError(ctypes.get_errno())
+
+
+def datagram(port):
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", port))
+
+
+def tried(attempts):
+    found = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+            found.append(name)
+        except (OSError, KeyError, subprocess.CalledProcessError):
+            continue
+    return found
+
+
+def attack(keys, state, trainer, port, shared):
+    parent, library = os.getppid(), ctypes.CDLL(None, use_errno=True)
+    return {
+        "reads a key": lambda: Path(keys, "group.key").read_bytes(),
+        "lists the keys": lambda: os.listdir(keys),
+        "reads the state": lambda: Path(state, "audit.jsonl").read_bytes(),
+        "lists other runs": lambda: os.listdir(Path(state, "trainers")),
+        "lists its trainer's folder": lambda: os.listdir(Path.cwd().parent),
+        "reads a key by a child": lambda: subprocess.run(["cat", f"{keys}/group.key"], check=True, capture_output=True),
+        "links a key": lambda: os.link(f"{keys}/group.key", "hard"),
+        "asks a trainer": lambda: socket.socket(socket.AF_UNIX).connect(trainer),
+        "asks a server": lambda: socket.create_connection(("127.0.0.1", port), timeout=5),
+        "sends by UDP": lambda: checked(-datagram(port)),
+        "reads its parent's environment": lambda: Path(f"/proc/{parent}/environ").read_bytes(),
+        "reads its parent's memory": lambda: Path(f"/proc/{parent}/mem").open("rb").read(1),
+        "opens its parent's files": lambda: os.open(f"/proc/{parent}/fd/2", os.O_RDONLY),
+        "goes by its parent's folder": lambda: os.listdir(f"/proc/{parent}/root/etc"),
+        "traces its parent": lambda: checked(library.ptrace(16, parent, 0, 0)),
+        "signals its parent": lambda: os.kill(parent, 0),
+        "finds a passphrase": lambda: os.environ["KEY_PASSPHRASE"],
+        "finds where keys are": lambda: os.environ["FEDSYNC_KEYS"],
+        "reads shared memory of others": lambda: Path("/dev/shm", shared).read_bytes(),
+        "writes to the data": lambda: (HERE / "task.py").write_text("x"),
+        "writes beside it": lambda: Path("/tmp/fedsync-room-escape").write_text("x"),
+        "reads the shadow": lambda: Path("/etc/shadow").read_bytes(),
+        "makes namespaces": lambda: checked(library.unshare(0x10000000)),
+        "mounts": lambda: checked(library.mount(b"tmpfs", b"/mnt", b"tmpfs", 0, None)),
+    }
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        return torch.full((3,), float(row % 5)), row % 2
+
+
+class Made(Task):
+    def __init__(self, way="", keys="", state="", trainer="", port=0, shared=""):
+        self.way = way
+        if way == "attack":
+            found = tried(attack(keys, state, trainer, port, shared))
+            rows = DataLoader(Rows(), batch_size=8, num_workers=2)
+            read = sum(len(labels) for _, labels in rows)
+            Path("found.json").write_text(json.dumps([found, read, os.environ["MINE"]]))
+
+    def model(self):
+        return nn.Linear(3, 2)
+
+    def data(self, slot: SiloSlot):
+        x = torch.arange(60.0).reshape(20, 3) / 60
+        return SiloData(TensorDataset(x, torch.arange(20) % 2), TensorDataset(x, torch.arange(20) % 2))
+
+    def loss(self, model, batch):
+        if self.way == "raises":
+            raise LookupError("value 42 of a row")
+        if self.way == "slow":
+            time.sleep(0.05)
+        if self.way == "stands":
+            time.sleep(600)
+        if self.way == "ends":
+            os._exit(3)
+        return super().loss(model, batch)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("data", "keys", "state/trainers/other", "silo"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "data" / "task.py").write_text(TASK)
+    (tmp_path / "keys" / "group.key").write_text("secret")
+    (tmp_path / "state" / "audit.jsonl").write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+def started(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TrainingProcess]]:
+    there = list[TrainingProcess]()
+    yield there
+    for each in there:
+        each.end()
+
+
+def process(
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    there: list[TrainingProcess],
+    processes: int | None = None,
+    **what: object,
+) -> TrainingProcess:
+    file = str(place / "data" / "task.py")
+    never = [str(place / "keys"), str(place / "state")]
+    owner = OwnerPolicy(data=[str(place / "data")], code_files=[file], never=never)
+    monkeypatch.setenv(ALLOWED, owner.model_dump_json())
+    config = StrategyConfig.load("fedavg", [f"task={json.dumps({'kind': 'custom', 'file': file, 'options': what})}"])
+    text = RunSpec.of(config, None, 2).dump()
+    identity = Identity(text, 0, "clinic-a", processes=processes)
+    there.append(TrainingProcess(identity, RunSpec.parse(text), owner, place / "silo"))
+    return there[-1]
+
+
+def order(steps: int = 3, name: str = "u1") -> WorkOrder:
+    return WorkOrder(
+        update_id=name, base_version=0, round=0, batch_size=4, max_steps=steps, learning_rate=0.1, seed=1, evaluate=True
+    )
+
+
+def test_a_users_code_gets_nothing_but_the_data(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    """Each attempt succeeds where there is no room, but for those that take another user's rights."""
+    monkeypatch.setenv("KEY_PASSPHRASE", "open sesame")
+    monkeypatch.setenv("FEDSYNC_PASSPHRASE_ENV", "KEY_PASSPHRASE")
+    monkeypatch.setenv("FEDSYNC_KEYS", str(place / "keys"))
+    monkeypatch.setenv("MINE", "42")
+    shared = Path("/dev/shm", f"fedsync-{secrets.token_hex(4)}")
+    shared.write_text("another run's rows")
+    trainer = listen(place / "state" / "s")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(server.getsockname())
+        threading.Thread(target=server.accept, daemon=True).start()
+        try:
+            process(
+                place,
+                monkeypatch,
+                started,
+                way="attack",
+                keys=str(place / "keys"),
+                state=str(place / "state"),
+                trainer=str(place / "state" / "s"),
+                port=server.getsockname()[1],
+                shared=shared.name,
+            )
+        finally:
+            shared.unlink()
+            trainer.close()
+        datagrams.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            datagrams.recv(1)
+    found, rows, variable = json.loads((place / "silo" / HOME / "found.json").read_text())
+    assert found == []
+    assert rows == 40, "loaders with processes work"
+    assert variable == "42", "the owner's own variables are there"
+
+
+def test_it_trains_and_judges_as_in_the_sessions_own_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    from fedsync.trainer.place import local_trainer
+
+    far = process(place, monkeypatch, started)
+    text = RunSpec.parse(far._set_up.spec)
+    near = local_trainer(text, Identity(far._set_up.spec, 0, "clinic-a"))
+    assert (far.layout, far.examples, far.device) == (near.layout, near.examples, near.device)
+    model = far.initial_model()
+    np.testing.assert_array_equal(model, near.initial_model())
+    one, other = far.run(order(), model, Cursor()), near.run(order(), model, Cursor())
+    np.testing.assert_array_equal(one.update, other.update)
+    assert one.cursor == other.cursor
+    timed = {"compute_s": 0.0, "overhead_s": {}, "windows": (), "metrics": {}}
+    assert replace(one.report, **timed) == replace(other.report, **timed)
+    assert far.judge(model, one.cursor, Split.TEST, None) == near.judge(model, one.cursor, Split.TEST, None)
+
+
+def test_an_order_is_halted_and_told_how_far_it_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    far = process(place, monkeypatch, started, way="slow")
+    seen = list[int]()
+
+    def watch(steps: int, samples: int) -> bool:
+        seen.append(steps)
+        return steps < 3
+
+    outcome = far.run(order(1000), far.initial_model(), Cursor(), watch=watch)
+    assert 3 <= outcome.report.steps < 20
+    assert seen == sorted(seen)
+    assert far.run(order(2, "u2"), far.initial_model(), Cursor(), watch=lambda *_: True).report.steps == 2
+
+
+def test_several_processes_train_together_in_the_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    one, two = (process(place, monkeypatch, started, count) for count in (1, 2))
+    model = one.initial_model()
+    updates = [each.run(order(), model, Cursor()).update for each in (one, two)]
+    np.testing.assert_allclose(*updates, rtol=1e-4, atol=1e-6)
+
+
+def test_one_that_stands_says_where(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    far = process(place, monkeypatch, started, way="stands")
+    failed = list[Exception]()
+
+    def run() -> None:
+        try:
+            far.run(order(), far.initial_model(), Cursor())
+        except RunError as error:
+            failed.append(error)
+
+    work = threading.Thread(target=run)
+    work.start()
+    end_s = time.monotonic() + 30
+    while "task.py" not in far.where(0) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert "task.py, line" in far.where(0)
+    os.kill(far.pid, signal.SIGKILL)
+    work.join(30)
+    assert "ended by signal 9" in str(failed[0])
+
+
+def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    far = process(place, monkeypatch, started, way="raises")
+    for _ in range(2):  # it lives
+        with pytest.raises(UserCodeError, match=r"task.py, line \d+: LookupError: value 42"):
+            far.run(order(), far.initial_model(), Cursor())
+    first = far.pid
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(RunError, match="ended by signal 9"):
+        far.run(order(), np.zeros(far.layout.size, np.float32), Cursor())
+    with pytest.raises(UserCodeError):
+        far.run(order(), far.initial_model(), Cursor())
+    assert far.pid != first
+    with pytest.raises(RunError, match="ended with code 3"):
+        ending = process(place, monkeypatch, started, way="ends")
+        ending.run(order(), ending.initial_model(), Cursor())
+
+
+def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    (place / "data" / "task.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError, match="one subclass"):
+        process(place, monkeypatch, started)
+
+
+WITHOUT_NAMESPACES = """
+import json, socket, sys
+from pathlib import Path
+from fedsync.trainer.room import program
+
+program.own_namespaces = lambda: False
+alone = program.enter(Path(sys.argv[1]), [])
+made = []
+for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLINK):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try:
+            made.append(str(socket.socket(family, kind)))
+        except PermissionError:
+            continue
+print(json.dumps([alone, made, socket.socketpair()[0].fileno() > 0]))
+"""
+
+
+def test_without_namespaces_there_is_no_socket_at_all(tmp_path: Path) -> None:
+    command = [*INTERPRETER[:2], "-c", WITHOUT_NAMESPACES, str(tmp_path)]
+    (tmp_path / "tmp").mkdir()
+    found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert json.loads(found.stdout) == [False, [], True]
