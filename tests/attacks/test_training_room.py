@@ -9,24 +9,30 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
-from fedsync.common.confinement import can_confine
-from fedsync.common.fence import ALLOWED
+from fedsync.common.confinement import can_confine, emptied
+from fedsync.common.fence import ALLOWED, Fence
 from fedsync.common.processes import INTERPRETER
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, RunError, UserCodeError
-from fedsync.core.orders import Split, WorkOrder
+from fedsync.core.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
+from fedsync.core.layout import Layout
+from fedsync.core.orders import Split, WorkOrder, WorkReport
 from fedsync.trainer.connection import listen
+from fedsync.trainer.folder import HOME, fits
 from fedsync.trainer.owner_policy import OwnerPolicy
 from fedsync.trainer.protocol import Identity
-from fedsync.trainer.room.process import HOME, TrainingProcess
+from fedsync.trainer.room.checked import checked_order, checked_trainer
+from fedsync.trainer.room.messages import OrderDone, TrainerBuilt
+from fedsync.trainer.room.process import TrainingProcess
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -104,6 +110,12 @@ class Rows(Dataset):
 class Made(Task):
     def __init__(self, way="", keys="", state="", trainer="", port=0, shared=""):
         self.way = way
+        if way == "forks":
+            for leave in (os.setsid, lambda: os.setpgid(0, 0)):
+                if os.fork() == 0:
+                    leave()
+                    time.sleep(600)
+            Path("found.json").write_text(json.dumps([each for each in os.listdir("/proc") if each.isdigit()]))
         if way == "attack":
             found = tried(attack(keys, state, trainer, port, shared))
             rows = DataLoader(Rows(), batch_size=8, num_workers=2)
@@ -327,3 +339,87 @@ def test_without_namespaces_there_is_no_socket_at_all(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
     assert json.loads(found.stdout) == [False, [], True]
+
+
+def alive_in(place: Path) -> list[int]:
+    """Processes whose working folder is the room's."""
+    found = list[int]()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(place / "silo" / HOME):
+                found.append(process.pid)
+    return found
+
+
+@pytest.mark.parametrize("killed", ["end", "guard", "process"])
+def test_nothing_of_a_room_outlives_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess], killed: str
+) -> None:
+    far = process(place, monkeypatch, started, way="forks")
+    assert len(alive_in(place)) == 3
+    match killed:
+        case "end":
+            far.end()
+        case "guard":
+            os.kill(far.pid, signal.SIGTERM)
+        case "process":
+            psutil.Process(far.pid).children()[0].kill()
+    end_s = time.monotonic() + 20
+    while alive_in(place) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert alive_in(place) == []
+
+
+DONE = OrderDone(WorkReport(0, 3, 12, 0.1, 0.5), 0, 12, "{}")
+LIES = {
+    "of another version": replace(DONE, report=replace(DONE.report, base_version=7)),
+    "of no step": replace(DONE, report=replace(DONE.report, steps=0)),
+    "of more steps than ordered": replace(DONE, report=replace(DONE.report, steps=4)),
+    "of no time": replace(DONE, report=replace(DONE.report, compute_s=-1.0)),
+    "of more than it was given": replace(DONE, report=replace(DONE.report, batch_cap=10**15)),
+    "of a place behind its data": replace(DONE, position=21),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_an_order_ends_only_as_it_can(lie: str) -> None:
+    assert checked_order(order(), DONE, 2, 20) is DONE
+    with pytest.raises(RunError, match="cannot be"):
+        checked_order(order(), LIES[lie], 2, 20)
+
+
+def test_a_device_is_no_place_for_a_message() -> None:
+    built = TrainerBuilt(Layout(("w",), ((2,),)), "", (), None, "cuda:0", 5, False, None)
+    assert checked_trainer(built) is built
+    for lie in (replace(built, device="Meier, Anna; 1961"), replace(built, frozen="zz"), replace(built, examples=-1)):
+        with pytest.raises(RunError, match="cannot be"):
+            checked_trainer(lie)
+
+
+def test_a_link_in_the_data_leads_nowhere_and_a_second_name_is_refused(tmp_path: Path) -> None:
+    data, keys = tmp_path / "data", tmp_path / "data" / "keys"
+    keys.mkdir(parents=True)
+    (keys / "group.key").write_text("secret")
+    (data / "link").symlink_to(keys)
+    (data / "rows.csv").write_text("1")
+    fence = Fence((str(data),), (str(keys),))
+    assert fence.ways() == (data / "rows.csv",)
+    fence.check_names()
+    (data / "second").hardlink_to(keys / "group.key")
+    with pytest.raises(OwnerRefusal, match="second name"):
+        fence.check_names()
+
+
+def test_a_deep_folder_is_removed_and_measured(tmp_path: Path) -> None:
+    home = tmp_path / "run" / HOME
+    home.mkdir(parents=True)
+    descriptor = os.open(home, os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=descriptor)
+        deeper = os.open("d", os.O_DIRECTORY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = deeper
+    os.close(descriptor)
+    assert fits(tmp_path, 10**9)
+    emptied(home)
+    assert sorted(path.name for path in home.iterdir()) == ["tmp"]
