@@ -43,7 +43,8 @@ class TrainerFailed(Exception):
         self.reason = reason
 
 
-def _first_model(trainer: SiloTrainer) -> Vector:
+def made_initial(trainer: SiloTrainer) -> Vector:
+    """The model before any training, float32 [values]; raises `TrainerFailed`."""
     try:
         return trainer.initial_model()
     except Exception as error:
@@ -78,7 +79,7 @@ def encrypted_replica(
         ring,
         open_suite(plan.kind, ring.group),
         trainer.examples,
-        partial(_first_model, trainer),
+        partial(made_initial, trainer),
         lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
         None if folder is None else folder / COPY,
         spec.run,

@@ -18,9 +18,10 @@ from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError, SiloLocked, SpoiledSum
+from fedsync.core.errors import SERVER, ConfigError, ProtocolError, RunError, SiloLocked, SpoiledSum, UserCodeError
 from fedsync.core.layout import Vector
 from fedsync.core.transfer import Payload
+from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.trainer.key_lookup import KEYS
 from fedsync.trainer.lockout import COUNT, LIMIT, MARKER, Lockout
 from fedsync.trainer.owner_policy import ALLOWED
@@ -38,6 +39,7 @@ from fedsync.trainer.protocol import (
     Request,
     exchange,
 )
+from fedsync.trainer.replicas import made_initial
 from fedsync.trainer.service import TrainerService
 from tests.cipher.given_keys import some_context
 
@@ -191,6 +193,24 @@ def test_after_three_forgeries_a_silo_answers_nothing_in_any_run(keys: Ring) -> 
     Lockout(keys).unlock()
     assert isinstance(exchange(one.ask, Describe())[0], Hello)
     service("three")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RunError("ended by signal 9"), UserCodeError("raises"), RuntimeError("a bug"), ProtocolError(SERVER, "x", "y")],
+)
+def test_what_trains_here_and_fails_forges_nothing(
+    keys: Ring, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(self: GuardedTrainer) -> Vector:
+        raise error
+
+    monkeypatch.setattr(GuardedTrainer, "initial_model", fails)
+    session = service("one")._session
+    for _ in range(LIMIT):
+        with pytest.raises(type(error)), session._counted():
+            made_initial(session._trainer)
+    assert not locked(keys)
 
 
 def test_an_emulated_silo_leaves_no_lock_behind(keys: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
