@@ -6,8 +6,9 @@ from bench.cost.path import measure
 from fedsync.cli import Runtime
 
 MOST = {
-    (Runtime.VIRTUAL, "plain"): (59, 310),
-    (Runtime.VIRTUAL, "bfv"): (88, 560),
+    # One file more than before the training room: a session has a trainer here or in a confined process.
+    (Runtime.VIRTUAL, "plain"): (60, 312),
+    (Runtime.VIRTUAL, "bfv"): (89, 562),
     (Runtime.LOCAL, "plain"): (122, 668),
     (Runtime.LOCAL, "bfv"): (154, 942),
 }
