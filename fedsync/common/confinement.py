@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import platform
+import resource
 import socket
 import struct
 import sys
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import fedsync
 from fedsync.common.files import remove_tree
 from fedsync.core.errors import ConfigError
 
@@ -216,6 +218,23 @@ def own_namespaces() -> bool:
     except (ConfigError, OSError):
         return False
     return True
+
+
+def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Folders that a room may read to run FedSync, and folders that it may list.
+
+    Where a package is imported from its sources, the folder of the sources is looked through, too.
+    """
+    package = Path(fedsync.__file__).resolve().parent
+    listed = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
+    return program_folders([package]), listed
+
+
+def settle_in(home: Path) -> None:
+    """Make a room's own folder the home, the working folder and the place of temporary files; no core is dumped."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
+    os.chdir(home)
 
 
 def emptied(home: Path) -> None:

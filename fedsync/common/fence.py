@@ -97,22 +97,17 @@ class Fence:
         second = frozenset(_place(found) for found in self._closed_files() if found.st_nlink > 1)
         if not second:
             return
-        for root in self.below:
-            for folder, _, names in os.walk(root):
-                for name in names:
-                    path = Path(folder, name)
-                    if _look(path) in second and not any(path.is_relative_to(each) for each in self.never):
-                        problem = f"{path} is a second name (hard link) of a file that no run may read"
-                        raise OwnerRefusal("silo.yaml, data", problem, "Remove it")
+        for path in _paths_in(self.below):
+            if _look(path) in second and not any(path.is_relative_to(each) for each in self.never):
+                problem = f"{path} is a second name (hard link) of a file that no run may read"
+                raise OwnerRefusal("silo.yaml, data", problem, "Remove it")
 
     def _closed_files(self) -> Iterator[os.stat_result]:
-        for root in self.never:
-            files = [root, *(str(Path(folder, name)) for folder, _, names in os.walk(root) for name in names)]
-            for file in files:
-                with suppress(OSError):
-                    status = Path(file).lstat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield status
+        for file in (*map(Path, self.never), *_paths_in(self.never)):
+            with suppress(OSError):
+                status = file.lstat()
+                if stat.S_ISREG(status.st_mode):
+                    yield status
 
     def _inside(self, path: str | Path) -> tuple[str, Path]:
         """The data folder that a path leads into, and the path without links."""
@@ -176,11 +171,14 @@ def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: 
 @lru_cache(maxsize=2)
 def _files_in(never: tuple[str, ...], second: int) -> frozenset[_Place]:
     """Of all files in closed folders, looked at anew each second."""
-    found = set()
-    for root in never:
+    return frozenset(place for path in _paths_in(never) if (place := _look(path)) is not None)
+
+
+def _paths_in(roots: tuple[str, ...]) -> Iterator[Path]:
+    """All files in folders."""
+    for root in roots:
         for folder, _, names in os.walk(root):
-            found |= {place for name in names if (place := _look(Path(folder, name))) is not None}
-    return frozenset(found)
+            yield from (Path(folder, name) for name in names)
 
 
 def _look(path: Path) -> _Place | None:

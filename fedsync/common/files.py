@@ -159,7 +159,7 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_bytes(path: Path) -> int:
-    """What a folder takes of the disk, however deep it is [bytes]; 0 where it is gone."""
+    """Disk usage of a folder, however deep it is [bytes]; 0 where it is gone."""
     command = ["du", "--summarize", "--block-size=1", "--", str(path)]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return int(found[0]) if found else 0

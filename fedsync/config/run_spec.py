@@ -27,6 +27,7 @@ from fedsync.policies.aggregate.kinds import FedAvg
 from fedsync.policies.optimize.base import ServerOptimizerPolicy
 from fedsync.policies.rounds.base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
+from fedsync.train.throttle import Throttle
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -158,6 +159,13 @@ class RunSpec(Section):
     def origin(self) -> str:
         """The identity under which the run began."""
         return self.began or self.run
+
+    def throttle(self, index: int) -> Throttle | None:
+        """The brake to the pace of the machine that a silo emulates, by its place; None where none is emulated."""
+        if not self.emulate:
+            return None
+        machine = self.emulate[index]
+        return Throttle(machine.build_curve(), self.fastest / machine.speed)
 
     def dump(self) -> str:
         """The one text of this run, which `parse` takes."""

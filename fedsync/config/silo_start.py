@@ -171,7 +171,7 @@ class SiloStartConfig(Section):
     the task's own, made from the seed."""
 
     code: Literal["installed", "reviewed", "shipped"] = "installed"
-    """Whose code reaches keys and data. ``installed``: FedSync's own as it is installed here; the client that a run
+    """Code that may reach keys and data. ``installed``: FedSync's own as it is installed here; the client that a run
     brings along is confined, and runs name files among ``code_files``. ``reviewed``: the same, but runs name files of
     folders that one of ``reviewers`` signed (``fedsync code sign``), as they were signed. ``shipped``: also the client
     of any Flower app that the server sends, with all rights of the silo's user, so that the server can read the keys

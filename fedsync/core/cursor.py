@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a silo is in its own data: all that must survive a restart.
+    """Position of a silo in its own data: all that must survive a restart.
 
     Args:
         epoch: passes over the data that are complete.

@@ -66,7 +66,7 @@ class GridTransport:
 
 
 def answer_in(reply: Message, name: str, most: int) -> SiloAnswer:
-    """What a Flower message answers to the question ``name``, beside which so many bytes may be."""
+    """The answer in a Flower message to the question ``name``, beside which so many bytes may be."""
     if reply.has_error():
         code, reason = reply.error.code, messages.shortened(reply.error.reason)
         return SiloAnswer(name, problem=f"error {code}: {reason}", code=code)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import resource
-import sys
 from pathlib import Path
 
-import fedsync
-from fedsync.common.confinement import Room, confine, emptied, program_folders
+from fedsync.common.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.fence import ALLOWED
 from fedsync.silo.joins import INBOX
 
@@ -29,10 +27,8 @@ def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
         port: of the SuperNode.
         secret: file by which the SuperNode knows who starts ClientApps.
     """
-    package = Path(fedsync.__file__).resolve().parent
-    # Where a package is imported from its sources, their folder is looked through, too.
-    sources = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
-    return Room((*program_folders([package]), secret), (home,), inbox, (port,), sources)
+    programs, sources = own_sources()
+    return Room((*programs, secret), (home,), inbox, (port,), sources)
 
 
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
@@ -47,8 +43,7 @@ def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
         if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     emptied(home)
-    for limit, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
+    for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
         resource.setrlimit(limit, (most, most))
-    os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
-    os.chdir(home)
+    settle_in(home)
     confine(room_of(home, inbox, port, secret))

@@ -1,4 +1,4 @@
-"""What trains at a silo, as its session sees it: in this process, or in one that has neither keys nor a network.
+"""The trainer of a silo, as its session sees it: in this process, or in one that has neither keys nor a network.
 
 Imports no torch: the process that has a silo's keys has none.
 """
@@ -22,7 +22,7 @@ Watch = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an order came to.
+    """Result of an order.
 
     Args:
         update: local model minus base, float32 [layout.size].

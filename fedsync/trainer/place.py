@@ -10,12 +10,11 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.train.device import resolve
 from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.throttle import Throttle
 from fedsync.trainer.protocol import Identity
 
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
-    """What trains at the silo, in this process.
+    """The trainer of the silo, in this process.
 
     Args:
         spec: the run, with the paths of the silo's data.
@@ -29,14 +28,6 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
     return GuardedTrainer(lambda: spec.task.trainer(site, slots, local, spec.model.build()))
-
-
-def throttle_of(spec: RunSpec, identity: Identity) -> Throttle | None:
-    """What slows training down to the pace of the machine that the silo emulates; None where it emulates none."""
-    if not spec.emulate:
-        return None
-    machine = spec.emulate[identity.index]
-    return Throttle(machine.build_curve(), spec.fastest / machine.speed)
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:

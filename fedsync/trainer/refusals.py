@@ -232,11 +232,16 @@ def _is_of_memory(error: BaseException) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    try:
-        text = str(error)
-    except Exception:  # a task of one's own may raise what cannot say what it is
-        text = "(it cannot be printed)"
+    text = printed(error)
     return text if isinstance(error, ConfigError | ProtocolError | RunError) else f"{type(error).__name__}: {text}"
+
+
+def printed(value: object) -> str:
+    """The text of an error or of what is in it; a task of one's own may raise what cannot say what it is."""
+    try:
+        return str(value)
+    except Exception:
+        return "(it cannot be printed)"
 
 
 def _texts_may_go() -> bool:

@@ -36,7 +36,7 @@ _LARGE = 256
 
 
 class TrainerFailed(Exception):
-    """What trains at the silo failed, for ``reason``, while something sealed was opened."""
+    """The silo's trainer failed, for ``reason``, while something sealed was opened."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))

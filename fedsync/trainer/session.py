@@ -32,7 +32,6 @@ from fedsync.core.plain_replica import PlainReplica
 from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
 from fedsync.core.wire import FP32
 from fedsync.train.silo_trainer import Outcome, SiloTrainer, Watch
-from fedsync.train.throttle import Throttle
 from fedsync.trainer.carrying import OwnProgress
 from fedsync.trainer.key_lookup import many_keys, own_ring
 from fedsync.trainer.last_order import LastOrder, LastOrders
@@ -51,8 +50,9 @@ if TYPE_CHECKING:
 
 logger = foreign.logger(__name__)
 
-_DIGEST_BYTES, _MOST_TOLD = 32, 30_000
-"""The second: characters of all columns that an emulated silo tells of its table."""
+_DIGEST_BYTES = 32
+_MOST_TOLD = 30_000
+"""Characters of all columns that an emulated silo tells of its table."""
 
 OWED, OWN = "owed", "own"
 """Beside a last order: what the next update makes up for, and what the next order may begin with; see
@@ -128,9 +128,7 @@ class SiloSession:
         if plan is not None and keys is not None:
             self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
         self._control = StepControl(self.name, self.layout.size, self.replica, folder) if spec.controls else None
-        self._throttle = (
-            Throttle(machine.build_curve(), spec.fastest / machine.speed) if throttled and machine else None
-        )
+        self._throttle = spec.throttle(identity.index) if throttled else None
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
         self._spec, self._own = spec, OwnModels(folder)

@@ -85,7 +85,7 @@ def attack(keys, state, trainer, port, shared):
         "reads its parent's environment": lambda: Path(f"/proc/{parent}/environ").read_bytes(),
         "reads its parent's memory": lambda: Path(f"/proc/{parent}/mem").open("rb").read(1),
         "opens its parent's files": lambda: os.open(f"/proc/{parent}/fd/2", os.O_RDONLY),
-        "goes by its parent's folder": lambda: os.listdir(f"/proc/{parent}/root/etc"),
+        "goes by its parent's folder": lambda: os.listdir(Path("/proc", str(parent), "root", "etc")),
         "traces its parent": lambda: checked(library.ptrace(16, parent, 0, 0)),
         "signals its parent": lambda: os.kill(parent, 0),
         "finds a passphrase": lambda: os.environ["KEY_PASSPHRASE"],

@@ -28,7 +28,7 @@ def checked_trainer(told: RoomReply) -> TrainerBuilt:
 
 
 def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
-    """How far an order is; raises `RunError` where it is further than it can be."""
+    """Progress of an order; raises `RunError` where it is further than it can be."""
     most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
     _check(0 <= told.steps <= most and told.samples >= 0, "progress")
     return told

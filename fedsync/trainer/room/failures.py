@@ -17,7 +17,7 @@ from fedsync.core.errors import (
     UserCodeError,
 )
 from fedsync.trainer.protocol import Refusal
-from fedsync.trainer.refusals import code_of
+from fedsync.trainer.refusals import code_of, printed
 from fedsync.trainer.room.messages import RoomFailure
 
 _MOST_TEXT = 4000
@@ -62,11 +62,4 @@ def _error_of(failed: RoomFailure) -> Exception:
 
 
 def _short(*texts: object) -> tuple[str, ...]:
-    return tuple(foreign.shown(" ".join(_printed(text)[:_MOST_TEXT].split())) for text in texts)
-
-
-def _printed(text: object) -> str:
-    try:
-        return str(text)
-    except Exception:  # a user's error may not say what it is
-        return "(it cannot be printed)"
+    return tuple(foreign.shown(" ".join(printed(text)[:_MOST_TEXT].split())) for text in texts)

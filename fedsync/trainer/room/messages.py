@@ -1,4 +1,4 @@
-"""What a silo's session and its training process say to each other, over a pair of sockets.
+"""Messages between a silo's session and its training process, over a pair of sockets.
 
 A frame is a head (number of parts and length of each, then length of the text), the text, which is a value as JSON, and
 the parts: arrays as they lie in memory. Nobody unpickles anything, and who receives says how long each part may be
@@ -29,6 +29,9 @@ Part = NDArray[np.uint8]
 _COUNTS = struct.Struct("<IB")
 _MOST_TEXT, _MOST_PARTS, _SEND_S = 2**22, 4, 60.0
 _AT_ONCE = 2**20
+
+MOST_PRIVATE = 2**28 + 2**20
+"""Bytes of private parts in a message: `fedsync.train.private.MOST_BYTES`, and their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | Ha
 
 @dataclass(frozen=True, slots=True)
 class TrainerBuilt:
-    """What was built; see `fedsync.train.silo_trainer.SiloTrainer`. ``frozen`` is hexadecimal."""
+    """The trainer that was built; see `fedsync.train.silo_trainer.SiloTrainer`. ``frozen`` is hexadecimal."""
 
     layout: Layout
     frozen: str
@@ -118,7 +121,7 @@ class TrainerBuilt:
 
 @dataclass(frozen=True, slots=True)
 class OrderProgress:
-    """How far an order is; its answer is yet to come."""
+    """Progress of an order; its answer is yet to come."""
 
     steps: int
     samples: int
@@ -143,7 +146,7 @@ class OrderDone:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvaluated:
-    """What was found of a model; None where that failed."""
+    """Evaluation of a model; None where that failed."""
 
     found: Evaluation | None
 
@@ -205,7 +208,7 @@ class RoomChannel:
             self._sending.release()
 
     def receive(self, most: Sequence[int] = ()) -> tuple[RoomRequest | RoomReply, list[Part]]:
-        """What comes next, with its parts, which may have so many bytes each.
+        """The next message, with its parts, which may have so many bytes each.
 
         Raises:
             EOFError: nobody is there.

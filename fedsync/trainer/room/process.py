@@ -1,4 +1,4 @@
-"""A silo's training process, to its session: what trains there has the data, and neither keys nor a network.
+"""Training process of a silo, as its session sees it: it has the data, and neither keys nor a network.
 
 The session (`fedsync.trainer.session`) has keys, state and last order, and imports no user's code. What comes from the
 process is checked as what comes from a stranger: its form, its length, and that it is finite.
@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from fedsync.trainer.protocol import Identity
 from fedsync.trainer.room.checked import checked_order, checked_progress, checked_trainer
 from fedsync.trainer.room.failures import raise_failure
 from fedsync.trainer.room.messages import (
+    MOST_PRIVATE,
     AskCurrentLine,
     BuildInitialModel,
     BuildTrainer,
@@ -60,7 +62,8 @@ logger = foreign.logger(__name__)
 
 _LOOK_S = 0.02
 _LINE_S, _LAST_S = 2.0, 1.0
-_MOST_PRIVATE = 2**28 + 2**20
+
+_Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt)
 
 
 class TrainingProcess:
@@ -118,9 +121,7 @@ class TrainingProcess:
         return self._built.batch_cap
 
     def initial_model(self) -> Vector:
-        told, parts = self._ask(BuildInitialModel(), (), (self.layout.nbytes,))
-        assert isinstance(told, InitialModelBuilt)
-        return self._vector(parts)
+        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), (), (self.layout.nbytes,))[1])
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Not from here: what a real silo keeps is exported by a command of its owner's."""
@@ -143,8 +144,7 @@ class TrainingProcess:
         """
         asked = TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
-        told, parts = self._ask(asked, beside, (self.layout.nbytes, _MOST_PRIVATE), watch)
-        assert isinstance(told, OrderDone)
+        told, parts = self._ask(OrderDone, asked, beside, (self.layout.nbytes, MOST_PRIVATE), watch)
         checked_order(order, told, len(parts), self.examples)
         update = self._vector(parts)
         for start, stop in spans(update.size, update.itemsize):
@@ -185,9 +185,7 @@ class TrainingProcess:
         self, model: Vector, cursor: Cursor, split: Split, subject: str | None, *, quiet: bool
     ) -> Evaluation | None:
         asked = EvaluateGiven(replace(cursor, private=b""), split, subject, quiet, _ids())
-        told, _ = self._ask(asked, (model, cursor.private), ())
-        assert isinstance(told, ModelEvaluated)
-        return told.found
+        return self._ask(ModelEvaluated, asked, (model, cursor.private), ())[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
         if not parts or parts[0].nbytes != self.layout.nbytes:
@@ -197,9 +195,14 @@ class TrainingProcess:
     # The process.
 
     def _ask(
-        self, asked: RoomRequest, parts: Sequence[Vector | bytes], most: Sequence[int], watch: Watch | None = None
-    ) -> tuple[RoomReply, list[Part]]:
-        """The answer to a question; starts the process anew where it is gone."""
+        self,
+        kind: type[_Reply],
+        asked: RoomRequest,
+        parts: Sequence[Vector | bytes],
+        most: Sequence[int],
+        watch: Watch | None = None,
+    ) -> tuple[_Reply, list[Part]]:
+        """The answer to a question, of this kind; starts the process anew where it is gone."""
         with self._asking:
             channel = self._living()
             try:
@@ -212,7 +215,7 @@ class TrainingProcess:
                 raise
         if isinstance(told, RoomFailure):
             raise_failure(told)
-        if type(told) is not _ANSWERS[type(asked)]:
+        if not isinstance(told, kind):
             self.end()
             raise RunError(f"the training process answers {type(told).__name__} to {type(asked).__name__}")
         return told, beside
@@ -223,8 +226,6 @@ class TrainingProcess:
         """Wait for it, and look meanwhile how far it is."""
         steps, halted = OrderProgress(0, 0), False
         while True:
-            if self._started.exit_code() is not None and not channel.poll(0.0):
-                raise EOFError  # a process that it left behind may hold the channel
             if channel.poll(_LOOK_S):
                 told, parts = channel.receive(most)
                 match told:
@@ -235,7 +236,9 @@ class TrainingProcess:
                             self._at = at
                             self._stands.notify_all()
                     case _:
-                        return told, parts  # type: ignore[return-value]  # the line receives nothing else
+                        return told, parts  # type: ignore[return-value]  # the channel receives nothing else
+            elif self._started.exit_code() is not None:
+                raise EOFError  # a process that it left behind may hold the channel
             if watch is not None and isinstance(asked, TrainOrder) and steps.steps > 0 and not halted:
                 halted = not watch(steps.steps, steps.samples)
                 if halted:
@@ -273,13 +276,6 @@ class TrainingProcess:
             return RunError(f"the training process said what it may not ({error}), and was ended")
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         return RunError(f"the training process ended {how}. The next order starts another")
-
-
-_ANSWERS: Mapping[type, type] = {
-    TrainOrder: OrderDone,
-    EvaluateGiven: ModelEvaluated,
-    BuildInitialModel: InitialModelBuilt,
-}
 
 
 def _ids() -> str:

@@ -11,14 +11,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import signal
 import socket
 import sys
 from pathlib import Path
 
-import fedsync
-from fedsync.common.confinement import Room, confine, own_namespaces, program_folders
+from fedsync.common.confinement import Room, confine, own_namespaces, own_sources, settle_in
 from fedsync.core.errors import ConfigError
 from fedsync.trainer.room.guard import watch
 
@@ -32,15 +30,12 @@ def enter(home: Path, data: list[str]) -> bool:
     Raises:
         ConfigError: this system cannot confine a process.
     """
-    package = Path(fedsync.__file__).resolve().parent
-    sources = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
-    os.chdir(home)
+    programs, sources = own_sources()
+    settle_in(home)
     alone = own_namespaces()
     devices = tuple(path for name in _DEVICES for path in Path("/dev").glob(name))
     room = Room(
-        readable=(*program_folders([package]), *map(Path, data), Path("/sys")),
+        readable=(*programs, *map(Path, data), Path("/sys")),
         writable=(home, Path("/dev/shm")) if alone else (home,),  # its own, where it is alone
         listed=sources,
         devices=devices,

@@ -69,9 +69,10 @@ class StartedProcess:
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        with suppress(subprocess.TimeoutExpired):
-            return self._process.wait(wait_s)
-        return None
+        if wait_s > 0:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+        return self._process.poll()
 
 
 def _environment(home: Path) -> Mapping[str, str]:

@@ -23,10 +23,11 @@ from fedsync.core.errors import ConfigError
 from fedsync.train.batches import hand_over_by_value
 from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.train.throttle import Throttle
-from fedsync.trainer.place import local_trainer, throttle_of
+from fedsync.trainer.place import local_trainer
 from fedsync.trainer.protocol import Identity
 from fedsync.trainer.room.failures import failure_of
 from fedsync.trainer.room.messages import (
+    MOST_PRIVATE,
     AskCurrentLine,
     BuildInitialModel,
     BuildTrainer,
@@ -54,7 +55,7 @@ _TELL_S = 0.02
 
 
 class _Work:
-    """What trains, and how far it is.
+    """The trainer at work, and which order is halted.
 
     Args:
         channel: to the session.
@@ -133,7 +134,7 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
         return
     channel.send(built)
     work, questions = _Work(channel, trainer, throttle, asked.least_samples), _Questions()
-    most = (trainer.layout.nbytes, 2**29, trainer.layout.nbytes)
+    most = (trainer.layout.nbytes, MOST_PRIVATE, trainer.layout.nbytes)
     threading.Thread(target=_listen, args=(channel, most, work, questions), daemon=True).start()
     while True:
         question, parts = questions.get()
@@ -152,13 +153,12 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
             match asked:
                 case HaltOrder(update_id):
                     work.halted = update_id
-                case TrainOrder():
-                    work.halted = ""
-                    questions.put((asked, parts))
                 case AskCurrentLine():
                     channel.send(CurrentLine(foreign.shown(work.where(main))))
                 case _:
-                    questions.put((asked, parts))  # type: ignore[arg-type]  # the line receives nothing else
+                    if isinstance(asked, TrainOrder):
+                        work.halted = ""  # the channel keeps the order of messages: what comes now is about this one
+                    questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
         except (EOFError, OSError):
             os._exit(0)
 
@@ -180,7 +180,7 @@ def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttl
         trainer.validates,
         trainer.find_batch_cap_on_gpu(),
     )
-    return trainer, throttle_of(spec, identity), built
+    return trainer, spec.throttle(identity.index), built
 
 
 def _tell_failure(channel: RoomChannel, error: Exception) -> None:
