@@ -88,9 +88,9 @@ class GuardedTrainer:
         return self._trainer.try_evaluate(model, cursor, split)
 
     @guarded()
-    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str | None) -> Evaluation:
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
         found = self._trainer.evaluate(model, cursor, split)
-        return found if subject is None else self._gains.told(subject, found, self._trainer.judged)
+        return self._gains.told(subject, found, self._trainer.judged if gains else None)
 
     def where(self, thread: int) -> str:
         return line_of(thread)

@@ -93,8 +93,8 @@ class SiloTrainer(Protocol):
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
         """Loss and score of ``model``, float32 [layout.size], on a split; None where that fails."""
 
-    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str | None) -> Evaluation:
-        """The same, with what a model called ``subject`` gains over the silo's own; None for a model of no name."""
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        """The same of the model called ``subject``, and with ``gains`` what it gains over the silo's own."""
 
     def where(self, thread: int) -> str:
         """The line of code at which the thread stands that waits for this, for people."""

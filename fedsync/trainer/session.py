@@ -345,7 +345,8 @@ class SiloSession:
             model, cursor = self._receive(received, asked.version), self.cursor
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
-        return self._trainer.judge(model, cursor, asked.split, None if self.sealed or asked.owner else asked.subject)
+        gains = not (self.sealed or asked.owner)
+        return self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
 
     def where(self, thread: int) -> str:
         """As `SiloTrainer.where`."""

@@ -25,7 +25,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
 from fedsync.core.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
 from fedsync.core.layout import Layout
-from fedsync.core.orders import Split, WorkOrder, WorkReport
+from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
 from fedsync.trainer.connection import listen
 from fedsync.trainer.folder import HOME, fits
 from fedsync.trainer.owner_policy import OwnerPolicy
@@ -238,7 +238,9 @@ def test_it_trains_and_judges_as_in_the_sessions_own_process(
     assert one.cursor == other.cursor
     timed = {"compute_s": 0.0, "overhead_s": {}, "windows": (), "metrics": {}}
     assert replace(one.report, **timed) == replace(other.report, **timed)
-    assert far.judge(model, one.cursor, Split.TEST, None) == near.judge(model, one.cursor, Split.TEST, None)
+    for gains in (False, True):
+        found = [each.judge(model, one.cursor, Split.TEST, Subject.LAST, gains=gains) for each in (far, near)]
+        assert found[0] == found[1]
 
 
 def test_an_order_is_halted_and_told_how_far_it_is(
@@ -298,7 +300,8 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
             far.run(order(), far.initial_model(), Cursor())
     first = far.pid
     os.kill(first, signal.SIGKILL)
-    with pytest.raises(RunError, match="ended by signal 9"):
+    assert far._started.exit_code(10.0) == -signal.SIGKILL
+    with pytest.raises(UserCodeError):
         far.run(order(), np.zeros(far.layout.size, np.float32), Cursor())
     with pytest.raises(UserCodeError):
         far.run(order(), far.initial_model(), Cursor())

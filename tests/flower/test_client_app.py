@@ -161,7 +161,7 @@ def test_silos_in_virtual_time_share_one_process() -> None:
 
     session = SiloSession(Identity(run.dump(), 0, "m"), run)
 
-    assert type(session._trainer) is Trainer
+    assert type(session._trainer._trainer) is Trainer  # type: ignore[attr-defined]
 
 
 def test_a_batch_cap_is_looked_for_on_a_gpu_unless_the_machine_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,14 +73,16 @@ class EvaluateGiven:
     Args:
         cursor: what the last order left.
         split: on which samples.
-        subject: name of the model, of which gains are told; None for none.
+        subject: name of the model.
+        gains: tell what it gains over the silo's own.
         quiet: an evaluation that fails is none, and no error.
         ids: see `fedsync.common.environment.FLOWER_IDS`.
     """
 
     cursor: Cursor
     split: Split
-    subject: str | None
+    subject: str
+    gains: bool
     quiet: bool
     ids: str
 

@@ -153,10 +153,11 @@ class TrainingProcess:
         return Outcome(update, told.report, Cursor(told.epoch, told.position, told.state, parts[1].tobytes()))
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._judge(model, cursor, split, None, quiet=True)
+        return self._judge(EvaluateGiven(replace(cursor, private=b""), split, "", False, True, _ids()), model, cursor)
 
-    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str | None) -> Evaluation:
-        found = self._judge(model, cursor, split, subject, quiet=False)
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, gains, False, _ids())
+        found = self._judge(asked, model, cursor)
         if found is None:
             raise RunError("the training process finds nothing of a model")
         return found
@@ -181,10 +182,7 @@ class TrainingProcess:
         """Kill the process; the next question starts another."""
         self._started.end()
 
-    def _judge(
-        self, model: Vector, cursor: Cursor, split: Split, subject: str | None, *, quiet: bool
-    ) -> Evaluation | None:
-        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, quiet, _ids())
+    def _judge(self, asked: EvaluateGiven, model: Vector, cursor: Cursor) -> Evaluation | None:
         return self._ask(ModelEvaluated, asked, (model, cursor.private), ())[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:

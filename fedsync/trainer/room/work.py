@@ -75,13 +75,13 @@ class _Work:
         match asked:
             case TrainOrder():
                 self._train(asked, *parts)
-            case EvaluateGiven(cursor, split, subject, quiet, ids):
+            case EvaluateGiven(cursor, split, subject, gains, quiet, ids):
                 os.environ[FLOWER_IDS] = ids
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
                 if quiet:
                     found = self._trainer.try_evaluate(model, at, split)
                 else:
-                    found = self._trainer.judge(model, at, split, subject)
+                    found = self._trainer.judge(model, at, split, subject, gains=gains)
                 self._channel.send(ModelEvaluated(found))
             case BuildInitialModel():
                 self._channel.send(InitialModelBuilt(), self._trainer.initial_model())
