@@ -15,6 +15,7 @@ import platform
 import resource
 import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -218,6 +219,12 @@ def own_namespaces() -> bool:
     except (ConfigError, OSError):
         return False
     return True
+
+
+def can_own_namespaces() -> bool:
+    """Whether `own_namespaces` would succeed here. A short-lived process tries it."""
+    code = f"from {__name__} import own_namespaces; raise SystemExit(not own_namespaces())"
+    return subprocess.run([sys.executable, "-P", "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:

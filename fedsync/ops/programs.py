@@ -22,7 +22,7 @@ from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.identity.certificates import Authority, ServerCertificate, read_certificate
 from fedsync.ops.supervisor import Program
 from fedsync.silo.joins import FOLDER as AGENT_FOLDER
-from fedsync.silo.joins import INBOX, INBOX_FOLDER, OWN_NODE
+from fedsync.silo.joins import INBOX, INBOX_FOLDER, LOOPBACK, OWN_NODE
 from fedsync.silo.joins import MODULE as AGENT
 from fedsync.trainer.owner_policy import owner_environment
 from fedsync.trainer.protocol import STATE_FOLDER
@@ -213,11 +213,16 @@ def hub_place(config: ServerStartConfig) -> HubPlace:
         return HubPlace(config.host, ports, config.hub.name or "127.0.0.1")
     folder = Path(config.certificates)
     server, authority = ServerCertificate.at(folder), Authority.at(folder).certificate
-    name = config.hub.name or read_certificate(server.certificate).hosts[0]
+    name = config.hub.name or _public_name(read_certificate(server.certificate).hosts)
     struck = str(Path(config.state) / STRUCK_FILE)
     proxy, sockets = config.hub.proxy or "", config.hub.sockets or str(Path(config.state) / SOCKETS)
     files = str(server.certificate), str(server.key), str(authority), struck
     return HubPlace(config.host, ports, name, *files, proxy, sockets)
+
+
+def _public_name(hosts: tuple[str, ...]) -> str:
+    """The first host of a certificate that is not this machine's own name; silos elsewhere cannot use that."""
+    return next((host for host in hosts if host not in LOOPBACK), hosts[0])
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:

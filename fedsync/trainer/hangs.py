@@ -15,6 +15,7 @@ it has told who asks; the next message starts another.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
@@ -115,9 +116,12 @@ class HangWatch:
 
 
 def _processor_s() -> float:
-    """Processor time that this process and those that it started have taken, as far as they live [s]."""
+    """Processor time of this process and its living descendants, without the calling thread [s].
+
+    Listing descendants reads the whole process table. On a busy machine that alone would look like a sign of life.
+    """
     own = psutil.Process()
-    taken = 0.0
+    taken = -time.thread_time()
     for each in (own, *own.children(recursive=True)):
         try:
             times = each.cpu_times()

@@ -235,14 +235,21 @@ def test_a_trainer_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("abi", "can", "said"), [(7, True, "memory and network"), (3, True, "Linux 6.7"), (0, False, "")]
+    ("abi", "can", "own", "said"),
+    [
+        (7, True, True, "memory and network (Landlock); trainers have a network and shared memory of their own"),
+        (7, True, False, "trainers cannot open sockets; runs with `workers` or several `processes` are refused"),
+        (3, True, True, "Linux 6.7"),
+        (0, False, False, ""),
+    ],
 )
 def test_what_a_system_keeps_code_that_is_sent_from_is_told(
-    abi: int, can: bool, said: str, monkeypatch: pytest.MonkeyPatch
+    abi: int, can: bool, own: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = SiloStartConfig(name="north", server="localhost:1", insecure=True, state="s")
     monkeypatch.setattr(checks, "landlock_abi", lambda: abi)
     monkeypatch.setattr(checks, "can_confine", lambda: can)
+    monkeypatch.setattr(checks, "can_own_namespaces", lambda: own)
     found = checks.check_code(config)
     assert found.ok is can and said in found.detail
     if not can:

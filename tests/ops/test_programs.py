@@ -12,6 +12,7 @@ from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.core.errors import ConfigError
 from fedsync.flower.hub_place import HUB, HubPlace
+from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.ops import programs, start
 from fedsync.ops.programs import node_config, node_settings, server_programs, silo_programs
 from fedsync.ops.supervisor import Program
@@ -163,3 +164,13 @@ def test_runs_are_told_where_their_hubs_are(server: ServerStartConfig, tmp_path:
     named = server.model_copy(update={"hub": HubConfig(port=20000, runs=2, name="hub.example.org")})
     place = HubPlace.load(Path(server_programs(named)[1].environment[HUB]))
     assert (place.ports, place.name) == ((20000, 20001), "hub.example.org")
+
+
+def test_silos_elsewhere_are_not_sent_to_their_own_machine(tmp_path: Path) -> None:
+    """A certificate lists names before addresses, and this machine's own name is always among them."""
+    tmp_path.chmod(0o700)
+    certs = tmp_path / "certs"
+    certs.mkdir(mode=0o700)
+    make_server_certificate(make_authority(certs), ["10.0.0.5"], certs)
+    server = ServerStartConfig(certificates=str(certs), state=str(tmp_path))
+    assert HubPlace.load(Path(server_programs(server)[1].environment[HUB])).name == "10.0.0.5"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from fedsync.common.confinement import NETWORK_ABI, can_confine, landlock_abi
+from fedsync.common.confinement import NETWORK_ABI, can_confine, can_own_namespaces, landlock_abi
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
@@ -79,7 +79,12 @@ def check_code(config: SiloStartConfig) -> Check:
         return Check("code", False, "what a run brings along cannot be kept from keys and data here", remedy)
     held = "files, memory and network" if landlock_abi() >= NETWORK_ABI else "files and memory"
     few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would keep it from the network, too"
-    return Check("code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}")
+    own = "have a network and shared memory of their own"
+    if not can_own_namespaces():
+        own = "cannot open sockets; runs with `workers` or several `processes` are refused without user namespaces"
+    return Check(
+        "code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}; trainers {own}"
+    )
 
 
 def check_certificate(path: Path, name: str, now: datetime) -> Check:
