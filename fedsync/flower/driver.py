@@ -53,7 +53,6 @@ from fedsync.flower.checkpoints import Checkpoints, Moment
 from fedsync.flower.nodes import Admission, Nodes
 from fedsync.flower.operator_requests import Requests
 from fedsync.flower.outbox import Outbox
-from fedsync.flower.payloads import needed
 from fedsync.flower.pending_message import PendingMessage
 from fedsync.flower.regions import Regions, Relayed
 from fedsync.flower.timeouts import IdleTimeout, IdleTraining, Timeouts
@@ -74,7 +73,7 @@ from fedsync.trainer.protocol import (
 )
 from fedsync.trainer.refusals import explained
 from fedsync.transport.port import Transport
-from fedsync.transport.questions import SiloAnswer
+from fedsync.transport.questions import SiloAnswer, needed
 
 logger = foreign.logger(__name__)
 

@@ -47,17 +47,6 @@ def unpack(packed: ArrayRecord | bytes, most: int, sender: str) -> Payload:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def needed(payload: Payload | None, sender: str) -> Payload:
-    """The bytes beside a reply that is worth nothing without.
-
-    Raises:
-        ProtocolError: there are none.
-    """
-    if payload is None:
-        raise ProtocolError(sender, "message", "it brings no 'payload'")
-    return payload
-
-
 def _flat(record: ArrayRecord, sender: str) -> bytes:
     array = record.get(_FLAT)
     if array is None or len(record) != 1 or array.stype != _RAW:

@@ -138,3 +138,14 @@ class FrameHead:
         if not all(isinstance(digest, str) for digest in digests) or max(self.text, self.spec) > MOST_TEXT_BYTES:
             return False
         return all(not text or form.fullmatch(text) for form, text in ((_DIGEST, self.blob), (_TICKET, self.ticket)))
+
+
+def needed(payload: Payload | None, sender: str) -> Payload:
+    """The bytes beside a reply that is worth nothing without.
+
+    Raises:
+        ProtocolError: there are none.
+    """
+    if payload is None:
+        raise ProtocolError(sender, "message", "it brings no 'payload'")
+    return payload
