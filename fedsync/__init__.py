@@ -9,44 +9,44 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
     from fedsync.config.cluster import ClusterConfig
     from fedsync.config.strategy import StrategyConfig
-    from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
-    from fedsync.core.parts import PartPatterns
-    from fedsync.flower.strategy import FedSync
+    from fedsync.flower.flower_strategy import FedSync
+    from fedsync.model.tensor_parts import PartPatterns
     from fedsync.observe.replay import replay
-    from fedsync.policies.aggregate.base import AggregationPolicy
-    from fedsync.policies.balance.base import BalancerPolicy
-    from fedsync.policies.barrier.base import BarrierPolicy
-    from fedsync.policies.features.base import FeaturePolicy
-    from fedsync.policies.optimize.base import ServerOptimizerPolicy
-    from fedsync.policies.predict.base import PredictorPolicy
+    from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
+    from fedsync.policies.balance.balancer_base import BalancerPolicy
+    from fedsync.policies.barrier.barrier_base import BarrierPolicy
+    from fedsync.policies.features.feature_base import FeaturePolicy
+    from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+    from fedsync.policies.predict.predictor_base import PredictorPolicy
     from fedsync.policies.schema import register
-    from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+    from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ClusterConfig": "fedsync.config.cluster",
     "StrategyConfig": "fedsync.config.strategy",
-    "ConfigError": "fedsync.core.errors",
-    "FedSyncError": "fedsync.core.errors",
-    "PolicyError": "fedsync.core.errors",
-    "PartPatterns": "fedsync.core.parts",
-    "ProtocolError": "fedsync.core.errors",
-    "RunError": "fedsync.core.errors",
+    "ConfigError": "fedsync.common.errors",
+    "FedSyncError": "fedsync.common.errors",
+    "PolicyError": "fedsync.common.errors",
+    "PartPatterns": "fedsync.model.tensor_parts",
+    "ProtocolError": "fedsync.common.errors",
+    "RunError": "fedsync.common.errors",
     "replay": "fedsync.observe.replay",
-    "AggregationPolicy": "fedsync.policies.aggregate.base",
-    "BalancerPolicy": "fedsync.policies.balance.base",
-    "BarrierPolicy": "fedsync.policies.barrier.base",
-    "FeaturePolicy": "fedsync.policies.features.base",
-    "PredictorPolicy": "fedsync.policies.predict.base",
-    "ServerOptimizerPolicy": "fedsync.policies.optimize.base",
+    "AggregationPolicy": "fedsync.policies.aggregate.aggregate_base",
+    "BalancerPolicy": "fedsync.policies.balance.balancer_base",
+    "BarrierPolicy": "fedsync.policies.barrier.barrier_base",
+    "FeaturePolicy": "fedsync.policies.features.feature_base",
+    "PredictorPolicy": "fedsync.policies.predict.predictor_base",
+    "ServerOptimizerPolicy": "fedsync.policies.optimize.optimizer_base",
     "register": "fedsync.policies.schema",
-    "FedSync": "fedsync.flower.strategy",
-    "SiloData": "fedsync.tasks.protocol",
-    "SiloSlot": "fedsync.tasks.protocol",
-    "Task": "fedsync.tasks.protocol",
+    "FedSync": "fedsync.flower.flower_strategy",
+    "SiloData": "fedsync.tasks.task_protocol",
+    "SiloSlot": "fedsync.tasks.task_protocol",
+    "Task": "fedsync.tasks.task_protocol",
 }
 
 __all__ = [

@@ -20,15 +20,15 @@ from click.core import ParameterSource
 from rich.logging import RichHandler
 
 from fedsync.commands import register
+from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, RunError
 from fedsync.common.files import write_result
+from fedsync.common.foreign import SHOWN
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.common.processes import safe_paths
 from fedsync.common.run_claim import Claim, Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, RunError
-from fedsync.core.foreign import SHOWN
-from fedsync.core.survey.findings import STATISTICS
+from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import read_runs
@@ -238,7 +238,7 @@ def _starter(
         raise ConfigError("--timing-only", f"the {runtime} runtime takes real time", "Add --runtime virtual")
     if target_accuracy is not None:
         raise ConfigError("--target-accuracy", "there is no accuracy without training", "Leave out --timing-only")
-    from fedsync.sim.timing_only import MODEL_BYTES, run_timing
+    from fedsync.simulation.timing_only import MODEL_BYTES, run_timing
 
     return partial(run_timing, model_bytes=model_bytes or MODEL_BYTES, journal=journal)
 
@@ -287,7 +287,7 @@ def runner(runtime: Runtime) -> Runner:
     # Imported where used: torch, Ray and Flower take seconds that `fedsync --help` should not.
     match runtime:
         case Runtime.VIRTUAL:
-            from fedsync.sim.run import run_virtual
+            from fedsync.simulation.run import run_virtual
 
             return run_virtual
         case Runtime.FLOWER:

@@ -7,8 +7,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from fedsync.common.code import CONFIRMED
-from fedsync.common.fence import ALLOWED
+from fedsync.common.sandbox.named_code import CONFIRMED
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 
 # The same examples in every run, and no clock: a busy machine must not fail a test.
 settings.register_profile("fedsync", deadline=None, derandomize=True, print_blob=True)
@@ -28,9 +28,9 @@ _LONG = (
     "tests/e2e/test_recovery.py",
     "tests/e2e/test_strangers.py",
     "tests/e2e/",
-    "tests/flower/test_regions.py",
-    "tests/trainer/test_server.py",
-    "tests/trainer/",
+    "tests/server/test_region_clients.py",
+    "tests/silo/test_resident_trainer.py",
+    "tests/silo/",
     "tests/attacks/test_real_processes.py",
     "tests/laws/test_barriers",
     "tests/docs/",

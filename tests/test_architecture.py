@@ -69,7 +69,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
 }
 
 # The one other file that may: it hosts a user's Flower app, and is imported where there is one.
-FLOWER_GUEST = "fedsync/train/guest_clientapp.py"
+FLOWER_GUEST = "fedsync/train/guests/guest_clientapp.py"
 
 # Modules that Flower documents for users, who may import what `__all__` lists there, and nothing beside.
 DOCUMENTED = {
@@ -131,7 +131,7 @@ def _is_module(name: str) -> bool:
 
 
 def own(module: str) -> str | None:
-    """``core.errors`` of ``fedsync.core.errors``; ``__init__`` of ``fedsync``; None of anything else."""
+    """``core.errors`` of ``fedsync.common.errors``; ``__init__`` of ``fedsync``; None of anything else."""
     if module == "fedsync":
         return "__init__"
     return module.removeprefix("fedsync.") if module.startswith("fedsync.") else None
@@ -184,8 +184,8 @@ def test_the_rules_cover_every_part_and_the_reader_sees_imports() -> None:
     assert {part_of(path) for path in FILES} <= set.union(*LAYERS) | OPEN
     seen = {(i.module, i.lazy) for i in imports(ROOT / "fedsync" / "config" / "tasks.py") if not i.typing}
     assert ("fedsync.tasks.digits", True) in seen
-    assert ("fedsync.config.section", False) in seen
-    assert ("fedsync.tasks.protocol", False) not in seen, "that one is for type checkers"
+    assert ("fedsync.config.sections.section", False) in seen
+    assert ("fedsync.tasks.task_protocol", False) not in seen, "that one is for type checkers"
 
 
 def test_imports_of_fedsync_point_one_way() -> None:
@@ -308,7 +308,7 @@ def test_no_strategy_names_an_import_path() -> None:
         "import fedsync",
         "from fedsync import StrategyConfig, ClusterConfig, ConfigError, replay",
         "from fedsync.config.strategy import StrategyConfig; StrategyConfig.load('lb-bsp').policies()",
-        "import fedsync.sim.engine",
+        "import fedsync.simulation.engine",
         "import fedsync.cli",
         "import fedsync.ops.start",
         "import fedsync.ops.local",

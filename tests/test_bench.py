@@ -16,7 +16,7 @@ from bench.papers import objective
 from bench.papers.lb_bsp_flwr import flwr_fedavg
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 ROOT = Path(__file__).parent.parent
 TWO_STRATEGIES = ["--strategies", "fedavg", "pssp"]

@@ -130,12 +130,12 @@ def test_what_a_mutant_changes_is_told_by_its_lines() -> None:
 
 def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_far_as_the_budget_goes() -> None:
     seconds = {
-        "tests/sim/test_a.py::x": 1.0,
-        "tests/sim/test_d.py::x": 4.0,
+        "tests/simulation/test_a.py::x": 1.0,
+        "tests/simulation/test_d.py::x": 4.0,
         "tests/laws/test_e.py::x": 0.5,
         "tests/core/test_b.py::x": 5.0,
         "tests/policies/test_c.py::x": 2.0,
-        "tests/sim/test_bsp_too.py::x": 3.0,
+        "tests/simulation/test_bsp_too.py::x": 3.0,
     }
 
     def names(budget_s: float) -> list[list[str]]:

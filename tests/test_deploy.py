@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from fedsync.cli import app
 from fedsync.common.processes import MOST_FILES
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 

@@ -13,7 +13,7 @@ from bench.faults.long_soak import books, strikes
 from bench.faults.soak_samples import Sample, disk_rows, memory_rows, place, role_of, slope
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 
 def test_each_fault_strikes_as_often_as_the_others_about_every_so_many_rounds() -> None:
@@ -72,7 +72,7 @@ def test_files_and_processes_are_told_apart() -> None:
     }
     assert {name: place(Path(name), run) for name in names} == names
     assert role_of("python -m fedsync.flower.launch superlink --host 0.0.0.0") == "SuperLink"
-    assert role_of("python -m fedsync.silo.agent /s0/trainers/agent --stay") == "agent"
+    assert role_of("python -m fedsync.silo.agent.agent /s0/trainers/agent --stay") == "agent"
     assert role_of("python -m fedsync silo start --silo silo-0.yaml") == "fedsync silo start"
     looks = [{"commit": 10 * i, "a": 100 * i, **({"b": 7} if i > 3 else {})} for i in range(5)]
     assert disk_rows(looks)[0] == {"files": "a", "fifth": 100, "half": 200, "end": 400, "a_commit": 10.0}

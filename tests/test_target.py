@@ -316,7 +316,7 @@ def test_a_run_that_is_given_up_is_the_beginning_of_the_whole_one() -> None:
 @pytest.mark.parametrize("strategy", ALIKE[1:])
 def test_on_equal_machines_it_does_what_fedavg_does(tmp_path: Path, strategy: str) -> None:
     """Versions, instants and the model, bit by bit: so FedAvg's training serves it, too."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     cell, found = Cell("homogeneous", 1.0), []
     for name in (BASE.strategy, strategy):
@@ -332,7 +332,7 @@ def test_on_equal_machines_it_does_what_fedavg_does(tmp_path: Path, strategy: st
 
 def test_silos_that_would_find_the_same_score_a_version_once(tmp_path: Path) -> None:
     from bench.papers.target_evaluations import shared
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
     from fedsync.train.loop import Trainer
 
     config = StrategyConfig.load("fedavg", [*sets("digits", BASE, Point(1, 0.1), 5), "stop={rounds: 3}"])

@@ -20,11 +20,11 @@ import numpy as np
 
 from bench.common import print_table, write_json
 from fedsync.common.environment import environment
-from fedsync.common.fence import ALLOWED
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.core.orders import WorkOrder
-from fedsync.trainer.audit import audit_answer
-from fedsync.trainer.audit_chain import AUDIT
-from fedsync.trainer.protocol import Identity, InProgress, Train, write_reply, write_request
+from fedsync.silo.owner.audit import audit_answer
+from fedsync.silo.owner.audit_chain import AUDIT
+from fedsync.silo.protocol import Identity, InProgress, Train, write_reply, write_request
 
 WHO = Identity('{"run": "run-1"}', 0, "berlin")
 

@@ -23,7 +23,7 @@ from bench.common import print_table
 from bench.cost.cipher_peers import measure_peers
 from bench.cost.cipher_round import KINDS, CipherCost, measure_suite
 from fedsync.cipher.encoding.packing import BITS
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 PEERS = "ckks"
 ROWS = {

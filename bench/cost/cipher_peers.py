@@ -24,7 +24,7 @@ from bench.cost.cipher_round import (
     watched_memory,
     weight_of,
 )
-from fedsync.core.layout import Layout, Vector
+from fedsync.model.layout import Layout, Vector
 
 _SCALE = 2.0**40
 

@@ -16,25 +16,26 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator, added
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
+from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair, least_survivors
 from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked, Unmasker
-from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
-from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair, least_survivors
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.cipher.masking.work import Limit, WorkDone
 from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout, Vector
+from fedsync.common.errors import ConfigError
+from fedsync.model.layout import Layout, Vector
 
 T = TypeVar("T")
 

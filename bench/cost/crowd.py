@@ -38,10 +38,10 @@ from fedsync.common.processes import end_processes
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.observe.tail import Tail
 from fedsync.ops.runs import prepare_run
+from fedsync.server.hub_place import HUB, HubPlace
 
 START_S, LOOK_S, WARM_UP = 900.0, 0.2, 1
 

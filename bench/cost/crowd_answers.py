@@ -12,15 +12,12 @@ import torch
 from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.metrics.named import NOTHING, Wanted
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
-from fedsync.core.transfer import NO_PAYLOAD, OtherVersion, Payload
-from fedsync.tasks.metrics.measurement import Measuring
-from fedsync.train.options import LocalOptions
-from fedsync.train.silo_trainer import Outcome
-from fedsync.train.weights import TaskModel
-from fedsync.trainer.protocol import (
+from fedsync.evaluation.metrics.named import NOTHING, Wanted
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import NO_PAYLOAD, OtherVersion, Payload
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.protocol import (
     Answer,
     AskModel,
     AskSnapshot,
@@ -38,14 +35,17 @@ from fedsync.trainer.protocol import (
     read_request,
     write_reply,
 )
-from fedsync.trainer.refusals import refuse
-from fedsync.trainer.session import SiloSession
+from fedsync.silo.session.session import SiloSession
+from fedsync.tasks.metrics.measurement import Measuring
+from fedsync.train.options import LocalOptions
+from fedsync.train.silo_trainer import Outcome
+from fedsync.train.weights import TaskModel
 
 EXAMPLES = 64
 
 
 class Idle:
-    """In place of a silo's trainer: knows a model's layout, and trains nothing. See `fedsync.train.local`."""
+    """In place of a silo's trainer: knows a model's layout, and trains nothing. See `fedsync.train.local_trainer`."""
 
     kept_names: tuple[str, ...] = ()
     frozen_digest = b""
@@ -127,7 +127,7 @@ class Silo:
         self._session: SiloSession | None = None
 
     def answer(self, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-        """The answer to a question, as `fedsync.silo.answers` and the trainer behind it give it."""
+        """The answer to a question, as `fedsync.silo.agent.answers` and the trainer behind it give it."""
         try:
             reply, answer = self._reply(self._opened(spec), read_request(text), payload)
         except Exception as error:

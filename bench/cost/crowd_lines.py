@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.core.transfer import Payload
+from fedsync.model.transfer import Payload
 from fedsync.transport.join import Join, digest_of
 from fedsync.transport.questions import BASE, BESIDE_BYTES, FrameHead
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.processes import exit_with_parent, raise_file_limit
-from fedsync.flower import messages
+from fedsync.flower import flower_messages as messages
 from fedsync.flower.server_app import app
 from tests.flower.grid import run_identity
 

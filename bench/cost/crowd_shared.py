@@ -35,8 +35,8 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.cipher.suites.suite import Sealer
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import PooledFigures
+from fedsync.model.layout import Vector, as_bytes
 
 KEPT = 64
 """Results of a kind that are kept, the newest; of catch-ups these are some 40 MB."""

@@ -1,7 +1,7 @@
 """Many silos, or relays with silos behind them, in one process: what `bench/cost/crowd.py` asks a real server with.
 
 Each has a session at the hub and two connections, as an agent: one that is held, and one for answers. What a silo
-answers is made by the session of a real one (`fedsync.trainer.session`), with the model that it keeps and its keys;
+answers is made by the session of a real one (`fedsync.silo.session.session`), with the model that it keeps and its keys;
 only the training is none: an update is noise of the size of a small step. Under encryption silos share what each of
 them would compute alike, and the server cannot tell: `bench/cost/crowd_shared.py`. A relay is the engine of a real one,
 whose silos answer at once, in this process.
@@ -26,7 +26,7 @@ from bench.cost.crowd_relays import HELD, Relay
 from bench.cost.crowd_server import joins
 from bench.cost.crowd_shared import share_sealers
 from fedsync.common.processes import exit_with_parent, raise_file_limit
-from fedsync.core.transfer import Payload
+from fedsync.model.transfer import Payload
 from fedsync.transport.join import Join, new_secret
 
 LOOK_S = 0.2

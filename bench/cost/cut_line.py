@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import print_table, write_json
-from fedsync.core.spans import map_file
+from fedsync.model.chunked_arrays import map_file
 from fedsync.transport.line import HubLine, ReceivedQuestion
 from fedsync.transport.questions import BASE, Blob, SiloQuestion
 from tests.transport.hubs import Served, served

@@ -36,14 +36,14 @@ from bench.cost.large_model import Large
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
-from fedsync.core.parts import ModelForm
-from fedsync.core.transfer import Payload
-from fedsync.flower import messages
-from fedsync.flower.checkpoints import KEPT
-from fedsync.flower.environment import flower_in_this_process
-from fedsync.flower.strategy import FedSync
+from fedsync.flower import flower_messages as messages
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.flower.process_environment import flower_in_this_process
+from fedsync.model.tensor_parts import ModelForm
+from fedsync.model.transfer import Payload
+from fedsync.server.checkpoints import KEPT
+from fedsync.silo.protocol import Hello, Reply, Train, read_request, write_reply
 from fedsync.train.weights import TaskModel
-from fedsync.trainer.protocol import Hello, Reply, Train, read_request, write_reply
 
 SILOS, ROUNDS = 5, 12
 

@@ -36,7 +36,7 @@ SILOS = {"silos": [{"name": name, "speed": speed} for name, speed in (("a", 640)
 
 def accuracy_run(job: tuple[str, int, int]) -> dict[str, Any]:
     name, seed, rounds = job
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     overrides = [f"seed={seed}", f"stop.rounds={rounds}", f"cipher={CIPHERS.get(name, '{kind: plain}')}"]
     config = StrategyConfig.load("lb-bsp", overrides)
@@ -50,7 +50,7 @@ def accuracy_run(job: tuple[str, int, int]) -> dict[str, Any]:
 
 def _round_updates() -> None:
     """Have plain silos in this process round their updates, relative to the largest value, to 24 bits."""
-    from fedsync.core.plain_replica import PlainReplica
+    from fedsync.model.plain_replica import PlainReplica
 
     def send(self: PlainReplica, update: Any, order: Any, report: Any) -> Any:
         step = np.float32(np.abs(update).max() * 2.0**-23)

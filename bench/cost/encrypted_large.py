@@ -37,19 +37,19 @@ from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
+from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Adder, Member, form_of
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.actions import Commit
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.spans import map_file
-from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
-from fedsync.flower.array_files import ArrayFiles
-from fedsync.flower.named_pickle import dump
+from fedsync.model.chunked_arrays import map_file
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
+from fedsync.server.array_files import ArrayFiles
+from fedsync.server.named_pickle import dump
 
 PARTS = ("stages", "round")
 _CHUNKS = 64

@@ -37,7 +37,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.state import Policies
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
-from fedsync.sim.timing_only import run_timing
+from fedsync.simulation.timing_only import run_timing
 
 SIZES = (100, 1_000, 10_000, 100_000)
 STEPS, BATCH, SLOWEST = 20, 32, 100.0

@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench.common import alternated, beside, figure, line, print_table, save, write_json
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
-from fedsync.train.device import resolve, synchronise
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
-from fedsync.train.measure import Measurement, measure
+from fedsync.train.machine.device import resolve, synchronise
+from fedsync.train.machine.measure import Measurement, measure
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision, PrecisionName
 from fedsync.train.sampler import Sampler

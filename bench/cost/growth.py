@@ -45,7 +45,12 @@ LONG_S = 40.0
 
 EDGE_S = 8.0
 SERVER_WORDS = ("launch superlink", "flwr-serverapp")
-SILO_WORDS = ("launch supernode", "fedsync.silo.agent", "fedsync.trainer.server", "fedsync.common.nursery")
+SILO_WORDS = (
+    "launch supernode",
+    "fedsync.silo.agent.agent",
+    "fedsync.silo.session.resident_trainer",
+    "fedsync.common.nursery",
+)
 """Words in the command lines of processes of the server, and of silos."""
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.common import print_table, write_json
 from bench.cost.crowd_lines import CrowdLine, trusting
-from fedsync.core.errors import FedSyncError
+from fedsync.common.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.join import Join, new_secret

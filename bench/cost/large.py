@@ -39,7 +39,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower.environment import flower_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.ops import local, runs
 from fedsync.ops.programs import CONNECTION
 
@@ -53,8 +53,8 @@ KINDS = {
     "ServerApp": ("serverapp",),
     "SuperLink": ("superlink",),
     "SuperNode": ("supernode",),
-    "agent": ("fedsync.silo.agent",),
-    "ClientApp or trainer": ("clientapp", "fedsync.trainer.server"),
+    "agent": ("fedsync.silo.agent.agent",),
+    "ClientApp or trainer": ("clientapp", "fedsync.silo.session.resident_trainer"),
 }
 """Processes by a word of their command lines; the first that fits counts."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 TENSOR = 1_000_000
 """Values in a tensor: 4 MB."""

@@ -32,9 +32,9 @@ from bench.common import print_table, write_json
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.train.guest import GuestTrainer
-from fedsync.train.local import LocalTrainer
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
+from fedsync.train.guests.guest import GuestTrainer
+from fedsync.train.local_trainer import LocalTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

@@ -29,20 +29,20 @@ from bench.common import print_table, write_json
 from bench.cost import large_model
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.files import private_folder, write_pieces
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.core.spans import map_file, pieces, spans
-from fedsync.core.transfer import Payload
-from fedsync.flower.checkpoints import Checkpoints, Origin
-from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.trainer.protocol import EvaluateModel, Identity, Train, exchange
-from fedsync.trainer.session import SiloSession
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import map_file, pieces, spans
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import Payload
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.server.checkpoints import Checkpoints, Origin
+from fedsync.silo.protocol import EvaluateModel, Identity, Train, exchange
+from fedsync.silo.session.session import SiloSession
 
 ROUNDS = 3
 
@@ -115,7 +115,7 @@ def order_of(silo: str, number: int) -> WorkOrder:
 
 def silo(folder: Path, values: int) -> dict[str, tuple[float, float]]:
     """A task is loaded, and there are orders of one step, and evaluations."""
-    from fedsync.trainer.service import TrainerService
+    from fedsync.silo.session.service import TrainerService
 
     opened(spec_of(1000), 0, "tiny", None, folder)  # all is imported
     stages = Stages(4 * values)

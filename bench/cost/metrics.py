@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bench.common import print_table, write_json
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.metrics.named import NOTHING, Wanted, classification
 from fedsync.core.orders import Split
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.metrics.named import NOTHING, Wanted, classification
 from fedsync.tasks.networks.convolutional import small_cnn
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

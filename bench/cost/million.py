@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 
 class Million(Task):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from fedsync.flower.hub_place import HUB
 from fedsync.flower.server_app import app
+from fedsync.server.hub_place import HUB
 
 os.environ.pop(HUB, None)
 

@@ -25,7 +25,7 @@ from fedsync.core.actions import Commit
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.ops.local import run_local
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 BARRIERS = {"bsp": "{kind: bsp}", "overlap": "{kind: overlap, inner: {kind: bsp}}"}
 STEPS, BATCH, FIRST = 10, 8, 2

@@ -41,10 +41,10 @@ from fedsync.client import Silo, SiloApp, Work, steps
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.partition import Iid
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
-from fedsync.train.guest import GuestTrainer
-from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
-from fedsync.train.local import LocalTrainer
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
+from fedsync.train.guests.guest import GuestTrainer
+from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
+from fedsync.train.local_trainer import LocalTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

@@ -48,7 +48,7 @@ def begin():
         words = file.read().replace("\\0", " ")
     role = next((role for word, role in (
         ("flwr-serverapp", "ServerApp"), (" superlink ", "SuperLink"), (" supernode ", "SuperNode"),
-        ("fedsync.silo.agent", "agent"), ("fedsync.trainer.server", "trainer"),
+        ("fedsync.silo.agent.agent", "agent"), ("fedsync.silo.session.resident_trainer", "trainer"),
     ) if word in words), "virtual" if os.environ.get("PATH_HERE") == str(os.getpid()) else None)
     mine, seen = os.getpid(), set()
     notes = role and open(os.path.join(folder, f"{role}-{mine}.txt"), "a", buffering=1)

@@ -18,8 +18,8 @@ from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.report.data import read_runs
-from fedsync.observe.report.page import page
-from fedsync.sim.run import run_virtual
+from fedsync.observe.report.report_page import page
+from fedsync.simulation.run import run_virtual
 
 
 def trained(silos: int, rounds: int, out: Path) -> None:

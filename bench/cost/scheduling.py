@@ -33,12 +33,12 @@ from bench.common import beside, figure, line, print_table, save, write_json
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.curve import Curve
 from fedsync.core.events import Event, SiloJoined, UpdateArrived
-from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.sizing import Adaptation, Sizing
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.forecasts import Forecasts
+from fedsync.core.speed.sizing import Adaptation, Sizing
 from fedsync.policies.barrier.kinds.bsp import Bsp
 
 SIZES = (12, 96, 1_000, 10_000)

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from bench.common import markdown_table, print_table, write_json
 from bench.faults.soak_federation import OWN_APP, Federation, bundled
+from fedsync.common.errors import RunError
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import submit_run
+from fedsync.server.run_folder import DONE_FILE, ERROR_FILE
 
 WAYS = {"Flower's messages": "bench.cost.no_hub:app", "hub": OWN_APP}
 COLUMNS = ("answers come", "updates of the slow line", "updates of each other silo", "ratio")

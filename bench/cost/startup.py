@@ -40,10 +40,10 @@ PROGRAMS = {
     "SuperLink": "launch superlink",
     "SuperExec": "launch superexec",
     "SuperNode": "launch supernode",
-    "agent": "fedsync.silo.agent",
+    "agent": "fedsync.silo.agent.agent",
     "flwr run": "flwr run",
     "ServerApp": "flwr-serverapp",
-    "trainer": "fedsync.trainer.server",
+    "trainer": "fedsync.silo.session.resident_trainer",
 }
 """What stands in their command lines."""
 

@@ -29,7 +29,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
-from fedsync.tasks.protocol import SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Sampler

@@ -26,10 +26,10 @@ from scipy import stats
 from bench.common import in_parallel, print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.plain_replica import LOST
-from fedsync.core.wire_formats import Int8, TopK
+from fedsync.model.plain_replica import LOST
+from fedsync.model.wire_formats import Int8, TopK
 from fedsync.observe.replay import read_ledger
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 ROUNDS, SEEDS, LAST, FIRST_SEED = 24, 20, 10, 7
 PLAIN = "fp32"

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from bench.common import print_table
-from fedsync.observe.kept_models import BEST, best_of
+from fedsync.observe.quality.kept_models import BEST, best_of
 from fedsync.ops.site_evaluation import sites_of_run
 
 SILOS = "silos:\n- {name: a, speed: 2000.0}\n- {name: b, speed: 1200.0}\n"

@@ -31,9 +31,9 @@ from bench.common import print_table, write_json
 from bench.faults.soak_federation import Federation
 from fedsync.cipher.masking.frames import unpack_named
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower import checkpoints
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import stop_run, submit_run
+from fedsync.server import checkpoints
+from fedsync.server.run_folder import DONE_FILE, ERROR_FILE
 
 LOOK_S, DEATH_S = 0.05, 10.0
 HELD_S = 40.0
@@ -148,7 +148,7 @@ def scan(federation: Federation) -> Nodes:
     """Trainer and agent of each silo. It takes a while on a busy machine, so it is done the round before."""
     names = {str(federation.folder / f"s{index}"): name for index, name in enumerate(federation.names)}
     found: Nodes = {name: [] for name in federation.names}
-    for word in ("fedsync.trainer.server", "fedsync.silo.agent"):
+    for word in ("fedsync.silo.session.resident_trainer", "fedsync.silo.agent.agent"):
         for process in federation.processes(word):
             with contextlib.suppress(psutil.NoSuchProcess):
                 found[names[process.environ()["FLWR_HOME"]]].append(process)

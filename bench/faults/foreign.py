@@ -32,17 +32,17 @@ import numpy as np
 import psutil
 
 from bench.common import print_table, write_json
+from fedsync.common.errors import RunError
+from fedsync.common.rng import Stream, derive_seed
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.rng import Stream, derive_seed
-from fedsync.flower.environment import flower_in_this_process
-from fedsync.trainer.client import TrainerClient, stop_trainers
-from fedsync.trainer.folder import tenant
-from fedsync.trainer.last_order import LastOrder, LastOrders
-from fedsync.trainer.protocol import AskModel, Collect, Identity, InProgress, Reply, Train, exchange
+from fedsync.flower.process_environment import flower_in_this_process
+from fedsync.model.layout import Vector
+from fedsync.silo.protocol import AskModel, Collect, Identity, InProgress, Reply, Train, exchange
+from fedsync.silo.session.last_order import LastOrder, LastOrders
+from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
+from fedsync.silo.session.trainer_folder import tenant
 
 STEPS, BATCH, STEP_S = 24, 8, 0.02
 SILOS = 2

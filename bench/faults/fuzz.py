@@ -25,7 +25,8 @@ import numpy as np
 import psutil
 
 from bench.faults.fuzz_whole import Whole
-from fedsync.cipher.encoding import tally, wire
+from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
@@ -33,8 +34,8 @@ from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
 from fedsync.cipher.suites import bfv, open_suite
 from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Member, form_of
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Layout
 
 KINDS = ("bfv", "pad")
 VALUES = 3000

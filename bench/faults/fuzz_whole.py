@@ -6,15 +6,15 @@ import numpy as np
 
 from fedsync.cipher.keys.emulated import emulated_rings
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
+from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.transfer import OtherVersion
 from fedsync.core.weighting import Weighting
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import OtherVersion
 
 SIZE = 3000
 NAMES = ("a", "b")

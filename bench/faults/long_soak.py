@@ -40,15 +40,15 @@ from bench.faults.soak import FAULTS, Run, account, code
 from bench.faults.soak_federation import Federation
 from bench.faults.soak_samples import Sample, Sampler, disk_rows, memory_rows
 from fedsync import replay
+from fedsync.common.errors import FedSyncError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
-from fedsync.core.errors import FedSyncError
 from fedsync.core.events import UpdateArrived
-from fedsync.core.steering import ChangeStop
-from fedsync.flower.operator_requests import ask
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
+from fedsync.core.operator.operator_commands import ChangeStop
 from fedsync.observe.replay import read_ledger
 from fedsync.ops.runs import resume_run, submit_run
+from fedsync.server.operator_requests import ask
+from fedsync.server.run_folder import DONE_FILE, ERROR_FILE
 
 TASK = "{kind: mlp, data: {kind: blobs, samples: 240}, hidden: [8]}"
 LIGHT = ["local.steps=1", "local.batch_size=8", "local.threads=1"]

@@ -32,19 +32,20 @@ from typing import Any
 import numpy as np
 
 from bench.common import print_table
-from fedsync.cipher.encoding import catch_up, wire
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.cipher.server.aggregator import EncryptedAggregator
-from fedsync.common.fence import ALLOWED
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder
-from fedsync.core.transfer import Payload, VersionMismatch
-from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.lockout import Lockout
-from fedsync.trainer.protocol import (
+from fedsync.model.transfer import Payload, VersionMismatch
+from fedsync.silo.owner.key_lookup import KEYS
+from fedsync.silo.owner.lockout import Lockout
+from fedsync.silo.protocol import (
     AskSnapshot,
     Describe,
     EvaluateModel,
@@ -61,7 +62,7 @@ from fedsync.trainer.protocol import (
     write_reply,
     write_request,
 )
-from fedsync.trainer.service import TrainerService
+from fedsync.silo.session.service import TrainerService
 
 SUITES = ("bfv", "pad", "masked")
 SILOS = ("a", "b", "c")
@@ -76,7 +77,7 @@ SIGNIFICANT = 0.01
 _WARM = 5
 _SIGNATURE_BYTES = 64
 _HEADER_BYTES_AT = 12
-"""Where in a sealed message the length of its header stands; see `fedsync.cipher.encoding.wire`."""
+"""Where in a sealed message the length of its header stands; see `fedsync.cipher.encoding.sealed_wire`."""
 
 Mutation = Callable[[np.random.Generator, np.ndarray], None]
 """Changes a piece of a message, uint8, in place."""

@@ -19,10 +19,10 @@ from typing import Any
 from bench.common import print_table, write_json
 from fedsync import replay
 from fedsync.cli import Runtime, runner
+from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError
 
 SPEEDS = {"clinic-a": 2000.0, "clinic-b": 1000.0, "clinic-c": 500.0}
 LIMIT_S = 90.0

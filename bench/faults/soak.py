@@ -33,12 +33,12 @@ from bench.common import markdown_table, print_table, write_json
 from bench.faults.soak_federation import Federation
 from bench.faults.soak_samples import ROLES
 from fedsync import replay
+from fedsync.common.errors import FedSyncError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
-from fedsync.core.errors import FedSyncError
 from fedsync.core.events import UpdateArrived, WorkFailed
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE
 from fedsync.ops.runs import resume_run, stop_run, submit_run
+from fedsync.server.run_folder import DONE_FILE, ERROR_FILE
 
 CUT_S = 30.0
 BY_HAND, STILL_S = 3, 240.0
@@ -156,7 +156,7 @@ def _fill_server(run: Run, rng: random.Random) -> None:
 
 def _fill_silo(run: Run, rng: random.Random) -> None:
     """One trainer can write nothing for two seconds."""
-    trainer = rng.choice(run.find("fedsync.trainer.server"))
+    trainer = rng.choice(run.find("fedsync.silo.session.resident_trainer"))
     trainer.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     time.sleep(2.0)
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -164,8 +164,8 @@ def _fill_silo(run: Run, rng: random.Random) -> None:
 
 
 FAULTS: dict[str, Callable[[Run, random.Random], None]] = {
-    "kill -9 trainer": _kill("fedsync.trainer.server"),
-    "kill -9 agent": _kill("fedsync.silo.agent"),
+    "kill -9 trainer": _kill("fedsync.silo.session.resident_trainer"),
+    "kill -9 agent": _kill("fedsync.silo.agent.agent"),
     "kill -9 SuperNode": _kill("launch supernode"),
     "kill -9 ServerApp": _kill("flwr-serverapp"),
     "kill -9 SuperLink": _kill("launch superlink"),

@@ -25,14 +25,14 @@ import yaml
 from bench.faults.lossy_lines import SERVER, Lines
 from bench.faults.soak_lies import COMMAND, FILE, LIE
 from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.common.errors import FedSyncError
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import runs
-from fedsync.trainer.model_export import export_kept
+from fedsync.silo.owner.model_export import export_kept
 
 START_S = 120.0
 OWN_APP = "fedsync.flower.server_app:app"

@@ -1,6 +1,6 @@
 """A silo that lies, for `bench/faults/soak.py`: its owner has changed the client that is installed there.
 
-Its agent is this file in the place of `fedsync.silo.agent`, and answers orders as the federation's file `LIE` says at
+Its agent is this file in the place of `fedsync.silo.agent.agent`, and answers orders as the federation's file `LIE` says at
 that moment; where there is no such file, it is honest. It sends what the server will not have, too.
 
 `COMMAND` starts it, with the arguments of ``fedsync silo start``.
@@ -19,10 +19,10 @@ import numpy as np
 
 from fedsync import cli
 from fedsync.core.orders import WorkReport
-from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.ops import programs
-from fedsync.silo import agent, answers
-from fedsync.trainer.protocol import Ask, Identity, read_reply
+from fedsync.silo.agent import agent, answers
+from fedsync.silo.protocol import Ask, Identity, read_reply
 from fedsync.transport.line import HubLine, ReceivedQuestion
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"

@@ -18,8 +18,8 @@ import psutil
 from bench.faults.soak_federation import Federation
 
 ROLES = {
-    "trainer": "fedsync.trainer.server",
-    "agent": "fedsync.silo.agent",
+    "trainer": "fedsync.silo.session.resident_trainer",
+    "agent": "fedsync.silo.agent.agent",
     "SuperNode": "launch supernode",
     "ServerApp": "flwr-serverapp",
     "SuperLink": "launch superlink",

@@ -36,9 +36,9 @@ from fedsync.core.protocols import Bounds
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.sim.engine import VirtualDriver
-from fedsync.sim.machine import Machine
-from fedsync.sim.timing_only import NoAggregator, TimingWorker
+from fedsync.simulation.engine import VirtualDriver
+from fedsync.simulation.machine import Machine
+from fedsync.simulation.timing_only import NoAggregator, TimingWorker
 
 BALANCERS: dict[str, dict[str, Any]] = {
     "bsp": {"kind": "fixed"},

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.rng import Stream, generator
+from fedsync.common.rng import Stream, generator
 
 Floats = NDArray[np.float64]
 

@@ -24,10 +24,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import in_parallel, print_table, write_json
+from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 TASK = Path(__file__).parent / "fedbn_task.py"
 SILOS = ClusterConfig.model_validate({"silos": [{"name": f"scanner-{n}", "speed": 1000} for n in range(5)]})

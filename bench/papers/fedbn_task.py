@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedsync import SiloData, SiloSlot, Task
-from fedsync.core.rng import Stream, generator
+from fedsync.common.rng import Stream, generator
 
 TEST = 0.25
 

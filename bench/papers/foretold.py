@@ -23,8 +23,8 @@ from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.ops.local import run_local
-from fedsync.sim.twin.records import RunRecord, read_record, seconds_a_round
-from fedsync.sim.twin.twin import Interval, Twin
+from fedsync.simulation.twin.records import RunRecord, read_record, seconds_a_round
+from fedsync.simulation.twin.twin import Interval, Twin
 
 FEWEST_ROUNDS = 3
 

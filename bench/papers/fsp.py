@@ -55,7 +55,7 @@ def barrier(interval: str) -> list[str]:
 
 def waiting_run(job: tuple[str, float | None, int, float]) -> dict[str, Any]:
     """Without training."""
-    from fedsync.sim.timing_only import run_timing
+    from fedsync.simulation.timing_only import run_timing
 
     name, interval_s, seed, seconds = job
     sets = [] if interval_s is None else barrier(f"{{kind: fixed, interval_s: {interval_s}}}")
@@ -70,7 +70,7 @@ def waiting_run(job: tuple[str, float | None, int, float]) -> dict[str, Any]:
 def target_run(job: tuple[str, float, int, float]) -> dict[str, Any]:
     """With training."""
     from fedsync.observe.replay import read_ledger
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     interval, target, seed, seconds = job
     stop = f"stop={{seconds: {seconds}, target_accuracy: {target}}}"

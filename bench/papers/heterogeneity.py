@@ -75,8 +75,8 @@ def cluster(level: str, cycle_s: float) -> ClusterConfig:
 
 def one_run(job: Job) -> dict[str, Any]:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
-    from fedsync.sim.run import run_virtual
-    from fedsync.sim.timing_only import run_timing
+    from fedsync.simulation.run import run_virtual
+    from fedsync.simulation.timing_only import run_timing
 
     chosen = STRATEGIES[job.strategy]
     together = chosen["barrier"]["kind"] == "bsp"

@@ -83,7 +83,7 @@ def one_run(job: Job) -> dict[str, Any]:
     # Imported where used: torch and flwr take seconds, and the process that hands out the runs needs neither.
     from bench.papers.lb_bsp_flwr import flwr_fedavg
     from fedsync.ops.local import run_local
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     strategy, overrides = (LOCAL if job.local else VARIANTS)[job.variant]
     sets = [*TASKS[job.task][1], *overrides, f"seed={job.seed}", f"stop={{rounds: {job.rounds}}}"]

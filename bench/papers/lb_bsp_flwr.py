@@ -9,14 +9,14 @@ from typing import Any
 from flwr.app import ArrayRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
+from fedsync.common.rng import Stream, derive_seed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.core.rng import Stream, derive_seed
-from fedsync.sim.machine import Machine
-from fedsync.tasks.protocol import SiloSlot
+from fedsync.model.layout import Vector
+from fedsync.simulation.machine import Machine
+from fedsync.tasks.task_protocol import SiloSlot
 from fedsync.train.loop import Trainer
 
 

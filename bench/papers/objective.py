@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.replay import read_ledger
 from fedsync.observe.rounds import Round
@@ -85,7 +85,7 @@ def retimed(row: dict[str, Any], job: Job) -> dict[str, Any]:
     Where every order is of a fixed number of steps and all are waited for, the machines' speeds do not change what is
     learnt, only when: nothing needs to be trained again.
     """
-    from fedsync.sim.timing_only import run_timing
+    from fedsync.simulation.timing_only import run_timing
 
     config = StrategyConfig.load(job.strategy, [*job.sets, f"stop={{rounds: {len(row['curve'])}}}"])
     cluster = ClusterConfig.model_validate({"silos": list(job.silos)})
@@ -98,7 +98,7 @@ def retimed(row: dict[str, Any], job: Job) -> dict[str, Any]:
 
 def run(job: Job) -> dict[str, Any]:
     """Its curve, and what it took to the target; ``seconds_to`` is None where it was not reached."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     stop = f"stop={{seconds: {job.seconds}}}" if job.rounds is None else f"stop={{rounds: {job.rounds}}}"
     until = _Until(job.target)

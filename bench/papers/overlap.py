@@ -45,7 +45,7 @@ class OverlapJob:
 
 def one_run(job: OverlapJob) -> dict[str, Any]:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     config = StrategyConfig.load("lb-bsp", [*job.sets, f"seed={job.seed}"])
     silos = [silo.model_copy(update={"overhead_s": job.overhead_s}) for silo in ClusterConfig.load(job.cluster).silos]

@@ -38,7 +38,7 @@ from bench.cost.cipher_peers import measure_peers
 from bench.cost.cipher_round import CipherCost, measure_suite
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.layout import Layout, Vector
+from fedsync.model.layout import Layout, Vector
 
 PARTS = ("nvflare", "appfl")
 CLUSTER = "one-to-three"
@@ -300,7 +300,7 @@ class CompassRun:
 def own_compass(cluster: ClusterConfig, seconds: float) -> Books:
     """FedSync's ``fedcompass.yaml`` on the same silos."""
     from fedsync.observe.replay import read_ledger
-    from fedsync.sim.timing_only import run_timing
+    from fedsync.simulation.timing_only import run_timing
 
     config = StrategyConfig.load("fedcompass", [f"stop={{seconds: {seconds}}}"])
     with tempfile.TemporaryDirectory() as folder:

@@ -15,9 +15,9 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.ledger import Ledger
-from fedsync.sim.engine import VirtualDriver
-from fedsync.sim.machine import Machine
-from fedsync.sim.timing_only import NoAggregator, TimingWorker
+from fedsync.simulation.engine import VirtualDriver
+from fedsync.simulation.machine import Machine
+from fedsync.simulation.timing_only import NoAggregator, TimingWorker
 
 MODEL_BYTES = 4
 

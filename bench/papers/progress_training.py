@@ -22,7 +22,7 @@ from fedsync.config.strategy import StrategyConfig
 def train(config: StrategyConfig, cluster: ClusterConfig) -> tuple[dict[str, Any], list[float]]:
     """A run with training: its summary, and the accuracy of each version that was evaluated."""
     from fedsync.observe.replay import read_ledger
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     with tempfile.TemporaryDirectory() as folder:
         summary = run_virtual(config, cluster, Path(folder))

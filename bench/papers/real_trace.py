@@ -24,10 +24,10 @@ from bench.common import print_table, write_json
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.policies.predict.backtest import Step, backtest
-from fedsync.policies.predict.base import predictors
+from fedsync.policies.predict.predictor_base import predictors
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
-from fedsync.tasks.protocol import SiloSlot
+from fedsync.tasks.task_protocol import SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

@@ -37,7 +37,7 @@ class ScaffoldJob:
 def one_run(job: ScaffoldJob) -> dict[str, Any]:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
     from fedsync.observe.replay import read_ledger
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     sets = [
         f"stop={{rounds: {job.most}, target_accuracy: {job.target}}}",

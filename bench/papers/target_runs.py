@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import fedsync
+from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
 
@@ -146,12 +146,12 @@ def _carry_out(job: Job, within: float, folder: Path) -> Result:
     config = job.config()
     follower = _Follower(job.kind, within, config)
     if job.kind == "clock":
-        from fedsync.sim.timing_only import run_timing
+        from fedsync.simulation.timing_only import run_timing
 
         run_timing(config, job.cluster(), folder, listeners=[follower], journal=False)
         return {"at_s": [row.at_s for row in follower.ledger.rounds]}
     from bench.papers.target_evaluations import shared
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     try:
         with shared():

@@ -23,11 +23,11 @@ from statistics import fmean
 from typing import Any
 
 from bench.common import bar, beside, figure, in_parallel, markdown_table, print_table, save
+from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError
 from fedsync.observe.ledger import Ledger
-from fedsync.sim.twin.search import shipped
+from fedsync.simulation.twin.search import shipped
 
 CLUSTERS = ("homogeneous", "one-to-three", "contention")
 REFERENCE = "fedavg"
@@ -61,7 +61,7 @@ class Patience:
 def one_run(job: Job) -> dict[str, Any]:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
     from bench.papers.target_evaluations import shared
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     stop = f"stop={{seconds: {job.seconds}, target_accuracy: {job.target}}}"
     row: dict[str, Any] = {"strategy": job.strategy, "cluster": job.cluster, "seed": job.seed, "limit_s": job.seconds}

@@ -59,7 +59,7 @@ Job = tuple[str, str, int, float]
 
 
 def one_run(job: Job) -> dict[str, Any]:
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     name, place, seed, seconds = job
     silos = [silo | {"jitter": 0.05, "overhead_s": 0.2} for silo in CLUSTERS[place]]

@@ -27,10 +27,10 @@ from bench.common import markdown_table, print_table, write_json
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import Identity
+from fedsync.model.layout import Vector
+from fedsync.silo.protocol import Identity
+from fedsync.silo.session.silo_setup import place_of
 
 RATIOS, SILOS, SEEDS = (1, 2, 4, 8, 64), (3, 5, 10), 2
 STEPS, BATCH = 4, 8

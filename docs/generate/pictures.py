@@ -17,7 +17,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.style import COLOURS, INK, PAPER
-from fedsync.sim.timing_only import run_timing
+from fedsync.simulation.timing_only import run_timing
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "pictures"

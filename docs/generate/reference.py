@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 import yaml
 from pydantic.fields import FieldInfo
 
-from fedsync.common.meanings import meaning, meanings
+from fedsync.common.field_docs import meaning, meanings
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig

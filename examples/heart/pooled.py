@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from fedsync import SiloData, SiloSlot
-from fedsync.core.columns import TableForm
-from fedsync.core.survey.findings import ColumnScale
+from fedsync.evaluation.survey.findings import ColumnScale
+from fedsync.model.table_columns import TableForm
 from fedsync.tasks.csv_ import CsvTask
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")

@@ -14,13 +14,13 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.sums import slots_of
 from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
-from fedsync.core.checks import MAX_EXAMPLES
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout, Vector, matches
-from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
-from fedsync.core.selection import Selection
-from fedsync.core.server_optimizer import ServerOptimizer
+from fedsync.common.errors import ConfigError
+from fedsync.core.report_checks import MAX_EXAMPLES
 from fedsync.core.weighting import Weighting
+from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
+from fedsync.model.layout import Layout, Vector, matches
+from fedsync.model.server_optimizer import ServerOptimizer
 
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples; nobody learns who has how many, only that nobody has more."""

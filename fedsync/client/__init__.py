@@ -4,7 +4,7 @@ A Flower ClientApp uses `steps` and `untimed`, if anything.
 """
 
 from fedsync.client.app import SiloApp
-from fedsync.client.silo import Silo
+from fedsync.client.silo_facts import Silo
 from fedsync.client.steps import steps, untimed
 from fedsync.client.work import Work
 

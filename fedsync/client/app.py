@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

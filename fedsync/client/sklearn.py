@@ -11,7 +11,7 @@ import torch
 from sklearn.base import clone
 from torch import nn
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 _FITTED = ("coef_", "intercept_")
 

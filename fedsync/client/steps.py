@@ -9,13 +9,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 T = TypeVar("T")
 
 
 class CountsSteps(Protocol):
-    """The order that a message brings; see `fedsync.train.guest_clientapp`."""
+    """The order that a message brings; see `fedsync.train.guests.guest_clientapp`."""
 
     max_steps: int
     batch_size: int

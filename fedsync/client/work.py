@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from fedsync.client.silo import Scalar
-from fedsync.core.errors import ConfigError
+from fedsync.client.silo_facts import Scalar
+from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 
 T = TypeVar("T")

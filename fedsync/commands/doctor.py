@@ -12,7 +12,7 @@ import typer
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
-    from fedsync.ops.doctor.checks import Check
+    from fedsync.ops.doctor.machine_checks import Check
 
 _WIDTH = 14
 

@@ -10,8 +10,8 @@ import typer
 from rich import box
 from rich.table import Table
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
-from fedsync.core.errors import ConfigError
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate models on the test data of a run's silos, or at a real silo on its own."""
-    from fedsync.observe.cross_site import ModelRow
+    from fedsync.observe.quality.cross_site_matrix import ModelRow
     from fedsync.ops.site_evaluation import evaluate as evaluated
     from fedsync.ops.site_evaluation import models_of_run
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fedsync.observe.exporters.base import Exporter
+    from fedsync.observe.exporters.exporter_base import Exporter
 
 
 def export(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import read_input
-from fedsync.core.errors import ConfigError
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def encrypt(
     descriptor: Descriptor = None,
 ) -> None:
     """Put the key files of a folder under a passphrase, or under another one."""
-    from fedsync.cipher.keys.files import set_passphrase
+    from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, _passphrase(descriptor, "New passphrase")):
         say(f"{path}: under the passphrase; without it, nobody opens it again")
@@ -46,7 +46,7 @@ def decrypt(
     folder: Annotated[Path, typer.Argument(help="A folder of an administrator or a silo.")],
 ) -> None:
     """Take the key files of a folder out from under their passphrase."""
-    from fedsync.cipher.keys.files import set_passphrase
+    from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, None):
         say(f"{path}: plain, for its owner alone")

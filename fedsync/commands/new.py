@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
 
@@ -20,7 +20,7 @@ def page(
     """Show a run that goes on as a page on this machine, and steer it there, until Ctrl-C."""
     from fedsync.core.journal import JOURNAL
     from fedsync.observe.fate import NO_RUN, before_its_beginning
-    from fedsync.ops.page.server import PageServer
+    from fedsync.ops.page.page_server import PageServer
 
     if not folder.is_dir():
         raise ConfigError(str(folder), "no such folder", f"Name the folder of a run, which has a {JOURNAL}")

@@ -14,12 +14,12 @@ from rich import box
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
-from fedsync.core.checks import MAX_SPEED, MIN_SPEED
-from fedsync.core.errors import ConfigError
+from fedsync.core.report_checks import MAX_SPEED, MIN_SPEED
 from fedsync.observe.terminal import Terminal, WordsColumn
-from fedsync.policies.predict.base import predictors as all_predictors
+from fedsync.policies.predict.predictor_base import predictors as all_predictors
 
 if TYPE_CHECKING:
     from fedsync.policies.predict.backtest import BacktestErrors, Step

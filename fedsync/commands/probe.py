@@ -18,13 +18,13 @@ from rich.table import Table
 from fedsync.common.files import check_result, write_result
 from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurveConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks import CsvConfig
-from fedsync.core.curve import Curve
+from fedsync.config.tasks.task_kinds import CsvConfig
+from fedsync.core.speed.curve import Curve
 from fedsync.observe.terminal import Terminal, WordsColumn
 
 if TYPE_CHECKING:
     from fedsync.train.loop import Trainer
-    from fedsync.train.measure import Measurement
+    from fedsync.train.machine.measure import Measurement
 
 _FASTEST = 1e9
 _LINEAR = 0.01
@@ -42,7 +42,7 @@ def probe(
     out: Annotated[Path | None, typer.Option("--out", help="Silo file to write.")] = None,
 ) -> None:
     """Measure this machine: its time a step by batch size, and the entry for a silo file."""
-    from fedsync.train.measure import measure
+    from fedsync.train.machine.measure import measure
 
     if out is not None:
         check_result(out, "--out")
@@ -70,9 +70,9 @@ def probe(
 
 def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
     """A trainer of the strategy's task on this machine, and the strategy's name."""
-    from fedsync.tasks.protocol import SiloSlot
-    from fedsync.train.device import resolve
+    from fedsync.tasks.task_protocol import SiloSlot
     from fedsync.train.loop import Trainer
+    from fedsync.train.machine.device import resolve
 
     config = StrategyConfig.load(task)
     options = config.local.build()

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
-from fedsync.core.errors import ConfigError
 from fedsync.observe.terminal import Terminal
 
 
@@ -34,7 +34,7 @@ def report(
     """
     from fedsync.observe.report.beside import files_beside
     from fedsync.observe.report.data import read_run, read_runs
-    from fedsync.observe.report.page import page
+    from fedsync.observe.report.report_page import page
     from fedsync.observe.report.style import write_picture
     from fedsync.observe.report.timeline import timeline
 

@@ -83,9 +83,9 @@ def run(
     ] = None,
 ) -> None:
     """Start a run on the server that runs here, or go on with one that failed or was stopped."""
+    from fedsync.common.errors import ConfigError
     from fedsync.config.server_start import ServerStartConfig
     from fedsync.config.strategy import StrategyConfig
-    from fedsync.core.errors import ConfigError
 
     config = ServerStartConfig.load(file)
     if resume is not None and not (strategy or assignments or out or overwrite or target_accuracy is not None):

@@ -56,7 +56,7 @@ def export(
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
-    from fedsync.trainer.model_export import export_kept
+    from fedsync.silo.owner.model_export import export_kept
 
     done = export_kept(config, out, run)
     say(f"{done.file}: version {done.version} of run {done.run}")
@@ -91,15 +91,15 @@ def rotate(file: File) -> None:
 @app.command()
 def unlock(file: File) -> None:
     """Let a silo that met failures of integrity take part again, and show what happened."""
+    from fedsync.common.errors import ConfigError
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.core.errors import ConfigError
 
     config = SiloStartConfig.load(file)
     if config.keys is None:
         raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "There is nothing to do")
     from fedsync.cipher.keys.keyring import open_ring
     from fedsync.cipher.keys.passphrase import NAMED_BY
-    from fedsync.trainer.lockout import Lockout
+    from fedsync.silo.owner.lockout import Lockout
 
     os.environ[NAMED_BY] = config.passphrase_env
 
@@ -118,14 +118,14 @@ def approve(
     refuse: Annotated[bool, typer.Option("--refuse", help="Say no to it.")] = False,
 ) -> None:
     """List the runs that wait for this silo's owner (``approve: ask``), and confirm or refuse one."""
+    from fedsync.common.errors import ConfigError
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.core.errors import ConfigError
 
     config = SiloStartConfig.load(file)
     from fedsync.ops.approval_summary import code_of, code_or_problem, summary
-    from fedsync.trainer.approvals import APPROVALS, Approvals, with_code
-    from fedsync.trainer.audit import AuditLog, run_name
-    from fedsync.trainer.owner_policy import audit_place
+    from fedsync.silo.owner.approvals import APPROVALS, Approvals, with_code
+    from fedsync.silo.owner.audit import AuditLog, run_name
+    from fedsync.silo.owner.owner_policy import audit_place
 
     approvals = Approvals(Path(config.state) / APPROVALS)
     if digest is None:

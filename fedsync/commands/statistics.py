@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import Terminal
 
 
@@ -18,7 +18,7 @@ def statistics(
     ],
 ) -> None:
     """Show what the columns of all silos hold, where a run's task asked for it."""
-    from fedsync.core.survey.findings import STATISTICS
+    from fedsync.evaluation.survey.findings import STATISTICS
     from fedsync.observe.tables import statistics_table
 
     path = folder / STATISTICS

@@ -10,7 +10,7 @@ import typer
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
-    from fedsync.core.steering import OperatorQuestion
+    from fedsync.core.operator.operator_commands import OperatorQuestion
 
 app = typer.Typer(help="A run that goes on: pause it, do without a silo, end otherwise.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
 @app.command()
 def pause(folder: Folder) -> None:
     """Give no more orders and make no more versions; what silos have in work ends, and is kept."""
-    from fedsync.core.steering import PauseRun
+    from fedsync.core.operator.operator_commands import PauseRun
 
     _ask(folder, PauseRun())
 
@@ -29,7 +29,7 @@ def pause(folder: Folder) -> None:
 @app.command("continue")
 def continue_(folder: Folder) -> None:
     """Go on with a paused run."""
-    from fedsync.core.steering import ContinueRun
+    from fedsync.core.operator.operator_commands import ContinueRun
 
     _ask(folder, ContinueRun())
 
@@ -37,7 +37,7 @@ def continue_(folder: Folder) -> None:
 @app.command()
 def drop(folder: Folder, silo: Silo) -> None:
     """Go on without a silo, until it is readmitted; what it has in work is discarded."""
-    from fedsync.core.steering import DropSilo
+    from fedsync.core.operator.operator_commands import DropSilo
 
     _ask(folder, DropSilo(silo))
 
@@ -45,7 +45,7 @@ def drop(folder: Folder, silo: Silo) -> None:
 @app.command()
 def readmit(folder: Folder, silo: Silo) -> None:
     """Take a silo that was dropped in again."""
-    from fedsync.core.steering import ReadmitSilo
+    from fedsync.core.operator.operator_commands import ReadmitSilo
 
     _ask(folder, ReadmitSilo(silo))
 
@@ -62,14 +62,14 @@ def stop_rule(
     ] = None,
 ) -> None:
     """Change when the run ends; a rule that is reached already ends it now, with its last evaluation."""
-    from fedsync.core.steering import ChangeStop
+    from fedsync.core.operator.operator_commands import ChangeStop
 
     _ask(folder, ChangeStop(rounds, seconds, target_accuracy))
 
 
 def _ask(folder: Path, question: OperatorQuestion) -> None:
-    from fedsync.core.steering import said
-    from fedsync.flower.operator_requests import ask
+    from fedsync.core.operator.operator_commands import said
+    from fedsync.server.operator_requests import ask
 
     ask(folder, question)
     say(f"Done: {said(question)}")

@@ -14,7 +14,7 @@ from fedsync.common.files import check_result, read_input, write_result
 from fedsync.observe.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from fedsync.cipher.tracing.trace import Finding
+    from fedsync.cipher.tracing.update_trace import Finding
 
 _MAX_FILE_BYTES = 2**24
 _WIDTH = 120
@@ -32,7 +32,7 @@ def consent(
 ) -> None:
     """Consent, at a silo, that others examine the updates of one version one by one."""
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.trainer.examination import consent_to
+    from fedsync.silo.session.trace_at_silo import consent_to
 
     check_result(out, "--out")
     done = consent_to(SiloStartConfig.load(silo), read_input(notice, _MAX_FILE_BYTES), examiner)
@@ -55,7 +55,7 @@ def trace(
 ) -> None:
     """Examine, at a silo, the updates of one version one by one. The status is 1 if one of them is not in order."""
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.trainer.examination import trace as examine
+    from fedsync.silo.session.trace_at_silo import trace as examine
 
     done = examine(SiloStartConfig.load(silo), file)
     for reason in done.consents.refused:

@@ -12,15 +12,15 @@ import typer
 from rich import box
 from rich.table import Table
 
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
-from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fedsync.sim.twin.fit import SiloFit
-    from fedsync.sim.twin.search import Candidate, Ranked
-    from fedsync.sim.twin.twin import Predicted, Twin
+    from fedsync.simulation.twin.fit import SiloFit
+    from fedsync.simulation.twin.search import Candidate, Ranked
+    from fedsync.simulation.twin.twin import Predicted, Twin
 
 
 def tune(
@@ -53,9 +53,9 @@ def tune(
     Without --target nothing is trained: candidates are ranked by samples a second.
     """
     from fedsync.config.strategy import StrategyConfig
-    from fedsync.sim.twin import search
-    from fedsync.sim.twin.records import read_record
-    from fedsync.sim.twin.twin import Twin
+    from fedsync.simulation.twin import search
+    from fedsync.simulation.twin.records import read_record
+    from fedsync.simulation.twin.twin import Twin
 
     for path, option in ((apply, "--apply"), (silos, "--silos"), (out, "--out")):
         if path is not None:
@@ -113,11 +113,11 @@ class _Watch:
 
 def _rank(twin: Twin, field: Sequence[Candidate], target: float | None, watch: _Watch) -> tuple[list[Ranked], str]:
     """The candidates, the best first, and why they are ranked otherwise than was asked."""
-    from fedsync.sim.twin.search import by_throughput, by_time_to
+    from fedsync.simulation.twin.search import by_throughput, by_time_to
 
     if target is None:
         return by_throughput(twin, field, watch), ""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     if not field:
         return [], ""

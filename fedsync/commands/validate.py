@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.config.section import Section
-from fedsync.config.selecting import TOLD
+from fedsync.config.sections.section import Section
+from fedsync.config.sections.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.terminal import Terminal
 

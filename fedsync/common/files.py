@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 OWNER_FILE = 0o600
 OWNER_FOLDER = 0o700

@@ -7,7 +7,7 @@ import logging.handlers
 import time
 from pathlib import Path
 
-from fedsync.core.foreign import SHOWN
+from fedsync.common.foreign import SHOWN
 
 
 class TimedFormatter(logging.Formatter):

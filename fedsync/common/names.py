@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 SILO_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 """What a silo may be called where its name also names a file."""

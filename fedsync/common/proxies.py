@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import psutil
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.foreign import shown
+from fedsync.common.errors import ConfigError
+from fedsync.common.foreign import shown
 
 DIRECT = "direct"
 """In place of a proxy's address: none, whatever the environment says."""

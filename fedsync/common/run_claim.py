@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.common.locks import held, taken
-from fedsync.core.errors import ConfigError
 
 RUN_LOCK = "run.lock"
 """File in a run's folder that is locked while the run is at work."""

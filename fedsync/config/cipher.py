@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.config.section import Section
-from fedsync.core.checks import MAX_EXAMPLES
-from fedsync.core.errors import ConfigError
-from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.section import Section
+from fedsync.core.report_checks import MAX_EXAMPLES
+from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.core.layout import Layout
-    from fedsync.core.metrics.base import AnyMetric
-    from fedsync.core.selection import Selection
     from fedsync.core.weighting import Solver, Weighting
+    from fedsync.evaluation.best_version import Selection
+    from fedsync.evaluation.metrics.metric_types import AnyMetric
+    from fedsync.model.layout import Layout
 
 Bits = Literal[8, 12, 16]
 

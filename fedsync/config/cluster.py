@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside, locate
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
-from fedsync.core.presence import MAX_AWAY_S, Presence
+from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.speed.curve import Curve
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
-from fedsync.config.selecting import needs_single_silos
-from fedsync.config.strategy_sections import StrategySections
-from fedsync.config.tasks_kinds import StatisticsSection
-from fedsync.core.errors import ConfigError
+from fedsync.config.sections.selecting import needs_single_silos
+from fedsync.config.sections.strategy_sections import StrategySections
+from fedsync.config.tasks.sampled_tasks import StatisticsSection
 
 AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
-from fedsync.core.errors import ConfigError
 
 BY_NAME = "data:"
 """Begins a path of a task that is a name instead: each silo has a path of its own for it, in ``data``."""

@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
+from fedsync.common.errors import ProtocolError
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
-from fedsync.config.evaluation import EvaluationConfig
-from fedsync.config.model import ModelConfig
-from fedsync.config.section import Section
-from fedsync.config.stop import StopConfig
+from fedsync.config.sections.evaluation import EvaluationConfig
+from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.section import Section
+from fedsync.config.sections.stop import StopConfig
+from fedsync.config.sections.wire import WireConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks import TaskConfig
+from fedsync.config.tasks.task_kinds import TaskConfig
+from fedsync.config.tasks.user_config import UserConfig
 from fedsync.config.training import LocalConfig
-from fedsync.config.user_config import UserConfig
-from fedsync.config.wire import WireConfig
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout
-from fedsync.policies.aggregate.base import AggregationPolicy
-from fedsync.policies.aggregate.kinds import FedAvg
-from fedsync.policies.optimize.base import ServerOptimizerPolicy
-from fedsync.policies.rounds.base import RoundPolicy, told_of
+from fedsync.model.layout import Layout
+from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
+from fedsync.policies.aggregate.aggregate_kinds import FedAvg
+from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+from fedsync.policies.rounds.rounds_base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
-from fedsync.train.throttle import Throttle
+from fedsync.train.machine.throttle import Throttle
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.core.metrics.base import AnyMetric
-    from fedsync.core.selection import Selection
+    from fedsync.evaluation.best_version import Selection
+    from fedsync.evaluation.metrics.metric_types import AnyMetric
 
 
 class SealedSurvey(Section):

@@ -7,12 +7,12 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import ADDRESS, LogsConfig, absolute, must_exist
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 
 
 class RelayedRegion(Section):

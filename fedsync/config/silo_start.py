@@ -12,13 +12,13 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
 from fedsync.common.proxies import DIRECT, Proxy
 from fedsync.config.locate import beside
-from fedsync.config.presence import PresenceConfig
-from fedsync.config.section import Section
+from fedsync.config.sections.presence import PresenceConfig
+from fedsync.config.sections.section import Section
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 
 ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"
 """``host:port``; an IPv6 address in brackets."""
@@ -335,7 +335,7 @@ class SiloStartConfig(Section):
 
 def _check_reviewer(key: str) -> None:
     """Raises ValueError: it is no public key of a reviewer."""
-    from fedsync.common.code_review import bare
+    from fedsync.common.sandbox.code_review import bare
 
     try:
         bare(key)

@@ -11,23 +11,23 @@ from typing import Any, Self
 
 from pydantic import ValidationError, model_validator
 
-from fedsync.common.code import is_module
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
+from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import beside, locate
-from fedsync.config.stop import unreachable
-from fedsync.config.strategy_sections import StrategySections
+from fedsync.config.sections.stop import unreachable
+from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 from fedsync.core.extension import Extension
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
-from fedsync.policies.balance.base import FixedBalancer
+from fedsync.policies.balance.balancer_base import FixedBalancer
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.resting import Resting
 from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
-from fedsync.policies.rounds.base import RoundHook
+from fedsync.policies.rounds.rounds_base import RoundHook
 from fedsync.policies.schema import Policy
 
 

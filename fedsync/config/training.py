@@ -18,9 +18,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
-from fedsync.config.section import Section
-from fedsync.core.errors import ConfigError
+from fedsync.config.sections.section import Section
 
 if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions

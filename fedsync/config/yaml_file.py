@@ -12,9 +12,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
-from fedsync.config.section import Section
-from fedsync.core.errors import ConfigError
+from fedsync.config.sections.section import Section
 
 Model = TypeVar("Model", bound=Section)
 

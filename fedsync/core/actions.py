@@ -86,7 +86,7 @@ class KeepBest:
 
     Args:
         score: of the version, by all its metrics.
-        value: of the version, by the rule of the run; see `fedsync.core.selection.Selection`.
+        value: of the version, by the rule of the run; see `fedsync.evaluation.best_version.Selection`.
     """
 
     score: Score

@@ -29,8 +29,8 @@ The run:
 | state | where | turns |
 |---|---|---|
 | waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
-| paused | the same, and the operator said so | nothing is decided; see `fedsync.core.steering` |
-| closing | ``closing`` has the reason | silos score the last version (`fedsync.core.closing`); nothing else is asked |
+| paused | the same, and the operator said so | nothing is decided; see `fedsync.core.operator.operator_commands` |
+| closing | ``closing`` has the reason | silos score the last version (`fedsync.evaluation.final_evaluation`); nothing else is asked |
 | stopped | ``stopped`` | `Stop` was given; events change nothing that anybody sees |
 
 It closes when a stop rule says so, and stops when all evaluations are in. It stops at once, as failed, when every silo
@@ -45,7 +45,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from fedsync.core import closing
+from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
 from fedsync.core.actions import (
     Action,
     Commit,
@@ -57,9 +57,8 @@ from fedsync.core.actions import (
     Stop,
     WakeAt,
 )
-from fedsync.core.checks import check_facts, check_report, usable
+from fedsync.core.checkpoint_state import COORDINATOR, fill, named
 from fedsync.core.departures import fail_order, give_up_orders, lose
-from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -72,16 +71,17 @@ from fedsync.core.events import (
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts, Split, UpdateMeta
-from fedsync.core.presence import Presence
 from fedsync.core.releasing import hurry, release
-from fedsync.core.saved import COORDINATOR, fill, named
-from fedsync.core.scores import Scores
-from fedsync.core.sizing import Adaptation, Plan
+from fedsync.core.report_checks import check_facts, check_report, usable
+from fedsync.core.silo_presence import Presence
+from fedsync.core.speed.forecasts import Forecasts
+from fedsync.core.speed.sizing import Adaptation, Plan
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import ClusterView, SiloView, Verdict
+from fedsync.evaluation import final_evaluation as closing
+from fedsync.evaluation.version_scores import Scores
 
 
 class Coordinator:
@@ -153,7 +153,7 @@ class Coordinator:
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
-        """All that the run has come to, by name, for a checkpoint; see `fedsync.core.saved`."""
+        """All that the run has come to, by name, for a checkpoint; see `fedsync.core.checkpoint_state`."""
         return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -300,8 +300,8 @@ class Coordinator:
         state.adaptation.observe(meta.silo, report, at_s - silo.since_s)
 
     def _obey(self, asked: OperatorAsked, actions: list[Action]) -> None:
-        from fedsync.core.obeying import obey
-        from fedsync.core.steering import ReadmitSilo
+        from fedsync.core.operator.operator_commands import ReadmitSilo
+        from fedsync.core.operator.operator_execution import obey
 
         facts = obey(self._state, self._policies, asked, actions)
         if facts is not None and isinstance(asked.question, ReadmitSilo):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedsync.core import closing
 from fedsync.core.actions import Action, Discard
 from fedsync.core.state import MAX_FAILURES, CoordinatorState
+from fedsync.evaluation import final_evaluation as closing
 
 
 def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsync.core.operator.operator_commands import OperatorQuestion
 from fedsync.core.orders import (
     Evaluation,
     PooledFigures,
@@ -14,7 +15,6 @@ from fedsync.core.orders import (
     WorkReport,
     fast_dataclass,
 )
-from fedsync.core.steering import OperatorQuestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Spare:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAsked:
-    """The server's user wants something changed; see `fedsync.core.steering`.
+    """The server's user wants something changed; see `fedsync.core.operator.operator_commands`.
 
     Args:
         at_s: seconds since the run began.

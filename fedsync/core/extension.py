@@ -29,7 +29,7 @@ from dataclasses import fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedsync.core.events import Event, UpdateArrived, WorkFailed

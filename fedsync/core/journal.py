@@ -1,7 +1,7 @@
 """The run's memory: every batch of events with the actions and the reason that followed.
 
 A journal is JSON lines. The first line is a header (the number of the format, and what is needed to build the
-coordinator again), every other line one `JournalEntry`, written by `fedsync.core.codec`. A journal replays to the same
+coordinator again), every other line one `JournalEntry`, written by `fedsync.common.codec`. A journal replays to the same
 actions, and two runs that did the same have the same bytes.
 """
 
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
-from fedsync.core import codec
+from fedsync.common import codec
+from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Action
-from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.orders import fast_dataclass
 

@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum, auto
 from typing import Any, Protocol, TypeVar
 
-from fedsync.core.codec import Sum
-from fedsync.core.presence import Presence
+from fedsync.common.codec import Sum
+from fedsync.core.silo_presence import Presence
 
 V = TypeVar("V")
 
@@ -68,9 +68,9 @@ class Subject(StrEnum):
     LAST = auto()
     """The newest version."""
     BEST = auto()
-    """The version that was kept as the best; see `fedsync.core.selection`."""
+    """The version that was kept as the best; see `fedsync.evaluation.best_version`."""
     LOCAL = auto()
-    """The silo's own, trained by it alone; see `fedsync.core.apart`."""
+    """The silo's own, trained by it alone; see `fedsync.evaluation.local_baselines`."""
     TUNED = auto()
     """The silo's own, which it made of the best one."""
 
@@ -184,7 +184,7 @@ class Evaluation:
         correct: number of correct predictions (or the task's summed score); None where such code tells no score.
         samples: size of the split.
         metrics: other figures by name, which nothing decides by: means, and over how many samples.
-        sums: of statistics, by key; see `fedsync.core.metrics`.
+        sums: of statistics, by key; see `fedsync.evaluation.metrics`.
         gains: how much better a model is than the silo's own local one, between which numbers by metric, by
             `Subject`: of the models that were tested before it, or of this one, tuned.
     """
@@ -206,7 +206,7 @@ class Score:
     Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
     better.
 
-    ``metrics`` are the numbers of `fedsync.core.metrics` by name, worked out of the sums of these silos.
+    ``metrics`` are the numbers of `fedsync.evaluation.metrics` by name, worked out of the sums of these silos.
     """
 
     version: int
@@ -262,7 +262,7 @@ class WorkReport:
         batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
         evaluation: of the base model, if the order asked for it.
         metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
-            ends in the unit; `fedsync.observe.metric_pool` says how they are pooled.
+            ends in the unit; `fedsync.observe.quality.metric_pool` says how they are pooled.
         pooled: where figures are sealed, what silos found together in the commits that came with the order.
         presence: how long the silo is still there; None if it says nothing new.
     """

@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import UpdateMeta, Window, fast_dataclass
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Weighting
 

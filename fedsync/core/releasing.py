@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Action, Dispatch, HaltEarly, Probe
-from fedsync.core.errors import PolicyError
 from fedsync.core.orders import LocalWork, WorkOrder
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.views import Verdict

@@ -8,24 +8,24 @@ from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from fedsync.common.errors import PolicyError
+from fedsync.common.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.actions import Action, Commit, WakeAt
-from fedsync.core.claims import Claims
-from fedsync.core.errors import PolicyError
 from fedsync.core.extension import Extension, Extensions
-from fedsync.core.forecasts import Forecasts
-from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Subject, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
-from fedsync.core.rng import Stream, derive_seed, draw, part_of
 from fedsync.core.roster import Roster
-from fedsync.core.scores import Scores, Settled
-from fedsync.core.selection import Leader, Selection
-from fedsync.core.sizing import Adaptation, Sizing
+from fedsync.core.speed.forecasts import Forecasts
+from fedsync.core.speed.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Leaders, Passes, StopRules
 from fedsync.core.views import SiloView, Verdict
+from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.evaluation.metric_votes import Claims
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.version_scores import Scores, Settled
 
 if TYPE_CHECKING:
-    from fedsync.core.apart import CrossSite
+    from fedsync.evaluation.local_baselines import CrossSite
 
 MAX_FAILURES = 3
 """Orders that every silo must fail in a row before the run is given up."""
@@ -167,7 +167,7 @@ class CoordinatorState:
         failures: what may be expected of the silos.
         extensions: optional features, by name.
         closing: why the run is about to end.
-        owing: silos whose update that only scores is still to come; see `fedsync.core.closing`.
+        owing: silos whose update that only scores is still to come; see `fedsync.evaluation.final_evaluation`.
         asked: questions of the end that silos were asked, or were not worth asking.
         summed: those of them for whose sums orders went out, where figures are sealed.
         final: version that training ended with.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import Evaluation, Score
-from fedsync.core.scores import Scores
-from fedsync.core.selection import Leader, Selection
+from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.version_scores import Scores
 
 
 @dataclass(frozen=True, slots=True)

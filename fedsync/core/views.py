@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder, fast_dataclass
+from fedsync.core.speed.curve import Curve
 
 
 @fast_dataclass

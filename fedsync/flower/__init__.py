@@ -1,6 +1,6 @@
 import logging
 
-from fedsync.core.foreign import SHOWN
+from fedsync.common.foreign import SHOWN
 
 # Flower's own loggers write what peers say, too.
 for library in ("flwr", "uvicorn.error"):

@@ -14,11 +14,11 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedsync.flower import messages
-from fedsync.silo.answers import Place, refusal
-from fedsync.silo.joins import INBOX, JOINED, JoinedRun, drop, hand_over, trusted
-from fedsync.trainer.bundle import announced
-from fedsync.trainer.client import app_folder, state_folder
+from fedsync.flower import flower_messages as messages
+from fedsync.silo.agent.answers import Place, refusal
+from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, drop, hand_over, trusted
+from fedsync.silo.owner.bundle import announced
+from fedsync.silo.session.trainer_client import app_folder, state_folder
 from fedsync.transport.join import Join
 
 app = ClientApp()

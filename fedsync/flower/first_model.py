@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flwr.app import Array, ArrayRecord
 
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError, ProtocolError, RunError
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, ProtocolError, RunError
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.transfer import Payload
 from fedsync.flower import payloads
-from fedsync.flower.nodes import Admission, Nodes
-from fedsync.flower.outbox import Outbox
-from fedsync.flower.regions import Regions
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import AskModel, InitialModel, Refused
-from fedsync.trainer.refusals import explained
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import Payload
+from fedsync.server.nodes import Admission, Nodes
+from fedsync.server.outbox import Outbox
+from fedsync.server.region_clients import Regions
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.refusals import explained
+from fedsync.silo.protocol import AskModel, InitialModel, Refused
 from fedsync.transport.port import Transport
 
 if TYPE_CHECKING:

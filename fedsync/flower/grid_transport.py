@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedsync.core.errors import ProtocolError
-from fedsync.flower import messages
+from fedsync.common.errors import ProtocolError
+from fedsync.flower import flower_messages as messages
 from fedsync.transport.port import Peer
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 

@@ -25,15 +25,15 @@ from pathlib import Path
 
 from flwr.serverapp import Grid
 
+from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
+from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, PolicyError
-from fedsync.core.transfer import Payload
-from fedsync.flower import messages
+from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport, answer_in
-from fedsync.flower.hub_place import HUB, HubPlace
-from fedsync.silo.joins import JOINED
+from fedsync.model.transfer import Payload
+from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.port import Peer, Transport
 from fedsync.transport.questions import BASE, BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion

@@ -14,10 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.names import near_miss
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError
-from fedsync.policies.rounds.base import Called
+from fedsync.policies.rounds.rounds_base import Called
 
 _TRAIN = (
     "Override configure_train, or give on_round. A barrier and a balancer decide who trains and how much, "

@@ -15,9 +15,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.model.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
+from fedsync.model.transfer import Payload
 
 SMALL_BYTES = 262_144
 """Payloads up to this size travel beside the texts: three objects fewer weigh more than their bytes once a silo."""

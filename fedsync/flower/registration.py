@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER
 from fedsync.common.proxies import unproxied
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
-from fedsync.flower.environment import QUIET
+from fedsync.flower.process_environment import QUIET
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey

@@ -11,8 +11,8 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fedsync.core.layout import Layout, Vector
 from fedsync.flower import payloads
+from fedsync.model.layout import Layout, Vector
 from fedsync.observe.recorder import ROUNDS
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsync.common import foreign
+from fedsync.common.errors import FedSyncError
 from fedsync.common.log_times import QuietFile
-from fedsync.core import foreign
-from fedsync.core.errors import FedSyncError
 from fedsync.observe.fate import RUN_LOG
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round

@@ -7,7 +7,7 @@ process id and, if it fails, the reason; or empty), ``keys`` (the server's key f
 ``registered`` (not empty: accept only nodes that are registered by name), ``regions`` (JSON: silos of each relay by its
 name, or empty), ``resume`` (not empty: go on with the run
 in ``out``), ``target-accuracy`` ("" for none). With ``relay``, a socket, it is the app of a relay
-(`fedsync.flower.relay_app`), and of the others ``control`` and ``keys`` count.
+(`fedsync.flower.relays.relay_app`), and of the others ``control`` and ``keys`` count.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from threading import Thread
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import exit_with_owner
@@ -30,13 +31,12 @@ from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
-from fedsync.flower.checkpoints import clear
+from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.flower.relay_app import serve_relay
-from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.flower.relays.relay_app import serve_relay
 from fedsync.flower.run_log import kept_log
-from fedsync.flower.strategy import FedSync
+from fedsync.server.checkpoints import clear
+from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 
 app = ServerApp()
 

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 from fedsync.flower.own_loop import OwnLoop, unexpected
 from fedsync.flower.silo_metrics import MetricsAggrFn
 from fedsync.policies.schema import Policy

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.core.events import Evaluated, Event, UpdateArrived
 from fedsync.core.extension import Extension
 from fedsync.core.orders import Evaluation, Split, Subject, UpdateMeta

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.errors import FedSyncError, RunError, not_installed
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import FedSyncError, RunError, not_installed
-from fedsync.flower.environment import flower_in_this_process
+from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.observe.recorder import Listener, add_digests
-from fedsync.trainer.client import stop_trainers
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.model_export import export_model
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.session.trainer_client import stop_trainers
 
 
 def run_simulation(
@@ -71,7 +71,7 @@ def _run(
     from flwr.simulation import run_simulation as run_flower_simulation
 
     from fedsync.flower.client_app import app as client_app
-    from fedsync.flower.strategy import FedSync
+    from fedsync.flower.flower_strategy import FedSync
 
     rings = emulated_rings(config, cluster, home)
     if rings is not None:

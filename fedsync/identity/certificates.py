@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
-from fedsync.core.errors import ConfigError
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365

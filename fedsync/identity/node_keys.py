@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import (
     ANYBODY_FILE,
     private_folder,
@@ -24,7 +25,6 @@ from fedsync.common.files import (
     write_private,
 )
 from fedsync.common.names import check_silo_name
-from fedsync.core.errors import ConfigError
 
 _MAX_KEY_BYTES = 2**16
 _P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b81040022036200"), 97

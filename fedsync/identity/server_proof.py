@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedsync.common.errors import ConfigError
+from fedsync.common.foreign import shown
 from fedsync.common.proxies import ProxyRefused, Way
-from fedsync.core.errors import ConfigError
-from fedsync.core.foreign import shown
 from fedsync.identity.certificates import CertificateFacts, certificate_facts
 
 _UNKNOWN_ISSUER = {2, 18, 19, 20, 21}

@@ -5,7 +5,7 @@ From the journal. Of several reasons that hold at the same time the first counts
 | reason | begins | ends |
 |---|---|---|
 | dropped | the operator drops the silo | the operator readmits it |
-| away | its window ends, as it told (`fedsync.core.attendance`) | its next window begins |
+| away | its window ends, as it told (`fedsync.core.availability`) | its next window begins |
 | gone | it is lost; when the run begins, for one that has not joined | it joins |
 | paused | the operator pauses the run | the operator continues it |
 | waiting | none of these | |
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from fedsync.core.attendance import Attendance
+from fedsync.core.availability import Attendance
 from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.steering import ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo
+from fedsync.core.operator.operator_commands import ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo
 from fedsync.observe.steered import answered_in
 
 DROPPED, AWAY, GONE, PAUSED, WAITING = "dropped", "away", "gone", "paused", "waiting"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.locks import held
 from fedsync.common.run_claim import ERROR_FILE, RUN_FILE
-from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.journal import JOURNAL, read_header
 from fedsync.observe.report.read_json import read_object
 

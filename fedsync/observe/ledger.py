@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedsync.core.actions import Attested, Commit, Discard, Dispatch, Evaluate, KeepBest, Note, Stop
-from fedsync.core.checks import sound, usable
-from fedsync.core.downlink import HEAD_BYTES
 from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
-from fedsync.core.metrics.base import AnyMetric
 from fedsync.core.orders import PooledFigures, Score, Split, Subject, UpdateMeta, WorkOrder, WorkReport, mean_loss
-from fedsync.core.plain_replica import RECEIVED
-from fedsync.core.scores import Scores, Settled
-from fedsync.core.selection import numbers_of
-from fedsync.observe.evaluations import JudgedModels
-from fedsync.observe.final_scores import FinalScores
+from fedsync.core.report_checks import sound, usable
+from fedsync.evaluation.best_version import numbers_of
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.version_scores import Scores, Settled
+from fedsync.model.broadcast_compression import HEAD_BYTES
+from fedsync.model.plain_replica import RECEIVED
 from fedsync.observe.lost_silos import LostSilo, LostSilos
-from fedsync.observe.metric_pool import MetricPool, pooled, with_tested
+from fedsync.observe.quality.evaluations import JudgedModels
+from fedsync.observe.quality.final_scores import FinalScores
+from fedsync.observe.quality.metric_pool import MetricPool, pooled, with_tested
 from fedsync.observe.rounds import Round, Rounds
 from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, missized_notes, shares_of
 from fedsync.observe.steered import SteeredRun

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.core.attendance import Attendance
-from fedsync.core.errors import RunError
+from fedsync.common.errors import RunError
+from fedsync.core.availability import Attendance
 from fedsync.core.events import SiloJoined, WorkFailed
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.state import MAX_FAILURES

@@ -12,16 +12,16 @@ from typing import Any, Protocol
 import yaml
 
 from fedsync import __version__
+from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
-from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.observe import evaluations
-from fedsync.observe.cross_site import FILE, CrossSiteBooks, without_matrix
-from fedsync.observe.exporters.base import Exporter
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.observe.exporters.exporter_base import Exporter
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.lost_silos import expected_of
+from fedsync.observe.quality import evaluations
+from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.rounds import Round, RoundFeed
 
 ROUNDS = "rounds.jsonl"
@@ -38,7 +38,7 @@ class Listener(Protocol):
 class Recorder:
     """Writes ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl``, ``summary.json``.
 
-    And ``evaluation.json``, where there is something in it; see `fedsync.observe.evaluations`.
+    And ``evaluation.json``, where there is something in it; see `fedsync.observe.quality.evaluations`.
 
     The two YAML files are what ``fedsync run`` reads, so that a run can be repeated from its folder.
 

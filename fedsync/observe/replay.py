@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import silos_at_start
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import FedSyncError
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.journal import replay as replay_entries
-from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import Ledger
+from fedsync.observe.quality.evaluations import metrics_of
 
 
 def replay(path: str | Path) -> list[JournalEntry]:

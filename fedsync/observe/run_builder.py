@@ -11,14 +11,14 @@ from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.layout import Layout, Vector
 from fedsync.core.state import Policies
-from fedsync.core.transfer import DurableAggregator
-from fedsync.observe.exporters.base import open_exporters
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import DurableAggregator
+from fedsync.observe.exporters.exporter_base import open_exporters
 from fedsync.observe.ledger import KEPT_ROUNDS
 from fedsync.observe.recorder import Listener, Recorder
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keywrap import ServerKeys
@@ -106,8 +106,8 @@ class RunBuilder:
             return PlainAggregator(
                 model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, combiner=combiner
             )
-        from fedsync.cipher.server.aggregator import SUMS, EncryptedAggregator
         from fedsync.cipher.server.evidence import FOLDER, Evidence
+        from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 
         sealed, evidence = sealing(self.config.cipher), None
         if run and sealed is not None and sealed.kept_versions:

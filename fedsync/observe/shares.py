@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport, fast_dataclass
-from fedsync.observe.metric_pool import MetricPool, pooled
+from fedsync.observe.quality.metric_pool import MetricPool, pooled
 
 _MOST_NAMED = 20
 
@@ -16,7 +16,7 @@ _MOST_NAMED = 20
 class SiloShare:
     """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
 
-    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.metric_pool`.
+    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.quality.metric_pool`.
     """
 
     batch_size: int

@@ -10,7 +10,7 @@ from typing import Any
 from fedsync.core.actions import OperatorAnswered
 from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JournalEntry
-from fedsync.core.steering import (
+from fedsync.core.operator.operator_commands import (
     ChangeStop,
     ContinueRun,
     DropSilo,

@@ -10,7 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from fedsync.observe.paired import PairedTest, corrected, paired
+from fedsync.observe.quality.paired import PairedTest, corrected, paired
 
 MOST_ROWS = 50
 """Silos that `silo_table` names; of more it shows how their figures spread."""
@@ -126,7 +126,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
 
 
 def statistics_table(found: Mapping[str, Any]) -> Table:
-    """What `fedsync.core.survey.findings.told` says, a row a column."""
+    """What `fedsync.evaluation.survey.findings.told` says, a row a column."""
     classes = ", ".join(_cell(count) for count in found["classes"])
     title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
     table = _table(title, "column", "known", "missing", "mean", "deviation", "histogram")
@@ -154,7 +154,7 @@ def _cell(count: int | str | None) -> str:
 
 
 def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedTest]]:
-    """Each strategy but the first against the first, by figure and strategy; see `fedsync.observe.paired`."""
+    """Each strategy but the first against the first, by figure and strategy; see `fedsync.observe.quality.paired`."""
     figures: dict[str, Callable[[Comparison], dict[int, float]]] = {
         "accuracy": lambda each: each.by_seed("accuracy"),
         "seconds_to_target": Comparison.seconds_by_seed,

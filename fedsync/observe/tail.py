@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedsync.core.errors import FedSyncError
+from fedsync.common.errors import FedSyncError
 from fedsync.core.journal import JournalEntry, read_entry, read_header
 
 

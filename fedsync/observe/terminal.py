@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Task, TextColumn
 from rich.text import Text
 
-from fedsync.core.foreign import MOST_CHARACTERS, shown
+from fedsync.common.foreign import MOST_CHARACTERS, shown
 
 _PIPE_WIDTH = 120
 

@@ -2,7 +2,7 @@
 
 It is read from the specification that waits by what the trainer itself reads it with, and nothing of it is left out or
 cut: a field without a line of its own is named as it is, and a run with values that are too long to be read is refused
-(`fedsync.trainer.approvals.unshowable`). The last line says how many fields the run sets, so that a terminal that
+(`fedsync.silo.owner.approvals.unshowable`). The last line says how many fields the run sets, so that a terminal that
 scrolled is noticed. What the server wrote is printed as JSON, so no terminal obeys it.
 """
 
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.checksums import file_digest
-from fedsync.common.code_review import code_below
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.sandbox.code_review import code_below
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.tasks_kinds import TaskSection
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.trainer.approvals import AskedRun, leaves, with_code
-from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.config.tasks.sampled_tasks import TaskSection
+from fedsync.silo.owner.approvals import AskedRun, leaves, with_code
+from fedsync.silo.owner.owner_policy import OwnerPolicy
 
 _NAME = 12
 _TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "quorum", "run", "survey"}

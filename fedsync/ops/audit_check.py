@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
 from fedsync.ops.audit_heads import HEAD, ROTATED, AuditHead, check_fits, check_head, heads_elsewhere, keys_of
-from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader
+from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader
 
 _MOST_NAME = 60
 

@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedsync.common import codec, foreign
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.files import OWNER_FILE, private_folder, read_input, write_atomically, write_private
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core import codec, foreign
-from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.identity.node_keys import (
     is_signed_by_node,
     line_fingerprint,
@@ -32,7 +32,7 @@ from fedsync.identity.node_keys import (
     node_public_line,
     sign_by_node,
 )
-from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
+from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
 
 logger = foreign.logger(__name__)
 

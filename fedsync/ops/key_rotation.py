@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
 from fedsync.identity.node_keys import NodeKey, make_node_key, read_node_keys
 from fedsync.ops.audit_heads import ROTATED, rotation
-from fedsync.trainer.audit import AuditLog
-from fedsync.trainer.owner_policy import audit_place
+from fedsync.silo.owner.audit import AuditLog
+from fedsync.silo.owner.owner_policy import audit_place
 
 _NEXT = "next"
 _MOST_BYTES = 2**16

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsync.common import foreign
+from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FOLDER, private_folder
 from fedsync.common.forking import NURSERY, Nursery, start_nursery
 from fedsync.common.processes import Child, end_processes, free_ports, tail
@@ -22,13 +24,9 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core import foreign
-from fedsync.core.errors import RunError
 from fedsync.core.journal import JOURNAL
-from fedsync.flower.checkpoints import digest, newest_version, prepare
-from fedsync.flower.environment import flower_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import register_keys
-from fedsync.flower.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
@@ -39,11 +37,13 @@ from fedsync.ops.programs import CONNECTION, server_programs, supernode_command,
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
 from fedsync.ops.supervisor import Program, Supervisor
 from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
-from fedsync.silo.joins import stop_agent
-from fedsync.trainer.client import stop_trainers
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.model_export import export_model
-from fedsync.trainer.protocol import STATE_FOLDER as STATE
+from fedsync.server.checkpoints import digest, newest_version, prepare
+from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
+from fedsync.silo.agent.joins import stop_agent
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.protocol import STATE_FOLDER as STATE
+from fedsync.silo.session.trainer_client import stop_trainers
 
 logger = foreign.logger(__name__)
 
@@ -220,7 +220,7 @@ def _start_nurseries(
         return None
     return (
         processes.start_nursery(home / "supernodes", "fedsync.flower.launch"),
-        processes.start_nursery(home / "trainers", "fedsync.trainer.preload", config.task.libraries),
+        processes.start_nursery(home / "trainers", "fedsync.silo.session.trainer_preload", config.task.libraries),
     )
 
 

@@ -9,23 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedsync.common.confinement import NETWORK_ABI, can_confine, landlock_abi, program_folders
-from fedsync.common.fence import ALLOWED
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder, write_private
 from fedsync.common.processes import INTERPRETER, free_ports
 from fedsync.common.proxies import DIRECT, Way, proxied, way_to
+from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, landlock_abi, program_folders
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError
-from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.identity.certificates import Authority, ServerCertificate, read_certificate
 from fedsync.ops.supervisor import Program
-from fedsync.silo.joins import FOLDER as AGENT_FOLDER
-from fedsync.silo.joins import INBOX, INBOX_FOLDER, LOOPBACK, OWN_NODE
-from fedsync.silo.joins import MODULE as AGENT
-from fedsync.trainer.owner_policy import owner_environment
-from fedsync.trainer.protocol import STATE_FOLDER
+from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.silo.agent.joins import FOLDER as AGENT_FOLDER
+from fedsync.silo.agent.joins import INBOX, INBOX_FOLDER, LOOPBACK, OWN_NODE
+from fedsync.silo.agent.joins import MODULE as AGENT
+from fedsync.silo.owner.owner_policy import owner_environment
+from fedsync.silo.protocol import STATE_FOLDER
 
 logger = foreign.logger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower.registration import Registered
 
 logger = foreign.logger(__name__)

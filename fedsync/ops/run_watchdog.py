@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
+from fedsync.common.errors import FedSyncError, RunError
 from fedsync.common.locks import held
-from fedsync.core import foreign
-from fedsync.core.errors import FedSyncError, RunError
-from fedsync.flower.checkpoints import FOLDER as CHECKPOINTS
-from fedsync.flower.checkpoints import newest_version
-from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
 from fedsync.observe.fate import RUN_LOG, why_failed
 from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, BusyError
+from fedsync.server.checkpoints import FOLDER as CHECKPOINTS
+from fedsync.server.checkpoints import newest_version
+from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, Phase, end_process, phase
 
 logger = foreign.logger(__name__)
 

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import yaml
 
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import private_folder, write_atomically
 from fedsync.common.locks import PATIENCE_S, held, taken
 from fedsync.common.run_claim import RUN_FILE as RUN_FILE
@@ -31,12 +33,12 @@ from fedsync.common.run_claim import Existing, claim
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, FedSyncError, RunError
-from fedsync.flower.checkpoints import newest_version
-from fedsync.flower.environment import flower_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import flwr_command, write_connection
-from fedsync.flower.run_folder import (
+from fedsync.identity.certificates import Authority
+from fedsync.ops.programs import CONNECTION
+from fedsync.server.checkpoints import newest_version
+from fedsync.server.run_folder import (
     APP,
     DONE_FILE,
     ERROR_FILE,
@@ -49,8 +51,6 @@ from fedsync.flower.run_folder import (
     phase,
     write_error,
 )
-from fedsync.identity.certificates import Authority
-from fedsync.ops.programs import CONNECTION
 
 logger = foreign.logger(__name__)
 

@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.names import near_miss
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Split, Subject
-from fedsync.observe.cross_site import Matrix, ModelRow
-from fedsync.sim.run import surveyed_again
-from fedsync.train.local import LocalTrainer
-from fedsync.trainer.own_models import OwnModels
-from fedsync.trainer.owner_policy import act_for_owner
-from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import STATE_FOLDER, Identity
-from fedsync.trainer.survey import open_survey, surveyed
+from fedsync.evaluation.metrics.gain import LocalGains
+from fedsync.observe.quality.cross_site_matrix import Matrix, ModelRow
+from fedsync.silo.owner.opened_survey import open_survey, surveyed
+from fedsync.silo.owner.owner_policy import act_for_owner
+from fedsync.silo.protocol import STATE_FOLDER, Identity
+from fedsync.silo.session.own_models import OwnModels
+from fedsync.silo.session.silo_setup import place_of
+from fedsync.simulation.run import surveyed_again
+from fedsync.train.local_trainer import LocalTrainer
 
 _FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
 _OLDER = "model.pt"

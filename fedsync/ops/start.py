@@ -12,28 +12,26 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.processes import raise_file_limit
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.environment import flower_environment, trainer_environment
+from fedsync.flower.process_environment import flower_environment, trainer_environment
 from fedsync.flower.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
-from fedsync.ops.presence import PresenceWatch
+from fedsync.ops.owner_window import PresenceWatch
 from fedsync.ops.programs import CONNECTION, STRUCK_FILE, server_programs, silo_programs
 from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
-from fedsync.ops.relay import begin_relaying
+from fedsync.ops.relay_start import begin_relaying
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
-from fedsync.trainer.client import TrainerClient, stop_trainers
-from fedsync.trainer.folder import tidy
-from fedsync.trainer.liveness import Trainers
-from fedsync.trainer.owner_policy import owner_environment
-from fedsync.trainer.protocol import (
+from fedsync.silo.owner.owner_policy import owner_environment
+from fedsync.silo.owner.refusals import MEANINGS, last_refusals
+from fedsync.silo.protocol import (
     IDENTITY,
     STATE,
     STATE_FOLDER,
@@ -44,7 +42,9 @@ from fedsync.trainer.protocol import (
     Refused,
     exchange,
 )
-from fedsync.trainer.refusals import MEANINGS, last_refusals
+from fedsync.silo.session.liveness import Trainers
+from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
+from fedsync.silo.session.trainer_folder import tidy
 
 logger = foreign.logger(__name__)
 

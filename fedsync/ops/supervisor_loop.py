@@ -21,14 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.forking import Nursery
 from fedsync.common.locks import taken
 from fedsync.common.log_times import QuietFile
 from fedsync.common.processes import Child, end_processes
 from fedsync.config.silo_start import LogsConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError
 from fedsync.ops.supervisor import Program, Supervisor
 
 logger = foreign.logger(__name__)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, cast
 
 from annotated_types import Ge, Gt, Le
 
-from fedsync.common.meanings import meaning, meanings
+from fedsync.common.errors import ConfigError
+from fedsync.common.field_docs import meaning, meanings
 from fedsync.common.names import near_miss
-from fedsync.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fedsync.tasks.em_training import Statistics, StatisticsTask, centres_of, keep_empty, random_centres
 from fedsync.tasks.limits import above, at_least
-from fedsync.tasks.statistics import Statistics, StatisticsTask, centres_of, keep_empty, random_centres
 
 _NEAREST = 1e-12
 

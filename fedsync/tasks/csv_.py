@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core import foreign
-from fedsync.core.columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.metrics.named import classification
-from fedsync.core.survey.findings import ColumnScale
-from fedsync.core.survey.sums import Columns
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.metrics.named import classification
+from fedsync.evaluation.survey.findings import ColumnScale
+from fedsync.evaluation.survey.table_sums import Columns
+from fedsync.model.table_columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.tasks.features import Column, encode, read_column
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
 from fedsync.tasks.samples import check_shares, held_out, stratified
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 logger = foreign.logger(__name__)
 
@@ -48,7 +48,7 @@ class CsvTask(Task):
     ``columns`` says; else it has numbers, or words alone. A number becomes one feature, imputed with the median and
     standardised with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share,
     where a missing cell is the mean. A category becomes one feature for each that is declared. A text becomes 8,
-    one-hot by the hash of the cell, so that silos need no common vocabulary. `fedsync.core.columns` says what is a gap.
+    one-hot by the hash of the cell, so that silos need no common vocabulary. `fedsync.model.table_columns` says what is a gap.
 
     Training rows are those of neither the test nor the validation split. A silo reads its own file, and no other's.
 

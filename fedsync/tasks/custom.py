@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from fedsync.common.code import place_of, run_file, tell, told
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.protocol import Task
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.named_code import place_of, run_file, tell, told
+from fedsync.tasks.task_protocol import Task
 
 
 def load_task(path: Path, options: Mapping[str, object]) -> Task:
@@ -58,7 +58,7 @@ def _only_task(module: ModuleType, path: Path) -> type[Task]:
         names = ", ".join(value.__name__ for value in found) or "none"
         raise ConfigError(
             str(path),
-            f"one subclass of fedsync.tasks.protocol.Task is wanted, found: {told(names)}",
+            f"one subclass of fedsync.tasks.task_protocol.Task is wanted, found: {told(names)}",
             "Define exactly one in the file; put others in a file of their own",
         )
     return found[0]

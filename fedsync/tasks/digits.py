@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.errors import ConfigError, not_installed
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.metrics.named import classification
-from fedsync.core.rng import Stream, derive_seed
+from fedsync.common.errors import ConfigError, not_installed
+from fedsync.common.rng import Stream, derive_seed
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.metrics.named import classification
 from fedsync.tasks.partition import Partition, Rows
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.samples import check_shares, held_out
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.tasks.em_training import Statistics, StatisticsTask
 from fedsync.tasks.limits import above, at_least
 from fedsync.tasks.samples import Pairs, Samples
-from fedsync.tasks.statistics import Statistics, StatisticsTask
 
 _SWEEPS, _SMALL = 100, 1e-6
 """Of coordinate descent, at most; and the change, as a share of the largest value, at which it has come to rest."""

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedsync.core.columns import ColumnForm, ColumnRule, Kind, infer
-from fedsync.core.errors import ConfigError
-from fedsync.core.survey.findings import ColumnScale
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.survey.findings import ColumnScale
+from fedsync.model.table_columns import ColumnForm, ColumnRule, Kind, infer
 from fedsync.tasks.readers.tabular import Table
 
 BUCKETS = 8

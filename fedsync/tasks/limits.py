@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 
 def at_least(place: str, value: float, limit: float) -> None:

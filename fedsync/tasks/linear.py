@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.metrics.named import BY_SCORE, classification, regression
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.neural import SourceTask
-from fedsync.tasks.protocol import Batch
 from fedsync.tasks.samples import Pairs, Samples
+from fedsync.tasks.task_protocol import Batch
 
 LinearLoss = Literal["logistic", "hinge", "squared"]
 

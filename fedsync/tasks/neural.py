@@ -11,16 +11,16 @@ from math import prod
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.columns import TableForm
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric
-from fedsync.core.metrics.named import classification
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.metric_types import AnyMetric
+from fedsync.evaluation.metrics.named import classification
+from fedsync.model.table_columns import TableForm
 from fedsync.tasks.limits import at_least
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.tasks.partition import Partition
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
 from fedsync.tasks.samples import Samples, Source, check_shares, deal, held_out
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError, not_installed
-from fedsync.core.rng import Stream, derive_seed, generator
+from fedsync.common.errors import ConfigError, not_installed
+from fedsync.common.rng import Stream, derive_seed, generator
 from fedsync.tasks.limits import at_least
 
 Rows = NDArray[np.int64]

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.rng import Stream, generator
+from fedsync.common.errors import ConfigError
+from fedsync.common.rng import Stream, generator
 from fedsync.tasks.partition import ByOwner, Partition, Rows
-from fedsync.tasks.protocol import SiloSlot
+from fedsync.tasks.task_protocol import SiloSlot
 
 Inputs = NDArray[np.float32] | NDArray[np.uint8]
 Targets = NDArray[np.int64] | NDArray[np.float32]

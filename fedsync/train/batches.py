@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedsync.client.lasting import Collate, LastingLoader, Piece, fetch
-from fedsync.tasks.protocol import Batch
+from fedsync.tasks.task_protocol import Batch
 
 
 class Batches(Protocol):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.protocol import SiloData, Task
+from fedsync.common.errors import ConfigError
+from fedsync.tasks.task_protocol import SiloData, Task
 from fedsync.train.batches import Batches
-from fedsync.train.device import is_out_of_memory
+from fedsync.train.machine.device import is_out_of_memory
 
 FEW = 2
 """Samples of the split of every round that a score is tried on."""

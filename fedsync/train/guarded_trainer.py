@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedsync.core.columns import TableForm
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.metrics.gain import LocalGains
 from fedsync.core.orders import Evaluation, Split, WorkOrder
-from fedsync.train.guest_code import guarded, line_of
-from fedsync.train.local import LocalTrainer
+from fedsync.evaluation.metrics.gain import LocalGains
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.table_columns import TableForm
+from fedsync.train.guests.guest_code import guarded, line_of
+from fedsync.train.local_trainer import LocalTrainer
+from fedsync.train.machine.throttle import Throttle
 from fedsync.train.silo_trainer import Outcome, Watch
-from fedsync.train.throttle import Throttle
 
 
 class GuardedTrainer:

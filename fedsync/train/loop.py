@@ -13,23 +13,23 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from fedsync.client.lasting import Piece
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder
-from fedsync.core.parts import UNSAID, PartPatterns
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
-from fedsync.tasks.protocol import SiloSlot, Task
-from fedsync.train import device as devices
+from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.batches import Batches, batches_of
 from fedsync.train.check_task import FEW, check_data, check_task
-from fedsync.train.local import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
-from fedsync.train.memory import BatchCap
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
+from fedsync.train.machine import device as devices
+from fedsync.train.machine.memory import BatchCap
+from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
-from fedsync.train.parts import ModelParts, parts_of
 from fedsync.train.precision import Precision
-from fedsync.train.rank import Rank
+from fedsync.train.processes.rank import Rank
 from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
@@ -98,7 +98,7 @@ class Trainer(LocalTrainer):
         self._starts_empty = not self._optimizer.state
         self._cap = BatchCap()
         self.rank: Rank | None = None
-        """Place among several processes that train together; see `fedsync.train.group`."""
+        """Place among several processes that train together; see `fedsync.train.processes.group`."""
         self._part = 1.0
         self._corrections: list[tuple[nn.Parameter, Tensor]] = []
 

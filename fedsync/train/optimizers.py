@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
-from fedsync.core.errors import ConfigError
 
 PLACE = "local.optimizer"
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.named import NOTHING, Wanted
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.named import NOTHING, Wanted
 from fedsync.train.optimizers import keywords_of, make_optimizer
 from fedsync.train.precision import PrecisionName
 from fedsync.train.schedule import Schedule, TorchSchedule

@@ -13,13 +13,13 @@ from time import perf_counter, sleep
 
 import torch
 
-from fedsync.core import foreign
-from fedsync.core.curve import may_begin
+from fedsync.common import foreign
 from fedsync.core.orders import MISSIZED, Window, WorkOrder
-from fedsync.train import device as devices
-from fedsync.train.machine_probe import MachineProbe, Series
+from fedsync.core.speed.curve import may_begin
+from fedsync.train.machine import device as devices
+from fedsync.train.machine.machine_probe import MachineProbe, Series
+from fedsync.train.machine.throttle import Throttle
 from fedsync.train.silo_trainer import Watch
-from fedsync.train.throttle import Throttle
 
 logger = foreign.logger(__name__)
 

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fedsync.core.errors import Diverged
+from fedsync.common.errors import Diverged
 
 _GREW, _BURST = 10.0, 1000.0
 """A loss, and a model, that have become so many times as large as at first have diverged."""

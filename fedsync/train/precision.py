@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from fedsync.core.errors import ConfigError
-from fedsync.train.device import is_out_of_memory
+from fedsync.common.errors import ConfigError
+from fedsync.train.machine.device import is_out_of_memory
 
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 

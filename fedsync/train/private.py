@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsync.core.errors import ConfigError, Diverged
+from fedsync.common.errors import ConfigError, Diverged
 
 MOST_BYTES = 2**28
 """What may be kept of private parts; every order writes it to disk."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsync.common.errors import Diverged, UserCodeError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import Diverged, UserCodeError
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
+from fedsync.model.layout import Vector
 from fedsync.train.silo_trainer import SiloTrainer
 
 _STEPS = 2

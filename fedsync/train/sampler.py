@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.client.lasting import Piece
+from fedsync.common.rng import Stream, derive_seed, generator
 from fedsync.core.cursor import Cursor
-from fedsync.core.rng import Stream, derive_seed, generator
 
 _ALL = slice(None)
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
-from fedsync.core.errors import ConfigError
 from fedsync.train.optimizers import make_optimizer
 
 PLACE = "local.schedule"

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fedsync.core.columns import TableForm
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
-from fedsync.train.throttle import Throttle
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.table_columns import TableForm
+from fedsync.train.machine.throttle import Throttle
 
 Watch = Callable[[int, int], bool]
 """Called now and then between steps with the steps and samples done; False ends the order there."""
@@ -38,7 +38,7 @@ class Outcome:
 class SiloTrainer(Protocol):
     """Trains one silo, order after order. Not for several threads at once.
 
-    `fedsync.train.local.LocalTrainer` does so in this process, `fedsync.trainer.training_process.TrainingProcess` in
+    `fedsync.train.local_trainer.LocalTrainer` does so in this process, `fedsync.silo.training_process.TrainingProcess` in
     another. Any method may raise `UserCodeError` or `ConfigError`: a user's code runs in it.
     """
 
@@ -88,7 +88,7 @@ class SiloTrainer(Protocol):
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """Carry out an order; see `fedsync.train.local.LocalTrainer.run`."""
+        """Carry out an order; see `fedsync.train.local_trainer.LocalTrainer.run`."""
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
         """Loss and score of ``model``, float32 [layout.size], on a split; None where that fails."""

@@ -14,17 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import written_atomically
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.parts import UNSAID, PartPatterns
-from fedsync.core.rng import Stream, derive_seed
-from fedsync.core.spans import give_back, spans
-from fedsync.tasks.protocol import Task
-from fedsync.train.device import seeded
-from fedsync.train.model_size import FittingModel
-from fedsync.train.parts import frozen_digest, parts_of
+from fedsync.common.rng import Stream, derive_seed
+from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.tasks.task_protocol import Task
+from fedsync.train.machine.device import seeded
+from fedsync.train.machine.model_size import FittingModel
+from fedsync.train.module_parts import frozen_digest, parts_of
 from fedsync.train.private import PrivateParts
 
 logger = foreign.logger(__name__)
@@ -258,7 +258,7 @@ class TaskModel:
 
     @property
     def frozen_digest(self) -> bytes:
-        """As `fedsync.train.parts.FrozenTensors.digest`."""
+        """As `fedsync.train.module_parts.FrozenTensors.digest`."""
         state = self._module.state_dict()
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
 

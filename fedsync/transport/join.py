@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 
 SECRET_BYTES = 32
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")

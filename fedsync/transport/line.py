@@ -16,9 +16,9 @@ import numpy as np
 
 from fedsync.common.backoff import Backoff
 from fedsync.common.checksums import file_digest
-from fedsync.core.errors import SERVER, ProtocolError, RunError
-from fedsync.core.spans import spans
-from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.common.errors import SERVER, ProtocolError, RunError
+from fedsync.model.chunked_arrays import spans
+from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
 from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Literal, Self
 
-from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.model.transfer import Payload
 
 BESIDE_BYTES = 2**18
 """Bytes that may go along with a text. What is larger is a blob, which is fetched, or an upload."""

@@ -15,23 +15,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
-from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.server.evidence import FOLDER, Evidence
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.core.transfer import Payload
-from fedsync.trainer.owner_policy import owner_environment
-from fedsync.trainer.protocol import (
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
+from fedsync.silo.owner.owner_policy import owner_environment
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.protocol import (
     STATE_FOLDER,
     AskModel,
     Describe,
@@ -47,9 +48,8 @@ from fedsync.trainer.protocol import (
     write_reply,
     write_request,
 )
-from fedsync.trainer.refusals import refuse
-from fedsync.trainer.service import TrainerService
-from fedsync.trainer.session import SiloSession
+from fedsync.silo.session.service import TrainerService
+from fedsync.silo.session.session import SiloSession
 
 FEATURES = 12
 BATCH, STEPS, RATE = 4, 2, 0.01

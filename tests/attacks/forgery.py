@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.server.chain import total
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_MODULUS, BFV_PLAIN, NO_DIGEST, Adder, Member, Words
-from fedsync.core.transfer import Payload
-from fedsync.trainer.protocol import EvaluateModel
+from fedsync.model.transfer import Payload
+from fedsync.silo.protocol import EvaluateModel
 from tests.attacks.adversary import Federation, Heard, Victim
 
 N = 4096

@@ -13,11 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedsync.common.code_review import REVIEW, Review, code_below, confirm_imports, confirmed_by_approval
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.code_review import REVIEW, Review, code_below, confirm_imports, confirmed_by_approval
 from fedsync.ops.approval_summary import code_of
-from fedsync.trainer.approvals import APPROVALS, Approvals, with_code
-from fedsync.trainer.protocol import Describe, Refused
+from fedsync.silo.owner.approvals import APPROVALS, Approvals, with_code
+from fedsync.silo.protocol import Describe, Refused
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 

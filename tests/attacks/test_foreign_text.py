@@ -1,6 +1,6 @@
 """Text of other parties in logs, on terminals and on pages: it commands nothing, forges no line and is no markup.
 
-The last tests walk all call sites: whatever writes takes its means from `fedsync.core.foreign` and
+The last tests walk all call sites: whatever writes takes its means from `fedsync.common.foreign` and
 `fedsync.observe.terminal`.
 """
 
@@ -18,9 +18,9 @@ import pytest
 from rich.table import Table
 
 from fedsync.cli import _say
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError, ProtocolError, RunError
 from fedsync.config.silo_start import LogsConfig
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, ProtocolError, RunError
 from fedsync.flower import hub_transport
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.html import table as html_table
@@ -31,7 +31,7 @@ from fedsync.ops.supervisor_loop import LoggedProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
-MEANS = {ROOT / "fedsync/core/foreign.py", ROOT / "fedsync/observe/terminal.py"}
+MEANS = {ROOT / "fedsync/common/foreign.py", ROOT / "fedsync/observe/terminal.py"}
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\r\nERROR all is well\u2028\u202egnp.exe\u2066\u200f\x9b31m[bold red]a[/][link=file:///]<script>&"
 
@@ -84,7 +84,7 @@ def test_a_peers_error_forges_no_line_in_a_stack_trace(log: io.StringIO) -> None
 
 
 def test_flowers_own_loggers_are_no_way_round() -> None:
-    importlib.import_module("fedsync.flower.outbox")
+    importlib.import_module("fedsync.server.outbox")
     record = logging.LogRecord("flwr", logging.ERROR, "", 1, "%s", (HOSTILE,), None)
     assert logging.getLogger("flwr").filter(record)
     harmless(record.getMessage())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.transport.hub import door, hub
 from fedsync.transport.join import Join, digest_of, new_secret
 from fedsync.transport.line import HubLine, JoinRefused

@@ -13,14 +13,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from fedsync.common import codec
 from fedsync.config.silo_start import AuditConfig, SiloStartConfig
-from fedsync.core import codec
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.audit_heads import HEAD, AuditHead, HeadKeeper
-from fedsync.trainer.audit import AuditLog
-from fedsync.trainer.audit_chain import AUDIT, UNWRITTEN, AuditReader, file_name, sealed_line
-from fedsync.trainer.owner_policy import audit_place
+from fedsync.silo.owner.audit import AuditLog
+from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditReader, file_name, sealed_line
+from fedsync.silo.owner.owner_policy import audit_place
 
 LINE = {"who": "x:1", "run": "run-1", "spec": "ab", "asked": "Train", "of": "a/1", "got": 1, "said": "WorkReport"}
 

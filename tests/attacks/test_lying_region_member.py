@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkReport
-from fedsync.trainer.protocol import MAX_TEXT, Collect, InProgress, write_reply, write_request
-from fedsync.trainer.regions import MAX_SILOS, RegionAsk, RegionReply
-from fedsync.trainer.relay import MOST_TEXT, RelayService
+from fedsync.silo.protocol import MAX_TEXT, Collect, InProgress, write_reply, write_request
+from fedsync.silo.relays.relay import MOST_TEXT, RelayService
+from fedsync.silo.relays.relay_messages import MAX_SILOS, RegionAsk, RegionReply
 from fedsync.transport.questions import SiloAnswer
-from tests.trainer.test_relay import Silos, ask, request, train
+from tests.silo.test_relay import Silos, ask, request, train
 
 NORMALISED = RunSpec.of(
     StrategyConfig.load("fedavg", ["task={kind: digits}", "aggregation={kind: fednova, weight: samples}"]), None, 3
@@ -50,7 +50,7 @@ def test_a_report_that_cannot_be_is_in_no_sum_however_it_was_asked_for(
     lie: str, monkeypatch: pytest.MonkeyPatch, *, later: bool
 ) -> None:
     """One that comes later is the answer to a `Collect`, which does not say again what the order was."""
-    monkeypatch.setattr("tests.trainer.test_relay.SPEC", NORMALISED)
+    monkeypatch.setattr("tests.silo.test_relay.SPEC", NORMALISED)
     silos = Silos()
     relay = relay_of(silos)
     ask(relay, request(train("a"), train("b")))
@@ -154,7 +154,7 @@ def test_a_sum_that_cannot_be_made_costs_one_answer_and_not_all_that_come(monkey
         raise ConfigError("disk", "it is full", "Make room")
 
     with monkeypatch.context() as patch, pytest.raises(ConfigError):
-        patch.setattr("fedsync.core.array_keeper.ArrayKeeper.make", full)
+        patch.setattr("fedsync.model.array_keeper.ArrayKeeper.make", full)
         ask(relay, request())
     ask(relay, request(collect("a"), collect("b")))
     silos.answers(3, [1, 2])

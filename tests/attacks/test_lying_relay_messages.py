@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.errors import ProtocolError
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout
 from fedsync.core.orders import SiloFacts
-from fedsync.core.transfer import Payload
-from fedsync.flower.nodes import Admission, Nodes
-from fedsync.flower.regions import Letter, Regions, Relayed
-from fedsync.flower.strategy import FedSync
-from fedsync.trainer.protocol import Hello
-from fedsync.trainer.regions import (
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Payload
+from fedsync.server.nodes import Admission, Nodes
+from fedsync.server.region_clients import Letter, Regions, Relayed
+from fedsync.silo.protocol import Hello
+from fedsync.silo.relays.relay_messages import (
     MAX_SILOS,
     RegionAnswer,
     RegionMembers,
@@ -34,7 +34,7 @@ from fedsync.trainer.regions import (
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.grid import silos_in_this_process
 from tests.flower.named_nodes import NamedGrid
-from tests.flower.test_regions import NAMES, QUICK, SILOS, TIMING, committed, grid_of, journal, relays_of
+from tests.server.test_region_clients import NAMES, QUICK, SILOS, TIMING, committed, grid_of, journal, relays_of
 
 LARGE = 3 * 2**20
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.suites.suite import BFV_MODULUS
-from fedsync.trainer import lockout
-from fedsync.trainer.protocol import EvaluateModel, Refusal, Refused
+from fedsync.silo.owner import lockout
+from fedsync.silo.protocol import EvaluateModel, Refusal, Refused
 from tests.attacks.adversary import Federation, Heard
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import (

@@ -12,9 +12,9 @@ import pytest
 from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
 from fedsync.ops.approval_summary import summary
-from fedsync.trainer.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
-from fedsync.trainer.owner_policy import OwnerRefusal, owner_environment
-from fedsync.trainer.protocol import AskModel, AskSnapshot, Collect, Describe, Identity, Question, Refusal, Refused
+from fedsync.silo.owner.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
+from fedsync.silo.owner.owner_policy import OwnerRefusal, owner_environment
+from fedsync.silo.protocol import AskModel, AskSnapshot, Collect, Describe, Identity, Question, Refusal, Refused
 from tests.attacks.adversary import Federation, Victim
 from tests.attacks.conftest import Make
 

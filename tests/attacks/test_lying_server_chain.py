@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import Link
-from fedsync.core.layout import Vector
+from fedsync.model.layout import Vector
 from tests.attacks.adversary import Federation, Victim
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import EMPTY, add, aggregate, beginning, give, onward, sent, summed, undo

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.trainer.protocol import Describe
+from fedsync.silo.protocol import Describe
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 
@@ -90,16 +90,16 @@ def test_what_the_owner_named_runs(make: Make, tmp_path: Path) -> None:
 # Who may import by a name that is no constant, and why.
 IMPORTERS = {
     "fedsync/__init__.py": "names of a table of its own",
-    "fedsync/common/code.py": "the resolver, which asks the owner",
-    "fedsync/common/code_review.py": "modules of the resolver's folder, as source that was confirmed",
+    "fedsync/common/sandbox/named_code.py": "the resolver, which asks the owner",
+    "fedsync/common/sandbox/code_review.py": "modules of the resolver's folder, as source that was confirmed",
     "fedsync/common/nursery.py": "the module of its own command line",
-    "fedsync/core/codec.py": "text made of the fields of a class of ours",
+    "fedsync/common/codec.py": "text made of the fields of a class of ours",
     "fedsync/core/extension.py": "features of a table of its own",
     "fedsync/core/orders.py": "text made of the fields of a class of ours",
     "fedsync/flower/flwr_calls.py": "Flower's own command",
     "fedsync/flower/launch.py": "Flower's own programs, as the supervisor names them",
     "fedsync/policies/schema.py": "packages of a table of its own",
-    "fedsync/train/preload.py": "libraries of a task's class",
+    "fedsync/train/library_preload.py": "libraries of a task's class",
 }
 IMPORTS = {
     "import_module", "__import__", "resolve_name", "spec_from_file_location", "module_from_spec", "exec_module",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.columns import ColumnForm, digest_of
-from fedsync.trainer.protocol import Describe
+from fedsync.model.table_columns import ColumnForm, digest_of
+from fedsync.silo.protocol import Describe
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 

@@ -15,8 +15,8 @@ import numpy as np
 from fedsync.cipher.encoding.catch_up import Start
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.silo.protocol import Describe, EvaluateModel, Hello, Train
 from fedsync.train.sampler import Sampler
-from fedsync.trainer.protocol import Describe, EvaluateModel, Hello, Train
 from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import EMPTY, beginning, give

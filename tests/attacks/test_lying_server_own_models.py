@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
-from fedsync.core.transfer import NO_PAYLOAD, Payload
+from fedsync.model.transfer import NO_PAYLOAD, Payload
+from fedsync.silo.protocol import Attestation, EvaluateModel, Refusal, Refused, Train
 from fedsync.train.loop import Trainer
-from fedsync.trainer.protocol import Attestation, EvaluateModel, Refusal, Refused, Train
 from tests.attacks.adversary import Federation, Victim
 from tests.attacks.conftest import Make
 

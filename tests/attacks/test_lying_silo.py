@@ -18,7 +18,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.tally import Contribution
 from fedsync.cipher.silo.snapshot import seal_snapshot
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkReport
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import give, sent

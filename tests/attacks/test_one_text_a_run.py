@@ -10,7 +10,7 @@ import pytest
 
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.suites import open_suite
-from fedsync.trainer.protocol import Identity, Train
+from fedsync.silo.protocol import Identity, Train
 from tests.attacks.adversary import Federation, Heard, Victim
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import beginning

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fedsync.config.run_spec import RunSpec
-from fedsync.trainer.protocol import Describe, Refusal, Refused
+from fedsync.silo.protocol import Describe, Refusal, Refused
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.common.processes import INTERPRETER
-from fedsync.flower.environment import QUIET
+from fedsync.flower.process_environment import QUIET
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = [
@@ -30,10 +30,10 @@ LIBRARIES = [
     "yaml",
 ]
 PROGRAMS = {
-    "trainer": [*INTERPRETER, "fedsync.trainer.server", "nowhere"],
-    "nursery": [*INTERPRETER, "fedsync.common.nursery", "fedsync.trainer.preload", "x"],
+    "trainer": [*INTERPRETER, "fedsync.silo.session.resident_trainer", "nowhere"],
+    "nursery": [*INTERPRETER, "fedsync.common.nursery", "fedsync.silo.session.trainer_preload", "x"],
     "SuperNode, SuperLink, SuperExec": [*INTERPRETER, "fedsync.flower.launch", "supernode", "--help"],
-    "agent": [*INTERPRETER, "fedsync.silo.agent"],
+    "agent": [*INTERPRETER, "fedsync.silo.agent.agent"],
     "Flower's command line": [*INTERPRETER, "fedsync.flower.flwr_calls"],
     "console script": [str(Path(sys.executable).with_name("fedsync")), "doctor", "--silo", "nowhere"],
     "module": [sys.executable, "-m", "fedsync", "doctor", "--silo", "nowhere"],

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.core.metrics.base import number
-from fedsync.core.metrics.named import classification
 from fedsync.core.orders import Evaluation, PooledFigures, Score, Split, Subject, WorkOrder
-from fedsync.core.selection import Selection
+from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.metrics.metric_types import number
+from fedsync.evaluation.metrics.named import classification
 from tests.cipher.make import LAYOUT, Federation, change, order, plan, report
 
 SILOS = "abcde"

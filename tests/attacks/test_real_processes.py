@@ -25,13 +25,13 @@ from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.core.orders import WorkReport
-from fedsync.core.transfer import Payload
-from fedsync.flower.environment import flower_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
+from fedsync.model.transfer import Payload
 from fedsync.ops.programs import CONNECTION
 from fedsync.ops.runs import connect, submit
-from fedsync.trainer.protocol import Describe, Request, Train, read_reply, write_request
+from fedsync.silo.protocol import Describe, Request, Train, read_reply, write_request
 from tests.attacks.adversary import FEATURES, Federation, Heard, Victim
 from tests.attacks.forgery import (
     STRANGE,

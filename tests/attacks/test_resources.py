@@ -12,16 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsync.common.fence import ALLOWED
-from fedsync.core.errors import FedSyncError, LimitReached
-from fedsync.ops.page import server as page
-from fedsync.trainer import client
-from fedsync.trainer.client import MOST_TRAINERS, TrainerClient, stop_trainers
-from fedsync.trainer.folder import tenant
-from fedsync.trainer.protocol import STATE, Identity
+from fedsync.common.errors import FedSyncError, LimitReached
+from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.ops.page import page_server as page
+from fedsync.silo.protocol import STATE, Identity
+from fedsync.silo.session import trainer_client as client
+from fedsync.silo.session.trainer_client import MOST_TRAINERS, TrainerClient, stop_trainers
+from fedsync.silo.session.trainer_folder import tenant
 
 STUB = (
-    "import sys, time; from pathlib import Path; from fedsync.trainer.folder import FolderLock; "
+    "import sys, time; from pathlib import Path; from fedsync.silo.session.trainer_folder import FolderLock; "
     "FolderLock.take(Path(sys.argv[2])); time.sleep(60)"
 )
 

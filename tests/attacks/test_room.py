@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.common.confinement import NETWORK_ABI, can_confine, landlock_abi
-from fedsync.common.fence import ALLOWED
 from fedsync.common.processes import INTERPRETER
-from fedsync.silo.joins import INBOX
+from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, landlock_abi
+from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.silo.agent.joins import INBOX
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
 CLIENT = """
 import ctypes, json, os, resource, socket, subprocess, sys
 from pathlib import Path
-from fedsync.silo.room import enter
+from fedsync.silo.agent.client_room import enter
 
 home, inbox, port, secret, unix, other, victim, shared = sys.argv[1:]
 enter(Path(home), Path(inbox), int(port), Path(shared))

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.masking.questions import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
-from fedsync.core.layout import Vector
-from fedsync.trainer.protocol import Question, Train
+from fedsync.cipher.masking.mask_questions import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
+from fedsync.model.layout import Vector
+from fedsync.silo.protocol import Question, Train
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import beginning, give

@@ -5,9 +5,9 @@ The gain is the number of his messages that count.
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.core.errors import FedSyncError
+from fedsync.common.errors import FedSyncError
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 

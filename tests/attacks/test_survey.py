@@ -10,8 +10,8 @@ import pytest
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import WorkReport
-from fedsync.core.survey.sums import SurveyForm
-from fedsync.trainer.protocol import Describe, Refusal, Refused
+from fedsync.evaluation.survey.table_sums import SurveyForm
+from fedsync.silo.protocol import Describe, Refusal, Refused
 from tests.attacks.adversary import FEATURES, Federation, Victim
 from tests.attacks.conftest import Make
 

@@ -17,15 +17,15 @@ import pytest
 
 import fedsync.cipher.encoding.quantization as quantization
 import fedsync.cipher.silo.replica as replica
-from fedsync.cipher.keys.files import set_passphrase
+from fedsync.cipher.keys.key_files import set_passphrase
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.server.evidence import FOLDER, give_out, versions
 from fedsync.cipher.tracing.consent import Consent, give_consent
 from fedsync.cipher.tracing.disclosure import Disclosure
 from fedsync.cipher.tracing.notice import Notice
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.trainer.examination import Consented, Traced, consent_to, trace
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.silo.session.trace_at_silo import Consented, Traced, consent_to, trace
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import give

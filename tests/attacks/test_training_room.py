@@ -17,22 +17,22 @@ import numpy as np
 import psutil
 import pytest
 
-from fedsync.common.confinement import can_confine, emptied
-from fedsync.common.fence import ALLOWED, Fence
+from fedsync.common.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
 from fedsync.common.processes import INTERPRETER
+from fedsync.common.sandbox.confinement import can_confine, emptied
+from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
-from fedsync.core.layout import Layout
 from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
-from fedsync.trainer.connection import listen
-from fedsync.trainer.folder import HOME, fits
-from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import Identity
-from fedsync.trainer.room.checked import checked_order, checked_trainer
-from fedsync.trainer.room.messages import OrderDone, TrainerBuilt
-from fedsync.trainer.room.process import TrainingProcess
+from fedsync.model.layout import Layout
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.protocol import Identity
+from fedsync.silo.room.checked import checked_order, checked_trainer
+from fedsync.silo.room.process import TrainingProcess
+from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt
+from fedsync.silo.session.connection import listen
+from fedsync.silo.session.trainer_folder import HOME, fits
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -44,7 +44,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 HERE = Path(__file__).parent
 
@@ -225,7 +225,7 @@ def test_a_users_code_gets_nothing_but_the_data(
 def test_it_trains_and_judges_as_in_the_sessions_own_process(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
-    from fedsync.trainer.place import local_trainer
+    from fedsync.silo.session.silo_setup import local_trainer
 
     far = process(place, monkeypatch, started)
     text = RunSpec.parse(far._set_up.spec)
@@ -322,7 +322,7 @@ def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(
 WITHOUT_NAMESPACES = """
 import json, socket, sys
 from pathlib import Path
-from fedsync.trainer.room import program
+from fedsync.silo.room import program
 
 program.own_namespaces = lambda: False
 alone = program.enter(Path(sys.argv[1]), [])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.layout import Vector
+from fedsync.model.layout import Vector
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import give

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import LinkEntry, Piece
-from fedsync.core.errors import SERVER
+from fedsync.common.errors import SERVER
 from tests.cipher.make import Federation
 
 Change = Callable[[wire.Envelope], wire.Envelope]

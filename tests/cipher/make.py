@@ -10,14 +10,14 @@ import numpy as np
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.core.actions import Commit
-from fedsync.core.layout import Layout, Vector
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
-from fedsync.core.transfer import OtherVersion, Payload
 from fedsync.core.weighting import Weighting
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import OtherVersion, Payload
 
 LAYOUT = Layout(("body.weight", "body.bias", "head.weight"), ((90, 60), (60,), (10, 60)))
 INITIAL = np.random.default_rng(0).normal(size=LAYOUT.size).astype(np.float32)

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import Expected, Head, Kind, encode
+from fedsync.cipher.encoding.sealed_wire import Expected, Head, Kind, encode
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, Member, Words
 from tests.cipher.sealers import member

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
-from fedsync.core.layout import Layout, Vector
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import Evaluation, PooledFigures, Score
-from fedsync.core.transfer import OtherVersion
 from fedsync.core.weighting import Weighting, progress
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, rewritten
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan, report
 

@@ -10,9 +10,9 @@ from bench.cost import cipher
 from bench.cost.cipher_round import KINDS, CipherCost, measure_suite, resnet_layout
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.encoding.wire import Head, Kind
+from fedsync.cipher.encoding.sealed_wire import Head, Kind
 from fedsync.cipher.suites.suite import Member, form_of
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 KEYS = {
     "kind", "params", "silos", "bits", "seal_mparams_s", "server_add_mparams_s", "open_mparams_s",

@@ -12,22 +12,22 @@ import pytest
 
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start, decode
 from fedsync.cipher.encoding.integrity import Authenticator
-from fedsync.cipher.encoding.wire import TRAILER_BYTES, Envelope, Kind, unsigned
+from fedsync.cipher.encoding.sealed_wire import TRAILER_BYTES, Envelope, Kind, unsigned
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.aggregator import EncryptedAggregator
 from fedsync.cipher.server.chain import total
 from fedsync.cipher.server.evidence import Evidence
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.spans import file_part
-from fedsync.core.transfer import Payload
 from fedsync.core.weighting import Weighting
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import file_part
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.transfer import Payload
 from tests.cipher.make import order, report
 from tests.cipher.messages import head
 from tests.cipher.sealers import member

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedsync.client import Silo, steps
-from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
+from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
 
 SITE = Silo(1, "silo-1", 7, "cpu", train_config={"warm": True}, evaluate_config={"top": 3})

@@ -16,12 +16,12 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from fedsync.client import steps, untimed
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.orders import MISSIZED
-from fedsync.train.guest_clientapp import read_state, write_state
-from fedsync.trainer.last_order import LastOrder
-from fedsync.trainer.protocol import Completed
+from fedsync.silo.protocol import Completed
+from fedsync.silo.session.last_order import LastOrder
+from fedsync.train.guests.guest_clientapp import read_state, write_state
 from tests.client.clientapps import SAMPLES, SITE, Loop, Tied, app_of, hosted, loader, opaque, remembering, stepwise
 from tests.train.make import Clock, order
 
@@ -273,7 +273,7 @@ def test_an_order_that_only_scores_changes_nothing_that_is_kept() -> None:
 
 
 def test_a_state_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsync.train.guest_clientapp.MOST_BYTES", 100)
+    monkeypatch.setattr("fedsync.train.guests.guest_clientapp.MOST_BYTES", 100)
     assert write_state(RecordDict()) == b""
     with pytest.raises(ConfigError, match=r"context.state: .* at most 100"):
         write_state(RecordDict({"head": ArrayRecord([np.zeros(100)])}))

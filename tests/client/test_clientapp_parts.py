@@ -9,10 +9,10 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
-from fedsync.core.parts import PartPatterns
-from fedsync.train.guest_clientapp import ClientAppTrainer, FirstModel
+from fedsync.model.tensor_parts import PartPatterns
+from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
 from tests.client.test_clientapp import SITE, Tied, app_of, stepwise
 from tests.train.make import order

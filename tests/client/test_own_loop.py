@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
+from fedsync.common.errors import ConfigError, Diverged, RunError
 from fedsync.core.cursor import Cursor
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError, Diverged, RunError
-from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import Evaluation
-from fedsync.train.guest import MOST_STATE, GuestTrainer
+from fedsync.core.speed.curve import Curve
+from fedsync.evaluation.metrics.named import Wanted
+from fedsync.train.guests.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
+from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Sampler
-from fedsync.train.throttle import Throttle
 from tests.train.make import EXAMPLES, Clock, TwoClasses, order, slot
 
 OPTIONS = LocalOptions(device="cpu")

@@ -11,18 +11,18 @@ from torch import nn
 
 from fedsync.cli import main
 from fedsync.client import Silo
+from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, Diverged
 from fedsync.core.orders import WorkOrder
-from fedsync.core.parts import UNSAID
+from fedsync.model.tensor_parts import UNSAID
+from fedsync.silo.protocol import EvaluateModel, Identity
+from fedsync.silo.session.session import SiloSession
 from fedsync.train import private
-from fedsync.train.guest import GuestTrainer
-from fedsync.train.parts import parts_of
+from fedsync.train.guests.guest import GuestTrainer
+from fedsync.train.module_parts import parts_of
 from fedsync.train.private import PrivateParts
-from fedsync.trainer.protocol import EvaluateModel, Identity
-from fedsync.trainer.session import SiloSession
 from tests.train.make import order
 
 APP = '''

@@ -10,9 +10,9 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.client.sklearn import SklearnModel
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
-from fedsync.train.guest import GuestTrainer
+from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Sampler
 from tests.train.make import order

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.common.fence import ALLOWED
+from fedsync.common.errors import ConfigError, OwnerRefusal, ProtocolError, RunError
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, OwnerRefusal, ProtocolError, RunError
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.sim.run import run_virtual
-from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.simulation.run import run_virtual
 from tests.client.stock_app import CHANGES, READS_SIZE, stock_app
 from tests.flower.grid import DirectGrid, silos_in_this_process
 

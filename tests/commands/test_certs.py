@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.commands.certs import app, describe
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.identity.certificates import CertificateFacts, make_authority, make_server_certificate
 from tests.commands.call import call
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from tests.commands.call import call
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import yaml
 
+from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, OwnerRefusal
-from fedsync.trainer.owner_policy import owner_environment
-from fedsync.trainer.protocol import STATE_FOLDER, Identity
+from fedsync.silo.owner.owner_policy import owner_environment
+from fedsync.silo.protocol import STATE_FOLDER, Identity
 from tests.commands.call import call
 
 RUN = ("stop.rounds=2", "local.steps=3", "task={kind: mlp, data: {kind: blobs, samples: 200}}")
@@ -26,7 +26,7 @@ RUN = ("stop.rounds=2", "local.steps=3", "task={kind: mlp, data: {kind: blobs, s
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run of two silos in virtual time."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     out = tmp_path_factory.mktemp("run")
     cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in "ab"]})
@@ -59,7 +59,7 @@ def test_all_silos_of_a_run(run: Path) -> None:
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
 def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
     """By what all silos found out before it, whichever of them are asked; and of both models of a sealed run too."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     heart = Path(__file__).parents[2] / "examples" / "heart"
     config = StrategyConfig.load(

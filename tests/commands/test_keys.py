@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedsync.cipher.keys.keyring import open_group, open_silo
 from fedsync.commands.keys import app
-from fedsync.core.errors import ConfigError, FedSyncError, ProtocolError
+from fedsync.common.errors import ConfigError, FedSyncError, ProtocolError
 from tests.commands.call import call
 
 

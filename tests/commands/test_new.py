@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedsync.commands.new import TEMPLATES, TaskKind
+from fedsync.common.errors import ConfigError
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
 from tests.commands.call import call
 
 every_kind = pytest.mark.parametrize("kind", TaskKind)
@@ -53,7 +53,7 @@ def test_a_silo_s_own_data_are_read_beside_the_task(tmp_path: Path, kind: TaskKi
     import numpy as np
 
     from fedsync.tasks.custom import load_task
-    from fedsync.tasks.protocol import SiloSlot
+    from fedsync.tasks.task_protocol import SiloSlot
 
     project = made(tmp_path / "project", kind)
     features, name = (32, "labels") if kind is TaskKind.CLASSES else (6, "targets")
@@ -73,9 +73,9 @@ def test_a_silo_s_own_data_are_read_beside_the_task(tmp_path: Path, kind: TaskKi
 
 @every_kind
 def test_any_seed_of_a_run_makes_data_up(tmp_path: Path, kind: TaskKind) -> None:
-    from fedsync.config.strategy_sections import MAX_SEED
+    from fedsync.config.sections.strategy_sections import MAX_SEED
     from fedsync.tasks.custom import load_task
-    from fedsync.tasks.protocol import SiloSlot
+    from fedsync.tasks.task_protocol import SiloSlot
 
     task = load_task(made(tmp_path / "project", kind) / "task.py", {"samples": 10})
     assert len(task.data(SiloSlot("north", index=1, count=2, seed=MAX_SEED)).train) == 8  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.commands.predict import read_trace
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from tests.commands.call import call
 
 HEADER = "step,speed,cpu,memory\n"

@@ -5,9 +5,9 @@ import torch
 import yaml
 
 from fedsync.commands.probe import silo_file
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.core.speed.curve import Curve
 from tests.commands.call import call
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from tests.commands.call import call
 from tests.observe.runs import two_silos
 
@@ -18,7 +18,7 @@ def test_a_report_lies_in_the_folder_of_its_run(tmp_path: Path) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page without figures, which take seconds."""
-    monkeypatch.setattr("fedsync.observe.report.page.page", lambda runs: " and ".join(run.label for run in runs))
+    monkeypatch.setattr("fedsync.observe.report.report_page.page", lambda runs: " and ".join(run.label for run in runs))
 
 
 @pytest.mark.usefixtures("quick")

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.flower.registration import Registered
 from fedsync.ops import start
 from tests.commands.call import call

@@ -6,8 +6,8 @@ import pytest
 
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
-from fedsync.core.errors import ConfigError
-from fedsync.trainer.lockout import COUNT, Lockout
+from fedsync.common.errors import ConfigError
+from fedsync.silo.owner.lockout import COUNT, Lockout
 from tests.commands.call import call
 
 

@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, OwnerRefusal
 from fedsync.ops.approval_summary import summary
-from fedsync.trainer.approvals import APPROVALS, Approvals, AskedRun, AwaitsApproval
-from fedsync.trainer.audit_chain import AUDIT, AuditReader
-from fedsync.trainer.protocol import Identity
+from fedsync.silo.owner.approvals import APPROVALS, Approvals, AskedRun, AwaitsApproval
+from fedsync.silo.owner.audit_chain import AUDIT, AuditReader
+from fedsync.silo.protocol import Identity
 from tests.commands.call import call
 
 OVERRIDES = [

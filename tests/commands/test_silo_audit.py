@@ -7,16 +7,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
 from fedsync.identity.node_keys import make_node_key, node_key_fingerprint
 from fedsync.ops.audit_heads import ROTATED, HeadKeeper, rotation
 from fedsync.ops.doctor.health import check_approvals, check_audit_log
-from fedsync.trainer.approvals import APPROVALS, Approvals, AwaitsApproval
-from fedsync.trainer.audit import AuditLog
-from fedsync.trainer.audit_chain import AUDIT, file_name
-from fedsync.trainer.owner_policy import audit_place
-from fedsync.trainer.protocol import Identity
+from fedsync.silo.owner.approvals import APPROVALS, Approvals, AwaitsApproval
+from fedsync.silo.owner.audit import AuditLog
+from fedsync.silo.owner.audit_chain import AUDIT, file_name
+from fedsync.silo.owner.owner_policy import audit_place
+from fedsync.silo.protocol import Identity
 from tests.commands.call import call
 
 LINE = {"who": "x:1", "run": "run-1\x1b[2J", "spec": "ab" * 32, "got": 1, "sent": ""}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.train.weights import TaskModel, initial_model

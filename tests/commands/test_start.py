@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.processes import free_ports
-from fedsync.core.errors import ConfigError, RunError
 from tests.commands.call import call
 
 

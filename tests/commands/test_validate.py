@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from tests.commands.call import call
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

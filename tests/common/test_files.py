@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import (
     ANYBODY_FILE,
     check_result,
@@ -19,7 +20,6 @@ from fedsync.common.files import (
     write_private,
     write_result,
 )
-from fedsync.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import check_silo_name
-from fedsync.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", ".hidden", "a b", "ä", "a\n", "x" * 65])

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import DIRECT, Proxy, ProxyRefused, Way, proxied, unproxied, way_to
-from fedsync.core.errors import ConfigError
 from tests.proxy import as_httpx_goes, proxy
 
 SERVER, URL = "fl.example.org:9092", "http://proxy.example.org:3128"

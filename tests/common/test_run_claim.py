@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.locks import held, taken
 from fedsync.common.run_claim import _FILES, _RESULTS, CHECKPOINTS, RUN_LOCK, Existing, claim, claimed
-from fedsync.core.errors import ConfigError
 
 
 def a_run(folder: Path, name: str = "summary.json") -> Path:

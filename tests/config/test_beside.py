@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import beside
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 
 
 def test_a_path_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
-from fedsync.common.meanings import meaning, meanings
+from fedsync.common.field_docs import meaning, meanings
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.section import Section
+from fedsync.config.sections.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig

@@ -9,23 +9,23 @@ import pytest
 from annotated_types import Gt, Le
 
 import fedsync
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Layout
 from fedsync.core.protocols import Weigher
-from fedsync.core.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.core.weighting import Solver
+from fedsync.model.layout import Layout
+from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.barrier.kinds.ssp import Ssp
-from fedsync.policies.optimize.base import ServerOptimizerPolicy
-from fedsync.policies.optimize.kinds import FedAdam
+from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+from fedsync.policies.optimize.optimizer_kinds import FedAdam
 from fedsync.policies.schema import kinds
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 FILE = '''\
 from dataclasses import dataclass

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
-from fedsync.core.fitting import CurveFitter
 from fedsync.core.orders import LocalWork, UpdateMeta
-from fedsync.core.sizing import Scale, Sizing
+from fedsync.core.speed.fitting import CurveFitter
+from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.policies.aggregate.fednova import Normalised
 from fedsync.policies.aggregate.staleness import Hinge, Polynomial
@@ -27,8 +27,8 @@ from fedsync.policies.barrier.wrappers.capped import Capped
 from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
 from fedsync.policies.barrier.wrappers.quorum import Quorum
 from fedsync.policies.barrier.wrappers.resting import Resting
-from fedsync.policies.predict.base import predictors
 from fedsync.policies.predict.mixture import Mixture
+from fedsync.policies.predict.predictor_base import predictors
 from tests.laws.kinds import cases, configuration, examples
 
 WORK = LocalWork(20, 32, 0.2)

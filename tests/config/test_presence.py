@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fedsync.config.presence import PresenceConfig
+from fedsync.config.sections.presence import PresenceConfig
 
 HOUR = 3600.0
 

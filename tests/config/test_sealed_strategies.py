@@ -2,10 +2,10 @@
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 
 
 @pytest.mark.parametrize("balancer", ["proportional", "equalise"])

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from fedsync.commands.validate import validate
+from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import Score
-from fedsync.core.selection import Selection
 from fedsync.core.stopping import Leaders, Passes, Scores, Target
+from fedsync.evaluation.best_version import Selection
 
 MEASURED = "evaluation.metrics=[auroc, brier, rmse]"
 TWO = "evaluation.classes=2"

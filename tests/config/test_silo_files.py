@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.names import check_silo_name
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.core.speed.curve import Curve
 
 GOOD = """\
 silos:

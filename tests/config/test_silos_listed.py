@@ -2,9 +2,9 @@
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 
 
 def load(*overrides: str) -> StrategyConfig:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import LONGEST_STATE, SealConfig, SiloStartConfig
-from fedsync.core.errors import ConfigError
 
 SILO = """\
 name: berlin

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.errors import ConfigError
-from fedsync.core.sizing import Scale
+from fedsync.core.speed.sizing import Scale
 
 GOOD = """\
 name: mine

@@ -9,7 +9,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, SiloJoined, UpdateArrived
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, LocalWork, SiloFacts, UpdateMeta, WorkOrder, WorkReport
-from fedsync.core.sizing import Sizing
+from fedsync.core.speed.sizing import Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Probe, Rollback, Savepoint, WakeAt
-from fedsync.core.checks import MAX_SPEED
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.events import TimerFired
 from fedsync.core.orders import UpdateMeta, Window
 from fedsync.core.protocols import Bounds, Drivers, SpeedSample
-from fedsync.core.sizing import Sizing
+from fedsync.core.report_checks import MAX_SPEED
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.sizing import Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.aggregate.weighers import WeightedMean

@@ -10,17 +10,17 @@ from typing import ClassVar
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.actions import Discard
-from fedsync.core.apart import Apart
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, UpdateArrived
 from fedsync.core.extension import Extension
+from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.presence import Presence
-from fedsync.core.steering import PauseRun
+from fedsync.core.silo_presence import Presence
+from fedsync.evaluation.local_baselines import Apart
 from fedsync.policies.features.own import OwnExtension, OwnListener
-from tests.core.test_steering import answer, ask, begin, joined, orders
+from tests.core.test_operator_commands import answer, ask, begin, joined, orders
 
 
 @dataclass(slots=True)
@@ -135,7 +135,7 @@ def test_a_plain_run_imports_no_feature_that_it_does_not_use() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = run.stdout.split()
-    assert "fedsync.core.coordinator" in imported and "fedsync.core.obeying" not in imported
+    assert "fedsync.core.coordinator" in imported and "fedsync.core.operator.operator_execution" not in imported
 
 
 def test_samples_of_an_order_that_only_scores_are_no_training() -> None:

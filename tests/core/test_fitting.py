@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.core.curve import Curve
-from fedsync.core.fitting import CurveBook, CurveFitter, CurvePoint, Fit, fit_curve
 from fedsync.core.orders import WorkReport
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.fitting import CurveBook, CurveFitter, CurvePoint, Fit, fit_curve
 
 AFFINE = Curve(100.0, launch_s=0.5)
 BENT = Curve(100.0, launch_s=0.5, saturation=40)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.forecasts import TURN, Forecasts
 from fedsync.core.orders import Window, WorkReport
 from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.speed.forecasts import TURN, Forecasts
 
 
 @dataclass(frozen=True)

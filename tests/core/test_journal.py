@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import FedSyncError
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Event, UpdateArrived, WorkFailed
 from fedsync.core.journal import FORMAT, JournalEntry, JournalWriter, read_journal, replay
 from fedsync.observe.tail import Tail

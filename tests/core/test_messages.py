@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core import codec
-from fedsync.core.checks import check_evaluation, check_facts, check_report, check_sealed, sound
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError, ProtocolError, not_installed
-from fedsync.core.forecasts import Forecasts
+from fedsync.common import codec
+from fedsync.common.errors import ConfigError, ProtocolError, not_installed
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
-from fedsync.core.plain_replica import PlainReplica
+from fedsync.core.report_checks import check_evaluation, check_facts, check_report, check_sealed, sound
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.plain_replica import PlainReplica
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.predict.ema import Ema
 from tests.core.make import Coordinator as Deciding
 from tests.core.make import Scripted, answer, begin, joined, policies

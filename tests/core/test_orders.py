@@ -6,9 +6,9 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
+from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts, WorkOrder, fast_dataclass
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView
 
 ORDER = WorkOrder("a/1", 0, 1, batch_size=8, max_steps=5, learning_rate=0.1, seed=1)

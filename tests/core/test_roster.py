@@ -5,9 +5,9 @@ from types import MappingProxyType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.core.roster import Roster
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView
 
 FACTS = SiloFacts(100)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsync.core.actions import Action, Dispatch, Note
-from fedsync.core.curve import Curve
 from fedsync.core.events import SiloJoined, SiloLost
 from fedsync.core.orders import LocalWork, SiloFacts, Window, WorkReport
 from fedsync.core.protocols import Bounds
-from fedsync.core.sizing import Adaptation, Plan, Scale, Sizing
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.sizing import Adaptation, Plan, Scale, Sizing
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace

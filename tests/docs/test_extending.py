@@ -17,7 +17,7 @@ from pathlib import Path
 import data_quorum, window  # registers the kinds, as a file of the package does by lying there
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.timing_only import run_timing
+from fedsync.simulation.timing_only import run_timing
 config = StrategyConfig.load("data-quorum.yaml", ["predictor={kind: window, size: 3}"])
 run_timing(config, ClusterConfig.load("hetero"), Path("run"))
 """
@@ -39,7 +39,7 @@ FEATURES = """\
 from pathlib import Path
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 config = StrategyConfig.load("run.yaml")
 cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})
 run_virtual(config, cluster, Path("run"))
@@ -105,7 +105,7 @@ OUTLIERS = """\
 from pathlib import Path
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 from server_app import WithoutOutliers, app
 config = StrategyConfig.load("bsp", ["stop.rounds=3"]).with_policies({"aggregation": WithoutOutliers(most=1.0)})
 cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})

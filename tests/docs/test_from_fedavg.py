@@ -22,12 +22,12 @@ from flwr.common.config import get_project_config, validate_config
 from flwr.serverapp.strategy import FedAvg
 
 import fedsync
-from fedsync.flower.environment import QUIET
-from fedsync.flower.timeouts import Timeouts
-from fedsync.sim.run import run_virtual
-from fedsync.trainer.bundle import APP
-from fedsync.trainer.client import stop_trainers
-from fedsync.trainer.protocol import STATE
+from fedsync.flower.process_environment import QUIET
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.bundle import APP
+from fedsync.silo.protocol import STATE
+from fedsync.silo.session.trainer_client import stop_trainers
+from fedsync.simulation.run import run_virtual
 from tests.client.stock_app import STOCK
 from tests.flower.grid import DirectGrid, silos_in_this_process
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsync.trainer.refusals import MEANINGS
+from fedsync.silo.owner.refusals import MEANINGS
 from tests.test_deploy import takes
 
 ROOT = Path(__file__).parents[2]

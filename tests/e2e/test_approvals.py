@@ -12,11 +12,11 @@ from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.flower.run_folder import Phase, phase
 from fedsync.ops.runs import stop_run, submit_run
-from fedsync.trainer.approvals import APPROVALS, Approvals
-from fedsync.trainer.protocol import ANSWERS, STATE_FOLDER, Refusal
-from fedsync.trainer.refusals import last_refusals
+from fedsync.server.run_folder import Phase, phase
+from fedsync.silo.owner.approvals import APPROVALS, Approvals
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import ANSWERS, STATE_FOLDER, Refusal
 from tests.e2e.deployed import fedsync, wait_for
 
 ENDLESS = ["task={kind: digits}", "local={steps: 1, batch_size: 8, threads: 1}", "min_silos=1", "stop.rounds=100000"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
 
@@ -31,7 +31,10 @@ class _Killer:
 
     def follow(self, ledger: Ledger) -> None:
         text = self._journal.read_text()
-        for word, sign in (("fedsync.trainer.server", '"subject":"local"'), ("flwr-serverapp", '"after":2')):
+        for word, sign in (
+            ("fedsync.silo.session.resident_trainer", '"subject":"local"'),
+            ("flwr-serverapp", '"after":2'),
+        ):
             if word not in self.killed and sign in text:
                 victim = next(p for p in psutil.Process().children(recursive=True) if word in " ".join(p.cmdline()))
                 victim.send_signal(signal.SIGKILL)
@@ -45,7 +48,7 @@ def test_what_silos_train_alone_survives_the_death_of_a_trainer_and_of_the_serve
     killer = _Killer(tmp_path)
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
-    assert killer.killed == ["fedsync.trainer.server", "flwr-serverapp"]
+    assert killer.killed == ["fedsync.silo.session.resident_trainer", "flwr-serverapp"]
     summary = run_local(config, cluster, tmp_path, resume=True)
     assert summary["stopped_by"] == "3 rounds done"
     document = json.loads((tmp_path / "cross_site.json").read_text())

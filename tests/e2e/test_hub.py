@@ -20,12 +20,12 @@ from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import SiloLost, UpdateArrived, WorkFailed
-from fedsync.flower.run_folder import Phase, phase
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.runs import stop_run, submit_run
-from fedsync.trainer.liveness import probe
-from fedsync.trainer.protocol import IDENTITY, STATE_FOLDER
+from fedsync.server.run_folder import Phase, phase
+from fedsync.silo.protocol import IDENTITY, STATE_FOLDER
+from fedsync.silo.session.liveness import probe
 from tests.e2e.deployed import SMALL, fedsync, wait_for
 
 SILOS = ("berlin", "paris")

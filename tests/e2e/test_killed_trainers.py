@@ -14,14 +14,14 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import UpdateArrived, WorkFailed
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.core.layout import Layout, Vector
+from fedsync.model.layout import Layout, Vector
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.ops.local import run_local
-from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.trainer.last_order import LastOrders
-from fedsync.trainer.protocol import Completed, Identity
-from fedsync.trainer.session import SiloSession
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.silo.protocol import Completed, Identity
+from fedsync.silo.session.last_order import LastOrders
+from fedsync.silo.session.session import SiloSession
 from tests.flower.test_overlap import accounted, ages
 
 SETTINGS = [
@@ -71,7 +71,7 @@ class Killer:
 
 def trains(process: psutil.Process) -> bool:
     try:
-        return "fedsync.trainer.server" in process.cmdline()
+        return "fedsync.silo.session.resident_trainer" in process.cmdline()
     except psutil.Error:
         return False
 

@@ -10,7 +10,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 SETTINGS = [
     "task={kind: mlp, data: {kind: digits28}, hidden: [200]}",

@@ -10,10 +10,10 @@ import pytest
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.run_folder import Phase, phase, read_error
 from fedsync.ops.runs import submit_run
-from fedsync.trainer.protocol import LOG, STATE_FOLDER, Refusal
-from fedsync.trainer.refusals import last_refusals
+from fedsync.server.run_folder import Phase, phase, read_error
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import LOG, STATE_FOLDER, Refusal
 from tests.e2e.deployed import fedsync, wait_for
 
 MARKER = "Patient-4711-positive"

@@ -12,10 +12,10 @@ from socket import create_connection
 import pytest
 
 from fedsync.common.processes import end_processes, free_ports
-from fedsync.flower.environment import flower_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import flwr_command, write_connection
-from fedsync.trainer.client import stop_trainers
-from fedsync.trainer.protocol import STATE_FOLDER
+from fedsync.silo.protocol import STATE_FOLDER
+from fedsync.silo.session.trainer_client import stop_trainers
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart-pytorch"
 PROGRAMS = Path(sys.executable).parent

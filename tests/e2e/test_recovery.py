@@ -12,23 +12,23 @@ import pytest
 import torch
 
 from fedsync import replay
+from fedsync.common.errors import RunError
 from fedsync.common.locks import held
 from fedsync.common.processes import OWNER
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard
-from fedsync.core.errors import RunError
 from fedsync.core.events import SiloLost, UpdateArrived
-from fedsync.flower.run_folder import RUN_LOCK
 from fedsync.observe.ledger import Ledger
 from fedsync.ops import local
 from fedsync.ops.local import run_local
 from fedsync.ops.runs import RUNS
-from fedsync.trainer.client import stop_trainers
+from fedsync.server.run_folder import RUN_LOCK
+from fedsync.silo.session.trainer_client import stop_trainers
 from tests.e2e.deployed import SMALL
 
 ROUNDS = 5
-TRAINER = "fedsync.trainer.server"
+TRAINER = "fedsync.silo.session.resident_trainer"
 # 20 steps of 32 samples at 2000 samples/s: 0.3 s an order, long enough to be hit in the middle of one. The other silo
 # takes longer, so that a round has a moment at which one of the two is in.
 SILOS = [{"name": "a", "speed": 2000.0}, {"name": "b", "speed": 1200.0}]

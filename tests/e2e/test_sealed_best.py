@@ -9,10 +9,10 @@ from pytest import MonkeyPatch
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.kept_models import best_of
+from fedsync.observe.quality.kept_models import best_of
 from fedsync.ops import local
-from fedsync.trainer.model_export import export_model
-from fedsync.trainer.protocol import COPY
+from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.protocol import COPY
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 2000.0} for name in "abc"]})
 RUN = (

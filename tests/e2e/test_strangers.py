@@ -18,21 +18,21 @@ import psutil
 import pytest
 
 from fedsync import replay
+from fedsync.common.errors import ConfigError
 from fedsync.common.forking import Nursery, start_nursery
 from fedsync.common.locks import held
 from fedsync.common.processes import INTERPRETER, end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ConfigError
-from fedsync.flower.environment import QUIET, flower_environment
+from fedsync.flower.process_environment import QUIET, flower_environment
 from fedsync.flower.registration import NODES_FILE, Registered, flwr_command
-from fedsync.flower.run_folder import RUN_LOCK, Phase, phase
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops.programs import CONNECTION
 from fedsync.ops.runs import resume_run, stop_run, submit_run
 from fedsync.ops.start import register_silos, revoke_silo
+from fedsync.server.run_folder import RUN_LOCK, Phase, phase
 from tests.e2e.deployed import SMALL, fedsync, wait_for
 
 

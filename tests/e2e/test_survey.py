@@ -11,10 +11,10 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.survey.findings import STATISTICS
+from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.ledger import Ledger
 from fedsync.ops.local import run_local
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 HEART = Path(__file__).parents[2] / "examples" / "heart"
 SILOS = ClusterConfig.model_validate(
@@ -33,7 +33,11 @@ def kill_a_trainer(out: Path, killed: list[int]) -> None:
             time.sleep(1.0)
             assert '"UpdateArrived"' not in journal.read_text()
             children = psutil.Process().children(recursive=True)
-            victim = next(process for process in children if "fedsync.trainer.server" in " ".join(process.cmdline()))
+            victim = next(
+                process
+                for process in children
+                if "fedsync.silo.session.resident_trainer" in " ".join(process.cmdline())
+            )
             victim.send_signal(signal.SIGKILL)
             killed.append(victim.pid)
             return

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks_clientapp import CodePlace
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.sim.run import run_virtual
-from fedsync.train.guest_code import own_code
-from fedsync.train.guest_reply import declared
+from fedsync.config.tasks.clientapp_task import CodePlace
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.timeouts import Timeouts
+from fedsync.simulation.run import run_virtual
+from fedsync.train.guests.guest_code import own_code
+from fedsync.train.guests.guest_reply import declared
 from tests.examples.reader import PUBLISHED, as_published
 from tests.flower.grid import DirectGrid, run_identity, silos_in_this_process
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedsync.core.metrics.scores import ScoreCounts, edges
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts, edges
 from fedsync.ops.site_evaluation import Site, sites_of_run
-from fedsync.tasks.protocol import SiloSlot
+from fedsync.tasks.task_protocol import SiloSlot
 from tests.examples.reader import FOLDER
 
 pytestmark = pytest.mark.examples

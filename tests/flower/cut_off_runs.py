@@ -7,9 +7,9 @@ from flwr.app import Context, Message
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import Train
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.protocol import Train
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest
 
@@ -47,4 +47,4 @@ def cut_off(strategy: FedSync, version: int, node: int = 1) -> None:
 
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models, updates and sums have files of their own, as those of large models have."""
-    monkeypatch.setattr("fedsync.core.array_keeper.LARGE_BYTES", 1000)
+    monkeypatch.setattr("fedsync.model.array_keeper.LARGE_BYTES", 1000)

@@ -11,11 +11,12 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsync.core.transfer import MAX_SEALED_BYTES, Payload
-from fedsync.flower import client_app, messages
-from fedsync.flower.outbox import kind_of
-from fedsync.silo import answers
-from fedsync.trainer.protocol import (
+from fedsync.flower import client_app
+from fedsync.flower import flower_messages as messages
+from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
+from fedsync.server.outbox import kind_of
+from fedsync.silo.agent import answers
+from fedsync.silo.protocol import (
     MAX_LAYOUT_TEXT,
     Ask,
     Identity,
@@ -26,8 +27,8 @@ from fedsync.trainer.protocol import (
     write_reply,
     write_request,
 )
-from fedsync.trainer.regions import read_region_request
-from fedsync.trainer.service import TrainerService
+from fedsync.silo.relays.relay_messages import read_region_request
+from fedsync.silo.session.service import TrainerService
 from fedsync.transport.questions import SiloQuestion
 
 Answer = Callable[[Message, Context], Message | None]

@@ -6,8 +6,8 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.core.orders import SiloFacts
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.nodes import Nodes
-from fedsync.trainer.protocol import Hello
+from fedsync.server.nodes import Nodes
+from fedsync.silo.protocol import Hello
 from fedsync.transport.port import Peer
 from tests.flower.grid import DirectGrid
 

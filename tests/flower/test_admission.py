@@ -8,8 +8,8 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.driver import Timeouts
-from fedsync.flower.strategy import FedSync
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.driver import Timeouts
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, silos_in_this_process
 

@@ -10,11 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from fedsync import FeaturePolicy, FedSync
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, FedSyncError
 from fedsync.core.extension import Extension
 from fedsync.flower.silo_metrics import SiloMetrics
-from fedsync.flower.timeouts import Timeouts
+from fedsync.server.timeouts import Timeouts
 from tests.client.stock_app import stock_app
 from tests.client.test_stock_app import CHANGES, FIXED, cluster, strategy_of
 from tests.flower.grid import DirectGrid, silos_in_this_process

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.actions import Action, Commit, Dispatch, Evaluate, OperatorAnswered, Rollback, WakeAt
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import Event, OperatorAsked, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
-from fedsync.core.layout import Layout
+from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.core.orders import SiloFacts, Split, Subject, WorkOrder
-from fedsync.core.steering import PauseRun
-from fedsync.flower.checkpoints import FOLDER, Checkpoints, Moment, Origin, new_identity, newest_version, prepare
+from fedsync.model.layout import Layout
+from fedsync.server.checkpoints import FOLDER, Checkpoints, Moment, Origin, new_identity, newest_version, prepare
 
 ORDER = Dispatch("a", WorkOrder("a/1", 0, 1, 8, 1, 0.1, seed=0))
 COMMIT = b'{"actions":[{"type":"Commit"}]}\n'

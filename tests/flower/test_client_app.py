@@ -12,26 +12,25 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from fedsync.common.fence import ALLOWED
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import read_journal
 from fedsync.core.orders import Window, WorkOrder, WorkReport
-from fedsync.core.transfer import Payload
-from fedsync.flower import client_app, messages, payloads
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.silo import answers
-from fedsync.silo.answers import EmulatedLine, emulated_line, identify
-from fedsync.silo.joins import INBOX, JOINED, JoinedRun, dropped, trusted
-from fedsync.train.loop import Trainer
-from fedsync.trainer.client import app_folder, asked_for
-from fedsync.trainer.place import place_of
-from fedsync.trainer.protocol import (
+from fedsync.flower import client_app, payloads
+from fedsync.flower import flower_messages as messages
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.transfer import Payload
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.agent import answers
+from fedsync.silo.agent.answers import EmulatedLine, emulated_line, identify
+from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, dropped, trusted
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import (
     RESOURCES,
     STATE,
     AskModel,
@@ -43,9 +42,11 @@ from fedsync.trainer.protocol import (
     exchange,
     write_reply,
 )
-from fedsync.trainer.refusals import last_refusals
-from fedsync.trainer.service import TrainerService
-from fedsync.trainer.session import SiloSession
+from fedsync.silo.session.service import TrainerService
+from fedsync.silo.session.session import SiloSession
+from fedsync.silo.session.silo_setup import place_of
+from fedsync.silo.session.trainer_client import app_folder, asked_for
+from fedsync.train.loop import Trainer
 from fedsync.transport.join import Join, new_secret
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, posing, said, silos_in_this_process

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from tests.flower.grid import DirectGrid, silos_in_this_process
-from tests.sim.test_columns import OTHER, ROWS, table
+from tests.simulation.test_columns import OTHER, ROWS, table
 
 GOOD = ["age", "dose", "sick"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=20, look_s=0.05)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.timeouts import Timeouts
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, silos_in_this_process
 

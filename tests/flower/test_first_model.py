@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
-from fedsync.core.errors import RunError
-from fedsync.core.layout import Layout, Vector
+from fedsync.common.errors import RunError
 from fedsync.flower.first_model import ask_for_model
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.nodes import Admission
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.protocol import InitialModel, InProgress, Refusal, Refused
+from fedsync.model.layout import Layout, Vector
+from fedsync.server.nodes import Admission
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.protocol import InitialModel, InProgress, Refusal, Refused
 from tests.flower.grid import Answer, DirectGrid, saying, silos_in_this_process
 
 SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)

@@ -8,12 +8,12 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
 
-from fedsync.core.transfer import Payload
-from fedsync.flower import messages
+from fedsync.flower import flower_messages as messages
+from fedsync.flower.flower_messages import MOST_TOGETHER
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.messages import MOST_TOGETHER
 from fedsync.flower.payloads import SMALL_BYTES
-from fedsync.trainer.protocol import Describe, Question, write_request
+from fedsync.model.transfer import Payload
+from fedsync.silo.protocol import Describe, Question, write_request
 from fedsync.transport.port import Peer
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.grid import Answer, DirectGrid, run_identity

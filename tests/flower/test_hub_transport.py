@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from fedsync.core.errors import ConfigError
-from fedsync.flower import messages
+from fedsync.common.errors import ConfigError
+from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.flower.hub_transport import FOLDER, HubTransport, way_to_silos
-from fedsync.silo.joins import JOINED
+from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.line import HubLine
 from fedsync.transport.questions import BESIDE_BYTES, SiloQuestion

@@ -9,8 +9,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedsync import FedSync
+from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from tests.flower.grid import DirectGrid, silos_in_this_process
 from tests.flower.test_start import QUICK, TIMING
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedsync.core.errors import RunError
-from fedsync.flower.nodes import Admission, Nodes
-from fedsync.trainer.protocol import Refusal, Refused
+from fedsync.common.errors import RunError
+from fedsync.server.nodes import Admission, Nodes
+from fedsync.silo.protocol import Refusal, Refused
 from tests.flower.named_nodes import NamedGrid, join
 
 OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))

@@ -9,17 +9,18 @@ from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedsync.common.errors import SERVER, ConfigError, IntegrityError, ProtocolError, RunError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import SERVER, ConfigError, IntegrityError, ProtocolError, RunError
 from fedsync.core.orders import WorkOrder
-from fedsync.core.transfer import Payload
-from fedsync.flower import client_app, messages
-from fedsync.silo import answers
-from fedsync.silo.joins import INBOX
-from fedsync.trainer.client import TrainerClient
-from fedsync.trainer.owner_policy import ALLOWED
-from fedsync.trainer.protocol import (
+from fedsync.flower import client_app
+from fedsync.flower import flower_messages as messages
+from fedsync.model.transfer import Payload
+from fedsync.silo.agent import answers
+from fedsync.silo.agent.joins import INBOX
+from fedsync.silo.owner.owner_policy import ALLOWED
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import (
     STATE,
     AskModel,
     AskSnapshot,
@@ -31,9 +32,9 @@ from fedsync.trainer.protocol import (
     Request,
     Train,
 )
-from fedsync.trainer.refusals import last_refusals
-from fedsync.trainer.service import TrainerService
-from fedsync.trainer.session import SiloSession
+from fedsync.silo.session.service import TrainerService
+from fedsync.silo.session.session import SiloSession
+from fedsync.silo.session.trainer_client import TrainerClient
 from fedsync.transport.join import Join, new_secret
 from tests.flower.grid import posing, said, silos_in_this_process, trainers
 

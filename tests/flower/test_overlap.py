@@ -16,13 +16,13 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Discard, Dispatch
 from fedsync.core.events import WorkFailed
 from fedsync.core.journal import JOURNAL, read_journal
-from fedsync.core.transfer import Payload
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.order_queue import OrderJob
-from fedsync.trainer.protocol import Completed, Identity, Train
-from fedsync.trainer.service import TrainerService
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.transfer import Payload
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.protocol import Completed, Identity, Train
+from fedsync.silo.session.order_queue import OrderJob
+from fedsync.silo.session.service import TrainerService
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process, trainers
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
-from fedsync.core.parts import ModelForm
-from fedsync.flower.checkpoints import prepare
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.protocol import Describe, Hello
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.tensor_parts import ModelForm
+from fedsync.server.checkpoints import prepare
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.protocol import Describe, Hello
 from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
-from tests.sim.test_parts import APP, TASK
+from tests.simulation.test_parts import APP, TASK
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["local.steps=2", "local.batch_size=8", "stop.rounds=2", "min_silos=2"]
@@ -118,8 +118,8 @@ def test_a_resumed_run_remembers_whose_frozen_tensors_count(tmp_path: Path, monk
     config = StrategyConfig.load("fedavg", [*QUICK, f"task={json.dumps(app(tmp_path))}"])
     with pytest.raises(KeyboardInterrupt):
         FedSync(config, SILOS, out=tmp_path / "run", timing=TIMING).start(DirectGrid(3), evaluate_fn=dies)
-    from fedsync.flower.checkpoints import digest
     from fedsync.observe.run_builder import measuring
+    from fedsync.server.checkpoints import digest
 
     origin = prepare(tmp_path / "run", digest(measuring(config), SILOS)).origin
     assert origin.frozen is not None and len(origin.frozen) == 64 and origin.kept == ("body.weight", "body.bias")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout, as_vector
+from fedsync.common.errors import ProtocolError
 from fedsync.flower.payloads import SMALL_BYTES, from_arrays, pack, read_model, to_arrays, unpack
+from fedsync.model.layout import Layout, as_vector
 
 LARGEST_SMALL = SMALL_BYTES // 4
 

@@ -16,8 +16,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.processes import INTERPRETER
-from fedsync.core.errors import ConfigError, RunError
 from fedsync.flower import registration
 from fedsync.flower.registration import NODES_FILE, Registered
 from fedsync.identity.node_keys import make_node_key

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.errors import ProtocolError
-from fedsync.core.spans import file_part
-from fedsync.core.transfer import Payload
-from fedsync.flower import client_app, messages
+from fedsync.common.errors import ProtocolError
+from fedsync.flower import client_app
+from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.relay_app import serve_relay
-from fedsync.silo import answers
-from fedsync.silo.answers import ask_relay
-from fedsync.trainer.protocol import Describe, Refused, read_reply, write_request
-from fedsync.trainer.regions import RegionRequest, read_region_reply, write
-from fedsync.trainer.relay import RelayService
+from fedsync.flower.relays.relay_app import serve_relay
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import file_part
+from fedsync.model.transfer import Payload
+from fedsync.silo.agent import answers
+from fedsync.silo.agent.answers import ask_relay
+from fedsync.silo.protocol import Describe, Refused, read_reply, write_request
+from fedsync.silo.relays.relay import RelayService
+from fedsync.silo.relays.relay_messages import RegionRequest, read_region_reply, write
 from fedsync.transport.questions import SiloQuestion
 from tests.flower.grid import DirectGrid, run_identity, said
 

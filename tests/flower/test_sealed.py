@@ -12,20 +12,20 @@ from flwr.app import Context, Message
 from flwr.app.error import Error
 
 from fedsync.cipher.server.evidence import FOLDER, UPDATES, versions
+from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.common.files import private_folder
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, OwnerRefusal
-from fedsync.core.transfer import VersionMismatch
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
-from fedsync.silo import answers
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.transfer import VersionMismatch
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.agent import answers
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
+from fedsync.silo.session.service import TrainerService
 from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
-from fedsync.trainer.protocol import COPY, EvaluateModel, Hello, Identity, Question, Train
-from fedsync.trainer.service import TrainerService
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, silos_in_this_process, trainers
 

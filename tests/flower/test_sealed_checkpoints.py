@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL
-from fedsync.flower import checkpoints
-from fedsync.flower.array_files import LASTING_BYTES, ArrayFiles, ArrayName
-from fedsync.flower.checkpoints import FOLDER, Checkpoints
 from fedsync.observe.replay import replay
-from fedsync.trainer.key_lookup import KEYS, emulated_rings
+from fedsync.server import checkpoints
+from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName
+from fedsync.server.checkpoints import FOLDER, Checkpoints
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from tests.flower import cut_off_runs
 from tests.flower.cut_off_runs import (
     QUICK,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.flower import server_app
-from fedsync.flower.run_folder import APP, Phase, phase, read_error, write_error
 from fedsync.observe.fate import RUN_LOG
+from fedsync.server.run_folder import APP, Phase, phase, read_error, write_error
 from tests.flower.grid import DirectGrid
 
 

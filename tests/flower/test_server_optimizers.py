@@ -10,8 +10,8 @@ from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from numpy.typing import NDArray
 
 from fedsync.core.actions import Commit
-from fedsync.core.layout import Vector
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.layout import Vector
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.schema import kinds
 from tests.flower.grid import silos_in_this_process
 

@@ -10,12 +10,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from fedsync import FedSync
-from fedsync.common.meanings import meanings
+from fedsync.common.errors import ConfigError
+from fedsync.common.field_docs import meanings
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from fedsync.flower.shipped import Options
-from fedsync.policies.optimize.kinds import FedAvgM
+from fedsync.policies.optimize.optimizer_kinds import FedAvgM
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 SHIPPED = [path.stem for path in sorted(shipped_folder().glob("*.yaml"))]

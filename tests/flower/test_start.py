@@ -14,18 +14,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.run_claim import Existing, claimed
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ConfigError, RunError
 from fedsync.core.journal import JOURNAL
 from fedsync.core.orders import WorkOrder
-from fedsync.flower import messages, run_log
-from fedsync.flower.strategy import FedSync
-from fedsync.flower.timeouts import Timeouts
+from fedsync.flower import flower_messages as messages
+from fedsync.flower import run_log
+from fedsync.flower.flower_strategy import FedSync
 from fedsync.observe.replay import replay
-from fedsync.trainer.protocol import Describe, Hello, Train
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.protocol import Describe, Hello, Train
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import DirectGrid, asked, honest, said, saying, silos_in_this_process
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
-from tests.sim.fake import Result, machines, simulate, strategy
+from tests.simulation.fake import Result, machines, simulate, strategy
 
 FOLDER = Path(__file__).parent
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.flower.checkpoints import FOLDER, FORMAT, _newest_first, _read, digest
 from fedsync.observe.run_builder import measuring
+from fedsync.server.checkpoints import FOLDER, FORMAT, _newest_first, _read, digest
 from tests.flower.cut_off_runs import SILOS, cut_off, strategy_in
 from tests.flower.grid import silos_in_this_process
 

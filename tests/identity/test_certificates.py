@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.identity.certificates import (
     Authority,
     ServerCertificate,

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView, Verdict
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fedsync.core import codec
+from fedsync.common import codec
 from fedsync.core.journal import JournalEntry
 from tests.laws.calm import calm
 from tests.laws.watch import CHECKPOINT, Case, Change, Watch, unchanged

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts
 from fedsync.core.protocols import Bounds, RoundSeen
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import SiloView
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval
 from fedsync.policies.barrier.kinds.absp import Absp
 from fedsync.policies.barrier.kinds.buffered import Buffered

@@ -17,14 +17,14 @@ from fedsync.core.actions import Dispatch, Evaluate, KeepBest
 from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, SiloFacts, Split, WorkOrder
-from fedsync.core.plain_replica import PlainReplica
-from fedsync.core.transfer import Payload
+from fedsync.model.plain_replica import PlainReplica
+from fedsync.model.transfer import Payload
 from fedsync.observe.replay import replay
-from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.trainer.protocol import Completed, EvaluateModel
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.silo.protocol import Completed, EvaluateModel
 from tests.laws.kinds import cases, configuration, name_of
 from tests.laws.test_wire import BACK, CHANGES, SIZE, Silo
-from tests.sim.fake import machines, simulate
+from tests.simulation.fake import machines, simulate
 
 CASES = [case for case in cases() if case[0] in ("barrier", "aggregation")]
 RUNS = [*(configuration(case, {"seconds": 9.0}) for case in CASES), StrategyConfig.load("fsp", CHANGES[BACK])]

@@ -9,7 +9,7 @@ import pytest
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Progressed, TimerFired, UpdateArrived
 from fedsync.core.orders import LocalWork, WorkReport
-from fedsync.core.sizing import Sizing
+from fedsync.core.speed.sizing import Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.core.forecasts import Forecasts
 from fedsync.core.orders import SiloFacts, Window, WorkReport
 from fedsync.core.protocols import SpeedSample
+from fedsync.core.speed.forecasts import Forecasts
 from fedsync.policies.predict.mixture import Mixture
 from tests.laws.kinds import policies_of
 from tests.laws.test_policies import STOP, Case, of_section

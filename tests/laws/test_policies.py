@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import SiloFacts, UpdateMeta
 from fedsync.core.protocols import SpeedSample
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import SiloView
 from fedsync.core.weighting import Weighting, progress
 from tests.laws.kinds import BATCH_SIZE, STEPS, cases, name_of, policies_of

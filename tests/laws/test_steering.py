@@ -8,7 +8,14 @@ from fedsync.core.actions import Commit, Dispatch, HaltEarly, Rollback
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JournalEntry, replay
-from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo
+from fedsync.core.operator.operator_commands import (
+    ChangeStop,
+    ContinueRun,
+    DropSilo,
+    OperatorQuestion,
+    PauseRun,
+    ReadmitSilo,
+)
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster, Outcome
 from tests.laws.kinds import cases, name_of, policies_of

@@ -18,13 +18,13 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch, Rollback
 from fedsync.core.events import UpdateArrived
 from fedsync.core.journal import JournalEntry
-from fedsync.core.layout import Vector
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport
-from fedsync.core.plain_replica import RECEIVED, PlainReplica
-from fedsync.core.transfer import Payload, Replica
+from fedsync.model.layout import Vector
+from fedsync.model.plain_replica import RECEIVED, PlainReplica
+from fedsync.model.transfer import Payload, Replica
 from fedsync.observe.replay import replay
-from fedsync.trainer.protocol import Completed, EvaluateModel
-from tests.sim.fake import Result, machines, simulate
+from fedsync.silo.protocol import Completed, EvaluateModel
+from tests.simulation.fake import Result, machines, simulate
 
 SIZE = 600
 BACK = "fsp that goes back"

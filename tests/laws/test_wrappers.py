@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.absp import Absp
 from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.late import LateRule

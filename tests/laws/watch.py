@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from fedsync.core import codec
+from fedsync.common import codec
 from fedsync.core.actions import (
     Action,
     Attested,

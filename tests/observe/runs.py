@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.sim.fake import Result, machines, simulate, spoil, strategy
+from tests.simulation.fake import Result, machines, simulate, spoil, strategy
 
 METRICS = {
     "a": {"energy_j": 2.0, "gpu_celsius": 40.0, "peak_memory_bytes": 7.0},

@@ -9,15 +9,15 @@ import pytest
 
 from fedsync.core.actions import Attested, KeepBest
 from fedsync.core.journal import JournalEntry
-from fedsync.core.metrics.named import classification
-from fedsync.core.metrics.scores import ScoreCounts
 from fedsync.core.orders import Evaluation, PooledFigures, Score, Split, Subject
-from fedsync.core.scores import Settled
-from fedsync.observe import evaluations
-from fedsync.observe.evaluations import JudgedModels, curves, metrics_of
+from fedsync.evaluation.metrics.named import classification
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts
+from fedsync.evaluation.version_scores import Settled
 from fedsync.observe.ledger import Ledger
-from tests.core.metrics.make import class_sums, score_sums
-from tests.core.metrics.test_against_sklearn import drawn
+from fedsync.observe.quality import evaluations
+from fedsync.observe.quality.evaluations import JudgedModels, curves, metrics_of
+from tests.evaluation.metrics.make import class_sums, score_sums
+from tests.evaluation.metrics.test_against_sklearn import drawn
 
 METRICS = classification(2)
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from fedsync.config.exporters import ExportConfig, PrometheusConfig
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.exporter_section import ExportConfig, PrometheusConfig
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.exporters.base import Guarded, open_exporters
 from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
+from fedsync.observe.exporters.exporter_base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.rounds import Round, RoundFeed

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError
 from fedsync.core.journal import JOURNAL, JournalWriter
-from fedsync.core.steering import PauseRun
-from fedsync.flower.operator_requests import ask
+from fedsync.core.operator.operator_commands import PauseRun
 from fedsync.observe.fate import LISTENING, OPERATOR, SUMMARY, is_cut_off
+from fedsync.server.operator_requests import ask
 from tests.core.make import joined, policies
 
 

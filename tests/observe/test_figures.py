@@ -3,7 +3,7 @@
 import pytest
 
 from fedsync.observe.figures import Figure, figures
-from fedsync.observe.metric_pool import MOST_NAMES, MetricPool
+from fedsync.observe.quality.metric_pool import MOST_NAMES, MetricPool
 from fedsync.observe.rounds import Round
 from fedsync.observe.shares import SiloShare
 

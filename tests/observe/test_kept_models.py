@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.actions import KeepBest
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Vector
 from fedsync.core.orders import Score
-from fedsync.observe import kept_models
-from fedsync.observe.kept_models import BEST, LAST, MODEL, STATED, KeptModels, best_of
+from fedsync.model.layout import Vector
+from fedsync.observe.quality import kept_models
+from fedsync.observe.quality.kept_models import BEST, LAST, MODEL, STATED, KeptModels, best_of
 
 
 class KilledError(BaseException):

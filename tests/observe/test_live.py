@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.locks import taken
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import OperatorAsked, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
-from fedsync.core.steering import ChangeStop, DropSilo, PauseRun
+from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, PauseRun
 from fedsync.observe.fate import LISTENING, MISSING, OPERATOR
 from fedsync.observe.live import MOST_ROWS, LiveRun, watch
 from fedsync.observe.run_view import RunView

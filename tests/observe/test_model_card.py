@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedsync import __version__
-from fedsync.config.evaluation import UNASKED
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.evaluation import UNASKED
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.page import page
 from fedsync.observe.report.paper import result_files
+from fedsync.observe.report.report_page import page
 from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
 from tests.commands.call import call
 from tests.observe.evaluations import add_results

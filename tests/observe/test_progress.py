@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
-from fedsync.core.steering import ChangeStop, ContinueRun, DropSilo, PauseRun
+from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, PauseRun
 from fedsync.core.stopping import StopRules
 from fedsync.flower import run_log
 from fedsync.observe.ledger import Ledger

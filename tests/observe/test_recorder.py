@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsync.common.errors import FedSyncError
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import FedSyncError
 from fedsync.core.events import Evaluated
 from fedsync.core.journal import read_journal
 from fedsync.core.stopping import StopRules

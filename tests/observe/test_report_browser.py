@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsync.observe.report.data import read_runs
-from fedsync.observe.report.page import page
+from fedsync.observe.report.report_page import page
 from tests.observe.runs import two_silos
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

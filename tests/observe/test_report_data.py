@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.config.evaluation import UNASKED
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.evaluation import UNASKED
 from fedsync.core.journal import FORMAT
 from fedsync.observe.report.data import FIGURES, natural, read_run, read_runs
 from tests.observe.runs import two_silos
-from tests.sim.fake import machines, simulate, spoil, strategy
+from tests.simulation.fake import machines, simulate, spoil, strategy
 
 
 def test_orders_have_their_times_and_what_was_trained_in_them(tmp_path: Path) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.named import NAMES
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.named import NAMES
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
-from fedsync.observe.report.draw_results import over_rounds
+from fedsync.observe.report.drawing.draw_results import over_rounds
+from fedsync.observe.report.drawing.heat_map import heat_map
 from fedsync.observe.report.fairness import fairness
-from fedsync.observe.report.heat_map import heat_map
-from fedsync.observe.report.opening import MEANINGS
-from fedsync.observe.report.page import page
+from fedsync.observe.report.first_section import MEANINGS
 from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
+from fedsync.observe.report.report_page import page
 from fedsync.observe.report.results import Estimate, Findings, RoundNumbers
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos

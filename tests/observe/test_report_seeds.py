@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.observe.report import draw_results, seeds
+from fedsync.observe.report import seeds
 from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import RunData, read_run
+from fedsync.observe.report.drawing import draw_results
 from fedsync.observe.report.page_results import over_seeds
 from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
 from tests.observe.evaluations import METRICS, add_results

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.core.errors import FedSyncError
+from fedsync.common.errors import FedSyncError
 from fedsync.core.journal import FORMAT, JournalEntry
 from fedsync.observe.tail import Tail
 from tests.observe.runs import two_silos

@@ -16,21 +16,23 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.commands.doctor import report
-from fedsync.common.confinement import can_confine
+from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way
+from fedsync.common.sandbox.confinement import can_confine
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from fedsync.flower.registration import Registered
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
 from fedsync.ops import start
-from fedsync.ops.doctor import checks, health, network, preflight
-from fedsync.ops.doctor.checks import Check
-from fedsync.trainer.lockout import Lockout
-from fedsync.trainer.protocol import STATE
-from fedsync.trainer.refusals import refuse
+from fedsync.ops.doctor import health, preflight
+from fedsync.ops.doctor import machine_checks as checks
+from fedsync.ops.doctor import network_checks as network
+from fedsync.ops.doctor.machine_checks import Check
+from fedsync.silo.owner.lockout import Lockout
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.protocol import STATE
 
 NOW = datetime.now(UTC)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import ServerCertificate, make_authority, make_server_certificate
-from fedsync.ops.doctor.checks import Check
+from fedsync.ops.doctor.machine_checks import Check
 from fedsync.ops.doctor.preflight import _check_way
 from fedsync.ops.programs import silo_programs, way_to_server
 from fedsync.ops.supervisor import Program

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.locks import taken
 from fedsync.common.run_claim import RUN_LOCK
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.checkpoints import FOLDER
-from fedsync.flower.run_folder import write_error
 from fedsync.ops import local
 from fedsync.ops.local import run_local
+from fedsync.server.checkpoints import FOLDER
+from fedsync.server.run_folder import write_error
 
 CONFIG = StrategyConfig.load("fedavg", ["task={kind: digits}"])
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1000.0}]})

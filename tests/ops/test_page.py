@@ -13,13 +13,13 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
+from fedsync.common.errors import ConfigError
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import OperatorAsked, WorkFailed
 from fedsync.core.journal import JOURNAL, JournalWriter
-from fedsync.core.steering import DropSilo, OperatorQuestion, PauseRun
+from fedsync.core.operator.operator_commands import DropSilo, OperatorQuestion, PauseRun
 from fedsync.observe.run_view import MOST_DECISIONS, MOST_SPANS, RunView
-from fedsync.ops.page.server import HEADERS, MOST_BYTES, PageServer
+from fedsync.ops.page.page_server import HEADERS, MOST_BYTES, PageServer
 from tests.core.make import answer, joined, orders, policies
 
 HOSTILE = '<img src=x onerror="alert(1)">'

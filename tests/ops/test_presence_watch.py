@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.config.presence import PresenceConfig
+from fedsync.common.errors import SiloAway
+from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LogsConfig, SiloStartConfig
-from fedsync.core.errors import SiloAway
 from fedsync.core.orders import WorkOrder
-from fedsync.ops.presence import SETTLE_S, PresenceWatch
+from fedsync.ops.owner_window import SETTLE_S, PresenceWatch
 from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import supervise
-from fedsync.trainer import owner_policy
-from fedsync.trainer.owner_policy import OwnerPolicy
+from fedsync.silo.owner import owner_policy
+from fedsync.silo.owner.owner_policy import OwnerPolicy
 
 CLOSED = datetime(2026, 1, 11, 6, tzinfo=UTC)
 WINDOW = PresenceConfig(begin="22:00", until="06:00", zone="UTC", grace_s=100.0)

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.common.fence import ALLOWED
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
-from fedsync.flower.hub_place import HUB, HubPlace
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.ops import programs, start
 from fedsync.ops.programs import node_config, node_settings, server_programs, silo_programs
 from fedsync.ops.supervisor import Program
-from fedsync.silo.answers import identify
-from fedsync.silo.joins import INBOX, OWN_NODE
-from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import owner_environment
+from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.silo.agent.answers import identify
+from fedsync.silo.agent.joins import INBOX, OWN_NODE
+from fedsync.silo.owner.key_lookup import KEYS
+from fedsync.silo.owner.owner_policy import owner_environment
 
 SILO = SiloStartConfig(
     name="berlin", server="fl.example.org:9092", authority="/c/ca.crt", node_key="/k/berlin.node", state="/s",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.flower.registration import Registered
 from fedsync.ops.registration_loop import PATIENCE_S, RegistrationLoop
 

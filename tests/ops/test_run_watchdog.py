@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from fedsync.common.backoff import Backoff
-from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.ops import run_watchdog as module
 from fedsync.ops.run_watchdog import DIED, LEAST_ROOM, LINGERS_S, RunWatchdog
 from fedsync.ops.runs import STOPPED, BusyError
+from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from fedsync.common import locks
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.locks import held, taken
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, RunError
-from fedsync.flower import run_folder
-from fedsync.flower.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, START_S, Phase, phase
 from fedsync.flower.server_app import target_of
 from fedsync.ops import runs
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import CHANGE_LOCK, BusyError, resume_run, stop_run, submit_run
+from fedsync.server import run_folder
+from fedsync.server.run_folder import DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, START_S, Phase, phase
 
 STRATEGY = StrategyConfig.load("fedavg")
 

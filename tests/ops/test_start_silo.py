@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedsync.common.fence import ALLOWED
+from fedsync.common.errors import ConfigError
 from fedsync.common.processes import OWNER
+from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import SiloFacts
 from fedsync.ops.start import serve_silo
-from fedsync.trainer.key_lookup import KEYS
-from fedsync.trainer.owner_policy import OwnerPolicy
-from fedsync.trainer.protocol import IDENTITY, STATE, Hello, Identity, Refusal, Refused, Reply, write_reply
+from fedsync.silo.owner.key_lookup import KEYS
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.protocol import IDENTITY, STATE, Hello, Identity, Refusal, Refused, Reply, write_reply
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import LogsConfig
-from fedsync.core.errors import ConfigError
 from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import HEALTH_FILE, LoggedProcess, alone_in, supervise
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Commit
-from fedsync.core.curve import Curve
-from fedsync.core.errors import FedSyncError
 from fedsync.core.protocols import Bounds
-from fedsync.policies.aggregate.aggregator import PlainAggregator
-from fedsync.policies.balance.base import CurvePolicy
+from fedsync.core.speed.curve import Curve
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.policies.balance.balancer_base import CurvePolicy
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.proportional import ProportionalBalancer
 from fedsync.policies.barrier.climbing import ClimbingInterval

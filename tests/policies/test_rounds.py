@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from fedsync.client import Silo
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.observe.replay import replay
-from fedsync.policies.rounds.base import Called, RoundHook, RoundPolicy
-from fedsync.policies.rounds.kinds import ByRound, Cosine, Decay, FromRound
-from fedsync.sim.run import run_virtual
-from fedsync.trainer.round_settings import check_settings
+from fedsync.policies.rounds.rounds_base import Called, RoundHook, RoundPolicy
+from fedsync.policies.rounds.rounds_kinds import ByRound, Cosine, Decay, FromRound
+from fedsync.silo.session.round_settings import check_settings
+from fedsync.simulation.run import run_virtual
 
 ORDER = WorkOrder("a/1", 0, 1, 8, 4, 0.5, 7)
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})

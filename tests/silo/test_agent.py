@@ -10,11 +10,11 @@ import httpx
 import numpy as np
 import pytest
 
-from fedsync.common.fence import ALLOWED
-from fedsync.core.transfer import Payload
-from fedsync.silo import agent, answers
-from fedsync.silo.agent import AgentSession
-from fedsync.silo.joins import JoinedRun
+from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.model.transfer import Payload
+from fedsync.silo.agent import agent, answers
+from fedsync.silo.agent.agent import AgentSession
+from fedsync.silo.agent.joins import JoinedRun
 from fedsync.transport.join import Join
 from fedsync.transport.line import HubLine, ReceivedQuestion
 from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.common.fence import ALLOWED
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.locks import held
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.silo import joins
-from fedsync.silo.joins import JOIN, JoinedRun, drop, dropped, hand_over, name_of, stop_agent, trusted
+from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.silo.agent import joins
+from fedsync.silo.agent.joins import JOIN, JoinedRun, drop, dropped, hand_over, name_of, stop_agent, trusted
 from fedsync.transport.join import Join, new_secret
 
 JOINED = Join(("https://fed.example:9093/v1/fedsync",), new_secret(), "PEM", "run", "12 berlin")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.protocol import SiloSlot, Task
+from fedsync.model.layout import Vector
 from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

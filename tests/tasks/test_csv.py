@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.csv_ import CsvTask
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 
 GOOD = "age,town,sick\n" + "".join(f"{20 + i},{'abc'[i % 3]},{i % 2}\n" for i in range(20))
 

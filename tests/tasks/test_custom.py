@@ -6,15 +6,15 @@ from textwrap import dedent
 
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.custom import load_task
-from fedsync.tasks.protocol import SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloSlot, Task
 
 GOOD = """\
 from __future__ import annotations
 from dataclasses import dataclass
 from torch import nn
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 @dataclass
 class Mine(Task):
@@ -89,7 +89,7 @@ def test_options_that_do_not_fit_are_named(tmp_path: Path) -> None:
 def test_the_task_s_own_complaint_passes(tmp_path: Path) -> None:
     complaint = (
         "    def __post_init__(self):\n"
-        "        from fedsync.core.errors import ConfigError\n"
+        "        from fedsync.common.errors import ConfigError\n"
         "        raise ConfigError('task.options.width', 'too wide', 'Narrow it')\n"
     )
     with pytest.raises(ConfigError) as caught:
@@ -114,7 +114,7 @@ def test_another_kind_of_file_is_named(tmp_path: Path, name: str, message: str) 
 BESIDE = """\
 from my_model import Net
 from my_package.part import SCALE
-from fedsync.tasks.protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 class Mine(Task):
     def __init__(self, early: bool = False) -> None:

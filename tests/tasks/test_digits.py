@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks import digits
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Dirichlet, Iid, Pathological
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.generators.digits28 import Digits28Source
 from fedsync.tasks.generators.keywords import KeywordsSource
 from fedsync.tasks.generators.numbers import BlobsSource, RatingsSource, SparseSource

@@ -8,7 +8,7 @@ import torch
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.csv_ import CsvTask
-from fedsync.tasks.protocol import SiloSlot
+from fedsync.tasks.task_protocol import SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

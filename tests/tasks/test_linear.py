@@ -3,8 +3,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.generators.numbers import SparseSource
 from fedsync.tasks.linear import LinearLoss, LinearModel, LinearTask

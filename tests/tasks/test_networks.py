@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 

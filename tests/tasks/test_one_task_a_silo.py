@@ -6,7 +6,7 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 TASK = """\
 import torch

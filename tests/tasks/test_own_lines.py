@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import RunError
-from fedsync.sim.run import run_virtual
-from fedsync.trainer.protocol import Refusal, Refused
-from fedsync.trainer.refusals import explained, refuse
+from fedsync.silo.owner.refusals import explained, refuse
+from fedsync.silo.protocol import Refusal, Refused
+from fedsync.simulation.run import run_virtual
 
 TASK = """\
 import json
@@ -88,9 +88,9 @@ def test_an_error_of_fedsyncs_own_is_not_dressed_as_the_users(tmp_path: Path, mo
     def bug(self: object) -> float:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("fedsync.train.local.MeanLoss.mean", bug)
+    monkeypatch.setattr("fedsync.train.local_trainer.MeanLoss.mean", bug)
     # A test's own file is as much the user's as any.
-    monkeypatch.setattr("fedsync.train.guest_code._OURS", Path(__file__).parents[2])
+    monkeypatch.setattr("fedsync.train.guests.guest_code._OURS", Path(__file__).parents[2])
     with pytest.raises(ZeroDivisionError, match="ours"):
         run(tmp_path, TASK)
 

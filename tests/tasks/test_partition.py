@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.partition import ByOwner, Dirichlet, DualDirichlet, Iid, Partition, Pathological, Shards, _deal
 
 LABELS = np.repeat(np.arange(10), 60)

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.partition import ByOwner, Iid, Pathological
 from fedsync.tasks.samples import Pairs, Samples, deal
 from tests.tasks.given import Given, slot

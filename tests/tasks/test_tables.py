@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.config.tasks import CsvConfig
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.common.errors import ConfigError
+from fedsync.config.tasks.task_kinds import CsvConfig
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 
 
 def read(folder: Path, text: str | bytes, columns: dict[str, Any] | None = None, **options: Any) -> SiloData:

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedsync.cli import app
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 
 GOOD = "age,town,t\n" + "".join(f"{20 + i},{'?' if i == 3 else 'Rome'},{i % 2}\n" for i in range(24))
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks import TaskConfig
-from fedsync.core.errors import ConfigError
+from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.core.orders import Split
-from fedsync.sim.run import run_virtual
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.simulation.run import run_virtual
 from fedsync.tasks.samples import held_out
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from tests.tasks.given import slot
 

@@ -47,7 +47,7 @@ task: {task}
 
 def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str, object]], bytes]:
     """The rounds of a run over two silos, one twice as fast as the other, and the bytes of its model."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     folder.mkdir()
     (folder / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
@@ -61,7 +61,7 @@ def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str
 @pytest.mark.parametrize("name", ["factorisation", "non-negative factorisation"])
 def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path: Path, name: str) -> None:
     """Changes of statistics travel as integers of 16 bits: what they are off by must not make a solve run away."""
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     task, rate, steps = RUNS[name]
     (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=task, rate=rate, steps=steps))
@@ -74,7 +74,7 @@ def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path:
 
 
 def test_a_target_below_zero_ends_the_run_and_patience_counts_scores_below_zero(tmp_path: Path) -> None:
-    from fedsync.sim.run import run_virtual
+    from fedsync.simulation.run import run_virtual
 
     (tmp_path / "tried.yaml").write_text(STRATEGY.format(task=RUNS["k-means"][0], rate=0.5, steps=3))
     cluster = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 200.0}, {"name": "b", "speed": 100.0}]})

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.core.metrics.base import number
-from fedsync.core.metrics.named import NAMES, Wanted
+from fedsync.evaluation.metrics.metric_types import number
+from fedsync.evaluation.metrics.named import NAMES, Wanted
 from fedsync.tasks.metrics.measurement import Measuring
 
 PAGE = Path(__file__).parents[2] / "docs" / "your-task.md"

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
-from fedsync.train import local, loop, pace
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.train import local_trainer as local
+from fedsync.train import loop, pace
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedsync.core.cursor import Cursor
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train import batches as cutting
 from fedsync.train import loop
 from fedsync.train.batches import (

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from tests.train.make import TwoClasses, order, trainer
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from tests.train.make import TwoClasses, order, slot, trainer

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
-from fedsync.core.errors import ConfigError
-from fedsync.train import device
+from fedsync.common.errors import ConfigError
+from fedsync.train.machine import device
 
 CPU = torch.device("cpu")
 

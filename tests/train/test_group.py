@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsync.common.errors import ConfigError, Diverged, RunError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, Diverged, RunError
-from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import Split
-from fedsync.tasks.protocol import Batch, SiloData, SiloSlot
-from fedsync.train.group import GroupTrainer
+from fedsync.evaluation.metrics.named import Wanted
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot
 from fedsync.train.options import LocalOptions
+from fedsync.train.processes.group import GroupTrainer
 from fedsync.train.sample import likely_update
 from tests.train.make import Dropping, TwoClasses, order, slot, trainer
 
@@ -155,7 +155,7 @@ def test_what_one_process_cannot_load_is_the_error_and_nobody_stays() -> None:
 
 SCRIPT = """
 import time
-from fedsync.train.group import GroupTrainer
+from fedsync.train.processes.group import GroupTrainer
 from fedsync.core.cursor import Cursor
 from tests.train.make import TwoClasses, order, slot
 from tests.train.test_group import OPTIONS

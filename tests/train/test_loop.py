@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from fedsync.common.errors import ConfigError, Diverged
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError, Diverged
-from fedsync.core.layout import Vector
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.model.layout import Vector
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
 from fedsync.train.optimizers import optimizers
 from fedsync.train.options import LocalOptions

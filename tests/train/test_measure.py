@@ -8,13 +8,14 @@ import pytest
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.protocol import SiloData, SiloSlot
-from fedsync.train import local, loop, pace
-from fedsync.train import measure as measuring
+from fedsync.common.errors import ConfigError
+from fedsync.core.speed.curve import Curve
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.train import local_trainer as local
+from fedsync.train import loop, pace
 from fedsync.train.loop import Trainer
-from fedsync.train.measure import Measurement, StepTiming, measure, sizes_up_to
+from fedsync.train.machine import measure as measuring
+from fedsync.train.machine.measure import Measurement, StepTiming, measure, sizes_up_to
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, trainer
 
 Machine = Callable[[Callable[[int], float]], None]

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsync.core.cursor import Cursor
-from fedsync.tasks.protocol import Batch
-from fedsync.train.memory import largest_fit
+from fedsync.tasks.task_protocol import Batch
+from fedsync.train.machine.memory import largest_fit
 from fedsync.train.options import LocalOptions
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, trainer
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+from fedsync.common.errors import ConfigError, HugeModel
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError, HugeModel
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.protocol import Identity, Refusal
+from fedsync.silo.session.service import TrainerService
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
-from fedsync.train import model_size
-from fedsync.train.cgroups import Limits, MemoryLimit
-from fedsync.train.model_size import FittingModel, machine_bytes
+from fedsync.train.machine import model_size
+from fedsync.train.machine.cgroups import Limits, MemoryLimit
+from fedsync.train.machine.model_size import FittingModel, machine_bytes
 from fedsync.train.weights import TaskModel
-from fedsync.trainer.protocol import Identity, Refusal
-from fedsync.trainer.refusals import refuse
-from fedsync.trainer.service import TrainerService
 
 # name: what a file says of the task, 10^12 units wide.
 HUGE = {

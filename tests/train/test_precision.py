@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
-from fedsync.tasks.protocol import Batch
+from fedsync.tasks.task_protocol import Batch
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision, PrecisionName
 from tests.train.make import Cramped, TwoClasses, order, trainer

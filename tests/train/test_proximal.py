@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from fedsync.core.cursor import Cursor
 from fedsync.policies.aggregate.fednova import progress
-from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from tests.train.make import TwoClasses, order, slot, trainer

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.core.cursor import Cursor
-from fedsync.core.layout import Vector
-from fedsync.core.metrics.named import Wanted
 from fedsync.core.orders import WorkOrder
-from fedsync.core.parts import UNSAID, PartPatterns
-from fedsync.tasks.protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.evaluation.metrics.named import Wanted
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.rank import Rank
+from fedsync.train.processes.rank import Rank
 from fedsync.train.sampler import Sampler
 from fedsync.train.schedule import Schedule
 from fedsync.train.silo_trainer import Outcome, Watch
@@ -229,7 +229,7 @@ def test_a_reader_ahead_gets_the_rows_of_its_share() -> None:
 
 
 def test_a_model_travels_in_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsync.train.rank._SPAN", 4)
+    monkeypatch.setattr("fedsync.train.processes.rank._SPAN", 4)
     group = parts(tmp_path, LocalOptions(device="cpu"))
     model = np.arange(10, dtype=np.float32)
     model.setflags(write=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsync.train import resources
-from fedsync.train.resources import Resources, machine_busy_s, machine_memory_share, stalled_s
+from fedsync.train.machine import resources
+from fedsync.train.machine.resources import Resources, machine_busy_s, machine_memory_share, stalled_s
 from tests.train.test_cgroups import unified, write
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.errors import ConfigError
-from fedsync.core.layout import Vector
+from fedsync.model.layout import Vector
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Sampler
 from fedsync.train.schedule import Schedule, TorchSchedule

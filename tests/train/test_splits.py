@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Split
-from fedsync.tasks.protocol import SiloData, SiloSlot
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from tests.train.make import TwoClasses, order, slot, trainer
 
 

@@ -1,9 +1,9 @@
 import pytest
 
+from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
-from fedsync.train.throttle import Throttle
+from fedsync.core.speed.curve import Curve
+from fedsync.train.machine.throttle import Throttle
 from tests.train.make import Clock, order, trainer
 
 

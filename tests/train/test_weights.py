@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.spans import SPAN_BYTES, map_file
+from fedsync.common.errors import ConfigError
+from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
 from fedsync.train.weights import TaskModel, Weights, initial_model
 from tests.memory import traced
 from tests.train.make import TwoClasses

@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.model.transfer import Payload
 from fedsync.transport.hub import door
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub.sessions import MOST_QUEUED

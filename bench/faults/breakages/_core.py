@@ -6,7 +6,7 @@ Changes = dict[str, tuple[tuple[str, str, str], ...]]
 """File under ``fedsync/`` -> (name, before, after) of its mutants."""
 
 CORE: Changes = {
-    "core/sizing.py": (
+    "core/speed/sizing.py": (
         (
             "a-silo-gets-the-forecast-of-another",
             "return [silo.forecast or usual for silo in silos.values()]",
@@ -21,7 +21,7 @@ CORE: Changes = {
             "for limit in (self.memory_samples,):",
         ),
     ),
-    "core/forecasts.py": (
+    "core/speed/forecasts.py": (
         (
             "all-silos-are-forecast-from-the-first-ones-speeds",
             "before = self._states.get(name)",
@@ -107,7 +107,7 @@ CORE: Changes = {
     "core/releasing.py": (
         ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
     ),
-    "core/closing.py": (
+    "evaluation/final_evaluation.py": (
         (
             "the-last-version-of-a-sealed-run-has-no-score",
             "if policies.tally and state.commits and not known:",
@@ -134,7 +134,7 @@ CORE: Changes = {
             "_order(state, policies, plan, now_s, actions)\n",
         ),
     ),
-    "core/apart.py": (
+    "evaluation/local_baselines.py": (
         (
             "alone-a-silo-trains-less-than-it-did-in-the-run",
             "max(-(-self.processed.get(name, 0) // each), 1)",
@@ -198,7 +198,7 @@ CORE: Changes = {
             "self.clock + 1, None, at_s",
         ),
     ),
-    "core/saved.py": (
+    "core/checkpoint_state.py": (
         (
             "a-restored-run-gives-orders-their-old-names-again",
             '"found_caps", "issued", "leaders"),',
@@ -242,7 +242,7 @@ CORE: Changes = {
             "        if mine is None:\n            self._unfinished -= 1",
         ),
     ),
-    "core/scores.py": (
+    "evaluation/version_scores.py": (
         (
             "a-run-that-stands-still-never-runs-out-of-patience",
             "if value > self.best else",

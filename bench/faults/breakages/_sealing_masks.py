@@ -172,7 +172,7 @@ MASKS: Changes = {
             "",
         ),
     ),
-    "cipher/masking/questions.py": (
+    "cipher/masking/mask_questions.py": (
         (
             "signatures-of-anything-count",
             "if name not in self.annexes or not self.signed_by(keys[name].signing, signature):",
@@ -184,7 +184,7 @@ MASKS: Changes = {
             "return pack([pack_named(self.annexes)])",
         ),
     ),
-    "cipher/masking/roster.py": (
+    "cipher/masking/mask_roster.py": (
         (
             "a-sum-of-two-is-opened",
             "return colluding + 2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.faults.breakages._core import Changes
 
 SERVER: Changes = {
-    "cipher/server/aggregator.py": (
+    "cipher/server/sealed_aggregator.py": (
         (
             "greetings-are-more-than-a-sum-holds",
             "self._total(usual[: self._plan.limit], 0, 1)",
@@ -89,7 +89,7 @@ SERVER: Changes = {
             "}",
         ),
     ),
-    "trainer/lockout.py": (
+    "silo/owner/lockout.py": (
         (
             "a-silo-answers-a-fourth-forgery",
             "LIMIT = 3",
@@ -101,7 +101,7 @@ SERVER: Changes = {
             "pass",
         ),
     ),
-    "trainer/session.py": (
+    "silo/session/session.py": (
         (
             "a-locked-silo-trains",
             "with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():",
@@ -113,7 +113,7 @@ SERVER: Changes = {
             "                raise failure from error",
         ),
     ),
-    "trainer/owner_policy.py": (
+    "silo/owner/owner_policy.py": (
         (
             "a-run-without-masks-is-taken",
             "if self.seal.masks and not plan.masked:",

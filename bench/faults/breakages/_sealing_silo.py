@@ -83,7 +83,7 @@ SILO: Changes = {
             "told = {name: value",
         ),
     ),
-    "cipher/silo/asked.py": (
+    "cipher/silo/evaluated_models.py": (
         (
             "what-was-evaluated-is-forgotten-with-the-process",
             "        if self.file is not None:\n            text",

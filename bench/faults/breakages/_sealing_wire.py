@@ -84,7 +84,7 @@ WIRE: Changes = {
             "factors = np.tile(self._factors.words(2 * TAG_PARTS * count)[: 2 * TAG_PARTS], count).reshape",
         ),
     ),
-    "cipher/encoding/wire.py": (
+    "cipher/encoding/sealed_wire.py": (
         (
             "a-tag-beyond-the-modulus-is-added",
             "if max(tag) >= head.form.modulus:",

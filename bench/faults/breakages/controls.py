@@ -6,16 +6,16 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
-    "tests/core/test_control_variates.py",
-    "tests/core/test_server_optimizer.py",
+    "tests/model/test_control_variates.py",
+    "tests/model/test_server_optimizer.py",
     "tests/policies/aggregate/test_stepping.py",
-    "tests/trainer/test_own_variate.py",
+    "tests/silo/test_own_variate.py",
     "tests/cipher/silo/test_optimizer.py",
-    "tests/sim/test_control_variates.py",
+    "tests/simulation/test_control_variates.py",
 )
 
 _CHANGES: Changes = {
-    "core/control_variates.py": (
+    "model/control_variates.py": (
         ("who-stays-away-is-forgotten-by-the-mean", "kept=(total - weight) / following", "kept=0.0"),
         (
             "the-mean-goes-by-sums-not-steps",
@@ -25,7 +25,7 @@ _CHANGES: Changes = {
         ("newcomers-do-not-add-to-the-weight", "weight * backing.newcomers / backing.updates", "0.0"),
         ("weights-of-no-silos-pass-for-some", "return len(powers) == 1 and 0 <= powers[0] <= LARGEST", "return True"),
     ),
-    "core/control_downlink.py": (
+    "model/control_downlink.py": (
         (
             "variates-that-are-no-numbers-are-followed",
             "if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):",
@@ -44,7 +44,7 @@ _CHANGES: Changes = {
             "sum(meta.steps for meta in metas) / len(metas)",
         ),
     ),
-    "policies/aggregate/aggregator.py": (
+    "policies/aggregate/plain_aggregator.py": (
         (
             "discarded-updates-count-for-silos",
             "        self._waiting.discard(update_id)\n",
@@ -57,7 +57,7 @@ _CHANGES: Changes = {
         ),
         ("who-counted-is-not-in-a-checkpoint", '    "counted": "_counted",\n', ""),
     ),
-    "trainer/own_variate.py": (
+    "silo/session/own_variate.py": (
         ("a-discarded-update-moves-a-variate", "self.proposed_serial == counted:", "self.proposed_serial:"),
         (
             "a-committed-update-moves-no-variate",

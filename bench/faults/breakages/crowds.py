@@ -6,19 +6,19 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
-    "tests/core/test_claims.py",
-    "tests/flower/test_outbox.py",
+    "tests/evaluation/test_metric_votes.py",
+    "tests/server/test_outbox.py",
     "tests/config/test_user_config.py",
 )
 
 _CHANGES: Changes = {
-    "flower/messages.py": (
+    "flower/flower_messages.py": (
         ("large-messages-go-together", "lambda each: not each.content.array_records", "lambda each: True"),
     ),
-    "flower/nodes.py": (
+    "server/nodes.py": (
         ("all-nodes-are-looked-at-all-the-time", "max(self._look_s, took_s + ", "min(self._look_s, took_s + "),
     ),
-    "core/claims.py": (
+    "evaluation/metric_votes.py": (
         (
             "what-all-silos-say-is-kept-for-each",
             "next((other for other in said.values() if other == claim), claim)",
@@ -30,7 +30,7 @@ _CHANGES: Changes = {
         ("more-silos-than-a-sum-holds-cannot-seal", "return min(asked, sealed.limit)", "return asked"),
         ("a-commit-has-more-than-a-sum-holds", " or most > sealed.limit:", ":"),
     ),
-    "flower/outbox.py": (
+    "server/outbox.py": (
         (
             "what-waits-at-the-server-is-asked-for-again",
             "        for identifier in self._transport.waiting(soon):\n",

@@ -7,21 +7,21 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/flower/test_checkpoint_files.py",
-    "tests/flower/test_array_files.py",
-    "tests/flower/test_outbox.py",
+    "tests/server/test_array_files.py",
+    "tests/server/test_outbox.py",
     "tests/flower/test_payloads.py",
-    "tests/flower/test_timeouts.py",
-    "tests/flower/test_messages.py",
+    "tests/server/test_timeouts.py",
+    "tests/flower/test_flower_messages.py",
     "tests/flower/test_first_model.py",
-    "tests/flower/test_checkpoints.py",
+    "tests/server/test_checkpoints.py",
     "tests/flower/test_sealed_checkpoints.py",
-    "tests/flower/test_driver.py",
-    "tests/trainer/test_last_order.py",
-    "--deselect=tests/flower/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
+    "tests/server/test_driver.py",
+    "tests/silo/test_last_order.py",
+    "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
 
 _CHANGES: Changes = {
-    "flower/checkpoints.py": (
+    "server/checkpoints.py": (
         (
             "a-commit-is-not-in-a-checkpoint",
             "return self._begun > begun or any(isinstance(action, Commit | Rollback | Evaluate) for",
@@ -193,14 +193,14 @@ _CHANGES: Changes = {
             "            list(",
         ),
     ),
-    "flower/named_pickle.py": (
+    "server/named_pickle.py": (
         (
             "checkpoints-depend-on-the-order-of-fields",
             "        if names is None:\n            return NotImplemented\n",
             "        return NotImplemented\n",
         ),
     ),
-    "flower/array_files.py": (
+    "server/array_files.py": (
         (
             "sums-below-a-mebibyte-have-no-file",
             "return still and (value.nbytes >= least or is_large(value.nbytes))",
@@ -228,15 +228,17 @@ _CHANGES: Changes = {
         ),
         ("an-array-in-a-file-is-written-again", "if not link_file(data, path):", "if True:"),
     ),
-    "core/spans.py": (("a-longer-file-is-linked-for-an-array", " and part.path.stat().st_size == part.nbytes:", ":"),),
-    "flower/pending_message.py": (
+    "model/chunked_arrays.py": (
+        ("a-longer-file-is-linked-for-an-array", " and part.path.stat().st_size == part.nbytes:", ":"),
+    ),
+    "server/pending_message.py": (
         (
             "another-order-is-halted",
             "isinstance(self.request, Train) and self.request.order.update_id == update_id",
             "isinstance(self.request, Train)",
         ),
     ),
-    "flower/outbox.py": (
+    "server/outbox.py": (
         (
             "an-order-is-sent-twice",
             "posted, self._posted = self._posted, []",
@@ -341,7 +343,7 @@ _CHANGES: Changes = {
             "math.prod(shape)",
         ),
     ),
-    "flower/driver.py": (
+    "server/driver.py": (
         (
             "silos-hear-of-a-commit-before-it-is-on-disk",
             "                self._save(entry)\n"
@@ -352,7 +354,7 @@ _CHANGES: Changes = {
             "                self._save(entry)\n",
         ),
     ),
-    "flower/timeouts.py": (
+    "server/timeouts.py": (
         ("a-slow-hour-is-remembered-for-ever", "self._longest_s) - self._usual_s)", "self._longest_s))"),
         ("one-answer-held-back-makes-all-others-late", "min(seconds, self._longest_s)", "seconds"),
         (
@@ -361,7 +363,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "trainer/own_models.py": (
+    "silo/session/own_models.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",
@@ -373,7 +375,7 @@ _CHANGES: Changes = {
             "",
         ),
     ),
-    "trainer/last_order.py": (
+    "silo/session/last_order.py": (
         (
             "a-queued-orders-answer-takes-the-place-of-the-one-before",
             "            place = other\n        else:",
@@ -381,7 +383,7 @@ _CHANGES: Changes = {
         ),
         ("a-place-in-the-data-is-lost", 'decode(Cursor, about["cursor"], own=True)', "Cursor()"),
     ),
-    "trainer/vector_file.py": (
+    "silo/session/vector_file.py": (
         (
             "an-order-is-done-twice-after-a-crash",
             "        write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
-TESTS = ("tests/common/test_nursery.py", "tests/trainer/test_forked.py")
+TESTS = ("tests/common/test_nursery.py", "tests/silo/test_forked.py")
 
 _CHANGES: Changes = {
     "common/nursery.py": (
@@ -46,7 +46,9 @@ _CHANGES: Changes = {
             "inspect.unwrap(kind.step)",
         ),
     ),
-    "trainer/client.py": (("trainers-share-nothing", "nursery = os.environ.get(NURSERY)", "nursery = None"),),
+    "silo/session/trainer_client.py": (
+        ("trainers-share-nothing", "nursery = os.environ.get(NURSERY)", "nursery = None"),
+    ),
 }
 
 MUTANTS = tuple(

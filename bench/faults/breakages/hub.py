@@ -10,7 +10,7 @@ TESTS = (
     "tests/attacks/test_hub.py",
     "tests/silo",
     "tests/flower/test_hub_transport.py",
-    "tests/trainer/test_leaving.py",
+    "tests/silo/test_leaving.py",
 )
 
 _CHANGES: Changes = {
@@ -105,7 +105,7 @@ _CHANGES: Changes = {
         ("a-server-says-whom-to-trust", "self.authority if authority is None else authority", "self.authority"),
         ("a-join-leads-past-tls", 'if parts.scheme != ("https" if tls else "http"):', "if False:"),
     ),
-    "trainer/server.py": (
+    "silo/session/resident_trainer.py": (
         (
             "a-full-disk-loses-an-answer",
             "            path.unlink(missing_ok=True)\n            return answer",
@@ -117,7 +117,7 @@ _CHANGES: Changes = {
             "send(connection, reply, answer)",
         ),
     ),
-    "silo/agent.py": (
+    "silo/agent/agent.py": (
         (
             "questions-wait-for-each-other",
             "threading.Thread(target=self._work, args=(line, session, question), daemon=True).start()",
@@ -141,7 +141,7 @@ _CHANGES: Changes = {
             "if there is None:",
         ),
     ),
-    "silo/joins.py": (
+    "silo/agent/joins.py": (
         ("a-server-leads-its-silos-to-themselves", "    here = not owner or", "    here = True or"),
         ("a-join-comes-again-and-again", "            _remove(Path(entry.path))\n", "            pass\n"),
         ("a-flood-of-joins-is-taken", "and len(found) < MOST_JOINS", "and True"),

@@ -8,18 +8,18 @@ from bench.faults.breakages._core import Changes
 TESTS = (
     "tests/train/test_model_size.py",
     "tests/train/test_precision.py",
-    "tests/trainer/test_hangs.py",
-    "tests/trainer/test_order_queue.py",
+    "tests/silo/test_hangs.py",
+    "tests/silo/test_order_queue.py",
     "tests/observe/test_long_runs.py",
-    "tests/flower/test_nodes.py",
+    "tests/server/test_nodes.py",
     "tests/flower/test_nodes_refusing.py",
-    "tests/sim/test_rollback_at_the_end.py",
+    "tests/simulation/test_rollback_at_the_end.py",
     "tests/flower/test_first_model.py",
     "tests/flower/test_start.py",
 )
 
 _CHANGES: Changes = {
-    "train/model_size.py": (
+    "train/machine/model_size.py": (
         ("only-the-largest-layer-counts", "self._bytes += itemsize", "self._bytes = itemsize"),
         (
             "a-model-of-other-floats-is-taken-for-smaller",
@@ -48,24 +48,24 @@ _CHANGES: Changes = {
         ("a-silo-that-never-answers-holds-up-the-books", "- index > MOST_OPEN", "- index > 2**60"),
         ("rounds-go-before-they-were-handed-out", "min(self._over, len(self.rounds)", "min(2**60, len(self.rounds)"),
     ),
-    "flower/nodes.py": (
+    "server/nodes.py": (
         ("a-silo-counts-for-as-many-samples-as-it-says", "if most is not None and said > most:", "if False:"),
         ("a-silo-with-as-many-samples-as-it-may-have-is-refused", "and said > most:", "and said >= most:"),
     ),
-    "trainer/hangs.py": (
+    "silo/session/hangs.py": (
         ("a-step-that-waits-for-ever-is-waited-for", "if signs.still_s >= patience_s:", "if signs.still_s > 1e9:"),
         ("a-long-step-is-taken-for-one-that-waits", "or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S", ""),
         ("a-loop-of-ones-own-may-wait-for-nothing", "inf if self._waits else PATIENCE_S", "PATIENCE_S"),
         ("what-nobody-wants-any-more-holds-up-the-silo", "UNWANTED_S if self._unwanted() else inf", "inf"),
     ),
-    "trainer/order_queue.py": (
+    "silo/session/order_queue.py": (
         (
             "what-waits-behind-a-hang-is-never-answered",
             "                other.end(VersionMismatch(holds))\n",
             "                pass\n",
         ),
     ),
-    "policies/aggregate/aggregator.py": (
+    "policies/aggregate/plain_aggregator.py": (
         ("a-run-leaves-a-model-that-was-taken-back", "        self._public.restart(public)\n", ""),
     ),
     "cipher/server/chain.py": (
@@ -90,7 +90,9 @@ _CHANGES: Changes = {
             "                pass\n",
         ),
     ),
-    "flower/strategy.py": (("silos-are-asked-for-a-model-that-nobody-has", "(PartsError, HugeModel)", "PartsError"),),
+    "flower/flower_strategy.py": (
+        ("silos-are-asked-for-a-model-that-nobody-has", "(PartsError, HugeModel)", "PartsError"),
+    ),
     "flower/first_model.py": (
         (
             "a-lost-question-for-the-first-model-stays-lost",

@@ -6,16 +6,16 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
-    "tests/core/test_attendance.py",
-    "tests/sim/test_presence.py",
-    "tests/trainer/test_owner_limits.py",
-    "tests/trainer/test_owner_policy.py",
-    "tests/trainer/test_refusals.py",
-    "tests/flower/test_driver.py",
+    "tests/core/test_availability.py",
+    "tests/simulation/test_presence.py",
+    "tests/silo/test_owner_limits.py",
+    "tests/silo/test_owner_policy.py",
+    "tests/silo/test_refusals.py",
+    "tests/server/test_driver.py",
 )
 
 _CHANGES: Changes = {
-    "core/attendance.py": (
+    "core/availability.py": (
         (
             "an-update-from-after-the-window-comes-a-version-late",
             "if order.base_version != version and self.away(event.meta.silo, event.at_s):",
@@ -67,7 +67,7 @@ _CHANGES: Changes = {
             "state.closing is not None or",
         ),
     ),
-    "core/presence.py": (
+    "core/silo_presence.py": (
         (
             "windows-that-no-day-has-are-believed",
             "0 <= self.left_s <= self.back_s <= MAX_AWAY_S",
@@ -81,7 +81,7 @@ _CHANGES: Changes = {
             "pass",
         ),
     ),
-    "trainer/service.py": (
+    "silo/session/service.py": (
         (
             "an-update-says-nothing-of-the-window",
             "if isinstance(reply, WorkReport) and self._owner.presence is not None:",
@@ -93,10 +93,10 @@ _CHANGES: Changes = {
             "self.facts",
         ),
     ),
-    "flower/driver.py": (
+    "server/driver.py": (
         ("the-driver-takes-away-for-a-failure", "explained(name, reply), reply.back_s)", "explained(name, reply))"),
     ),
-    "sim/outages.py": (
+    "simulation/outages.py": (
         ("a-simulated-window-never-closes", "    if config.presence is not None:\n", "    if False:\n"),
     ),
 }

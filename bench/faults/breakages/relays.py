@@ -11,16 +11,16 @@ TESTS = (
     "tests/attacks/test_lying_relay.py",
     "tests/attacks/test_lying_region_member.py",
     "tests/attacks/test_lying_relay_messages.py",
-    "tests/trainer/test_relay.py",
-    "tests/flower/test_regions.py",
-    "tests/flower/test_nodes.py",
+    "tests/silo/test_relay.py",
+    "tests/server/test_region_clients.py",
+    "tests/server/test_nodes.py",
     "tests/flower/test_relay_app.py",
     "tests/ops/test_run_watchdog.py",
     "tests/ops/test_doctor.py",
 )
 
 _CHANGES: Changes = {
-    "trainer/relay.py": (
+    "silo/relays/relay.py": (
         (
             "a-slow-silo-keeps-its-region-waiting",
             "ready = run.ready_s is not None and (not run.waiting or",
@@ -54,14 +54,14 @@ _CHANGES: Changes = {
         ("a-silo-that-went-is-waited-for", "                self._forget_gone()\n", ""),
         ("silos-that-come-are-told-late", "return ready or run.told != self._here", "return ready"),
     ),
-    "flower/relay_line.py": (
+    "flower/relays/relay_line.py": (
         (
             "what-is-asked-meanwhile-is-forgotten",
             "            return self._silos.receive()",
             "            self._silos.keep(most)\n            return self._silos.receive()",
         ),
     ),
-    "silo/answers.py": (
+    "silo/agent/answers.py": (
         (
             "a-relay-s-node-refuses-as-a-silo-does",
             "return write_reply(Refused(code_of(error))), None",
@@ -76,14 +76,14 @@ _CHANGES: Changes = {
             'at = f" at version {version}"',
         ),
     ),
-    "flower/outbox.py": (
+    "server/outbox.py": (
         (
             "what-was-in-no-sum-is-asked-for-some-time",
             "ask_s=-inf)\n        return answer.again",
             "ask_s=inf)\n        return answer.again",
         ),
     ),
-    "flower/regions.py": (
+    "server/region_clients.py": (
         (
             "a-sum-that-is-none-fails-its-orders",
             "again = bool(summed.get(answer.number)) and not answer.problem",
@@ -116,7 +116,7 @@ _CHANGES: Changes = {
         ("a-model-goes-to-each-silo-of-a-region", "        if piece is payload:\n", "        if False:\n"),
         ("what-could-not-be-read-is-never-asked-again", "return []\n", "raise\n"),
     ),
-    "flower/nodes.py": (
+    "server/nodes.py": (
         (
             "any-silo-may-be-a-relay",
             "if name not in regions if regions is not None else self._registered_only:",
@@ -156,7 +156,7 @@ _CHANGES: Changes = {
             "return members",
         ),
     ),
-    "cipher/server/brought.py": (
+    "cipher/server/commit_inputs.py": (
         (
             "a-region-counts-in-the-clear-as-one-silo",
             "weight = sum(weights[update_id] for update_id in update.update_ids)",
@@ -185,7 +185,7 @@ _CHANGES: Changes = {
             "if ordered is None:",
         ),
     ),
-    "cipher/server/region.py": (
+    "cipher/server/sealed_region.py": (
         (
             "a-relay-adds-up-what-is-on-other-grids",
             "return head.round, head.attempt, head.grid, head.members[0].chain, names",
@@ -197,7 +197,7 @@ _CHANGES: Changes = {
             "None, plan.chunks, update_id, None,",
         ),
     ),
-    "policies/aggregate/waiting.py": (
+    "policies/aggregate/waiting_updates.py": (
         ("a-region-counts-as-one-silo", "first: sum(weights[member] for member in whole)", "first: weights[first]"),
         (
             "a-part-of-a-region-s-mean-counts",
@@ -206,11 +206,11 @@ _CHANGES: Changes = {
         ),
         ("nothing-makes-up-for-a-region-that-does-not-count", "if left_out and own:", "if False:"),
     ),
-    "policies/aggregate/region.py": (
+    "policies/aggregate/plain_region.py": (
         ("a-relay-weighs-all-silos-the-same", "np.float32(share / whole)", "np.float32(1 / len(updates))"),
         ("a-relay-adds-up-updates-of-other-versions", "by_base.setdefault(base, {})", "by_base.setdefault(0, {})"),
     ),
-    "policies/aggregate/aggregator.py": (
+    "policies/aggregate/plain_aggregator.py": (
         ("sums-of-regions-are-in-no-checkpoint", '    "sums": "_waiting.sums",\n', ""),
         (
             "a-mean-of-other-versions-is-taken",

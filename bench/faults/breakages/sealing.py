@@ -15,9 +15,9 @@ from bench.faults.breakages._sealing_wire import WIRE
 TESTS = (
     "tests/attacks",
     "tests/cipher",
-    "tests/trainer/test_lockout.py",
-    "tests/trainer/test_owner_limits.py",
-    "tests/trainer/test_owner_policy.py",
+    "tests/silo/test_lockout.py",
+    "tests/silo/test_owner_limits.py",
+    "tests/silo/test_owner_policy.py",
     "--ignore=tests/cipher/test_cost.py",
     "--ignore=tests/attacks/test_real_processes.py",
     "--ignore=tests/cipher/encoding/test_fuzz.py",

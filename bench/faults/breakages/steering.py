@@ -6,8 +6,8 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
-    "tests/core/test_steering.py",
-    "tests/flower/test_operator_requests.py",
+    "tests/core/test_operator_commands.py",
+    "tests/server/test_operator_requests.py",
     "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
     "tests/observe/test_absences.py",
@@ -30,7 +30,7 @@ _CHANGES: Changes = {
             "",
         ),
     ),
-    "core/obeying.py": (
+    "core/operator/operator_execution.py": (
         ("too-few-silos-are-left-to-open-a-sum", "len(here) - 1 < least:", "len(here) < least:"),
         ("a-silo-that-is-readmitted-has-a-window-of-long-ago", "_moved(facts, -at_s)", "facts"),
         ("a-silo-that-joins-while-it-is-out-has-a-window-of-another-time", "else _moved(facts, at_s)", "else facts"),
@@ -46,14 +46,14 @@ _CHANGES: Changes = {
         ),
         ("a-changed-limit-in-seconds-wakes-nobody", "                state.timed = False\n", "                pass\n"),
     ),
-    "flower/checkpoints.py": (
+    "server/checkpoints.py": (
         (
             "what-an-operator-was-told-is-forgotten-at-a-restart",
             "            return True  # what an operator is told would be done after a restart too\n",
             "            pass\n",
         ),
     ),
-    "ops/page/server.py": (
+    "ops/page/page_server.py": (
         (
             "the-link-opens-as-often-as-one-likes",
             "            self._token = None\n            return",
@@ -110,7 +110,7 @@ _CHANGES: Changes = {
     "observe/run_view.py": (
         ("the-clock-of-a-killed-run-goes-on", "0.0 if cut else time.monotonic()", "time.monotonic()"),
     ),
-    "flower/operator_requests.py": (
+    "server/operator_requests.py": (
         ("a-question-of-last-week-is-done", "if age_s > STALE_S else", "if age_s < 0 else"),
         (
             "a-question-within-the-tick-of-another-is-never-read",

@@ -6,13 +6,13 @@ from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
 TESTS = (
-    "tests/core/test_cautious.py",
-    "tests/core/test_server_optimizer.py",
+    "tests/model/test_cautious_adam.py",
+    "tests/model/test_server_optimizer.py",
     "tests/policies/barrier/wrappers/test_overlap.py",
 )
 
 _CHANGES: Changes = {
-    "core/cautious.py": (
+    "model/cautious_adam.py": (
         ("layers-of-any-width-step-alike", "1.0 / (depth * math.sqrt(inputs))", "1.0 / depth"),
         ("depth-does-not-count", "1.0 / (depth * math.sqrt(inputs))", "1.0 / math.sqrt(inputs)"),
         (
@@ -34,14 +34,14 @@ _CHANGES: Changes = {
         ("a-span-knows-only-its-own-share", "found += int(", "found = int("),
         ("what-some-processors-take-for-nothing-counts", "tiny = np.float32(TINY)", "tiny = np.float32(1e-44)"),
     ),
-    "core/kernel.py": (
+    "simulation/kernel.py": (
         (
             "virtual-orders-cost-nothing-besides",
             "return machine.overhead_s + machine.transfer_s",
             "return machine.transfer_s",
         ),
     ),
-    "core/backlog.py": (
+    "simulation/backlog.py": (
         (
             "a-machine-trains-two-orders-at-once",
             "if before is None or before.last_s <= work.start_s:",

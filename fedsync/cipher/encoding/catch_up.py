@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.core.errors import ProtocolError
-from fedsync.core.spans import pieces as array_pieces
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ProtocolError
+from fedsync.model.chunked_arrays import pieces as array_pieces
+from fedsync.model.transfer import Payload
 
 WINDOW = 512
 """Versions that silos remember: an update that started earlier cannot be added any more."""

@@ -11,7 +11,7 @@ import hashlib
 import struct
 
 from fedsync.cipher.suites.suite import DIGEST_BYTES, NO_DIGEST, NONCE_BYTES, Member
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 
 MAX_NAME_BYTES = 255
 

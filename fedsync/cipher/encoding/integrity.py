@@ -37,11 +37,11 @@ from operator import mul
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.wire import TAG_PARTS, Envelope, Head, Tag, member_context
+from fedsync.cipher.encoding.sealed_wire import TAG_PARTS, Envelope, Head, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Form, Words
-from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.spans import give_back, spans
+from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.model.chunked_arrays import give_back, spans
 
 # Bits of integers that float64 adds exactly.
 _EXACT = 53

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 SLOTS = 4096
 """Slots of a chunk."""

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Integers, Packing, Slots
 from fedsync.cipher.encoding.tally import HeaderForm
-from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.metrics.base import Statistic
-from fedsync.core.rounding import fraction_bits, round_fixed
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.evaluation.metrics.metric_types import Statistic
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.rounding import fraction_bits, round_fixed
 
 # So many times as large as the largest value a step may be for the values to be sent.
 _COARSE = 16

@@ -3,12 +3,12 @@
     magic [4] | version [2] | members [2] | bytes of each slip [members x 4] | zeros to 8
     | each slip, zeros to 8 | words of the sum | values in the clear, float32
 
-A *slip* (`fedsync.cipher.encoding.wire.slip`) is an update without its words, under its silo's own signature. So the
+A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature. So the
 server knows of each member what it knows of an update that came alone: who sealed it, for which order, on which grid
 and past, with which annex; and it adds up the tags itself. That the words are the members' sum it cannot see. Silos
 see it, by the tag, before they open anything.
 
-What travels in the clear is a mean, see `fedsync.core.regions`. Numbers are little-endian.
+What travels in the clear is a mean, see `fedsync.model.region_sums`. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.integrity import added
 from fedsync.cipher.suites.suite import Adder, Words, check_additions
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 
 _MAGIC, _VERSION, _ALIGN = b"FSRG", 1, 8
 _HEAD = struct.Struct("<4sHH")

@@ -9,10 +9,10 @@ import numpy as np
 
 from fedsync.cipher.encoding.limbs import LIMB_BITS, figure, get, put
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.core.metrics.base import Statistic
-from fedsync.core.metrics.classes import ClassCounts
-from fedsync.core.metrics.scores import ScoreCounts
 from fedsync.core.orders import Evaluation
+from fedsync.evaluation.metrics.classes import ClassCounts
+from fedsync.evaluation.metrics.metric_types import Statistic
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 
 MAX_CELL = (1 << 24) - 1
 """Largest count of one silo that a statistic may send."""

@@ -45,9 +45,9 @@ from numpy.typing import NDArray
 from fedsync.cipher.encoding.limbs import figure, fixed, get, number, put
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Slots
 from fedsync.cipher.encoding.sums import fault_of, sealable, slots_of, summed
-from fedsync.core.errors import ProtocolError
-from fedsync.core.metrics.base import Statistic
+from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation, Split, Subject
+from fedsync.evaluation.metrics.metric_types import Statistic
 
 BINS = MAX_EXPONENT - MIN_EXPONENT + 1
 """Exponents to vote for."""

@@ -14,11 +14,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.files import Epoch, MemberKeys, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.key_files import (
+    Epoch,
+    MemberKeys,
+    Name,
+    Record,
+    Secret,
+    SecretContext,
+    read_record,
+    write_record,
+)
 from fedsync.cipher.keys.keywrap import ServerKeys, read_announcement, server_file, wrap
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, verification_key
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import private_folder, write_atomically, write_private
-from fedsync.core.errors import ConfigError, ProtocolError
 
 ADMINISTRATOR_FILE = "administrator.key"
 SERVER_FILE = "server.json"

@@ -20,8 +20,8 @@ from fedsync.cipher.keys.authority import (
 from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, SiloKeys, hkdf, verification_key
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder
-from fedsync.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.files import (
+from fedsync.cipher.keys.key_files import (
     Epoch,
     Key,
     MemberKeys,
@@ -25,9 +25,9 @@ from fedsync.cipher.keys.files import (
 )
 from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
 from fedsync.cipher.keys.material import GroupKey, SiloKeys
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder
 from fedsync.common.names import check_silo_name
-from fedsync.core.errors import ConfigError
 
 SILO_FILE = "silo.key"
 GROUP_FILE = "group.key"

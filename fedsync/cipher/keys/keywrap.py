@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsync.cipher.keys.files import Epoch, Fingerprint, Key, MemberKeys, Name, Record, Signature
+from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, MemberKeys, Name, Record, Signature
 from fedsync.cipher.keys.material import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -32,7 +32,7 @@ from fedsync.cipher.keys.material import (
     is_signed,
     sign,
 )
-from fedsync.core.errors import ADMINISTRATOR, ConfigError, ProtocolError
+from fedsync.common.errors import ADMINISTRATOR, ConfigError, ProtocolError
 
 SUITE = "bfv-4096-60-16"
 """The only kind of context that is issued: BFV, N = 4096, coefficient modulus of 60 and 16 bits."""

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedsync.common.errors import ProtocolError
 from fedsync.common.names import check_silo_name
-from fedsync.core.errors import ProtocolError
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 NAMED_BY = "FEDSYNC_PASSPHRASE_ENV"
 """Environment variable with the name of the one that has the passphrase; without it, `DEFAULT`."""

@@ -3,7 +3,7 @@
     context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
     to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
 
-*Work* is how much is behind the update (`fedsync.cipher.masking.work`). Context and work are the annex's head:
+*Work* is how much is behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's head:
 together with the SHA-256 of the rest they give the annex's digest.
 
 A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, so under its tag and its signature:
@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
-from fedsync.cipher.masking.work import WorkDone
-from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.common.errors import SERVER, ProtocolError
 
 CONTEXT_BYTES = DIGEST_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16

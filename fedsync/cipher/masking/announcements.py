@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.roster import RUN_BYTES
+from fedsync.cipher.masking.mask_roster import RUN_BYTES
 
 
 class Announcements:
@@ -23,7 +23,7 @@ class Announcements:
         self._fixed: dict[str, bytes] | None = None
 
     def put(self, silo: str, announcement: bytes) -> None:
-        """The silo is here, and announces this; checked by `fedsync.cipher.masking.roster.announced`."""
+        """The silo is here, and announces this; checked by `fedsync.cipher.masking.mask_roster.announced`."""
         self.here[silo] = announcement
 
     def leave(self, silo: str) -> None:
@@ -35,7 +35,7 @@ class Announcements:
         self._fixed = None
 
     def roster(self, silo: str) -> bytes:
-        """What a silo is sent; see `fedsync.cipher.masking.roster.MaskRoster`.
+        """What a silo is sent; see `fedsync.cipher.masking.mask_roster.MaskRoster`.
 
         Silos are in one run if they say so; who announces another than most do is left out.
         """

@@ -1,13 +1,13 @@
 """The digest that masks are bound to: of all that decides what an update is.
 
-What the server says of the run is in R (`fedsync.trainer.run_text`). What it says in an order is here: every field of
+What the server says of the run is in R (`fedsync.silo.run_text`). What it says in an order is here: every field of
 the order, but for those that differ between silos of one round by design.
 
 | field | is not bound, for |
 |---|---|
 | update_id, seed, round | each silo has its own; `round` is a number for people, and training code is not told it |
 | base_version | D of that version is bound |
-| batch_size, max_steps | balancers choose them; the work that was done is bounded (`fedsync.cipher.masking.work`) |
+| batch_size, max_steps | balancers choose them; the work that was done is bounded (`fedsync.cipher.masking.masked_work`) |
 | budget_s | likewise; whether there is a budget is bound |
 | behind | it is a name; whether there is one is bound |
 """
@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 
 from fedsync.cipher.masking.frames import pack, pack_named
-from fedsync.cipher.masking.roster import MaskRoster
+from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.core.orders import WorkOrder
 
 OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 
 MAX_BYTES = 2**24
 """Of one message."""

@@ -10,7 +10,7 @@ trainer's folder, which may be cleared away and of which a server can ask for se
 | gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask comes again |
 | damaged | nothing is masked: there is no telling whether the pair is the one that was announced |
 | an older copy | pair masks may come again, but not the own mask, and the seed of that stays hidden: a list of |
-|  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.questions`) |
+|  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.mask_questions`) |
 | not used for a week, when another is made | removed: who gets hold of the keys later finds no mask with them |
 
 Seeds of masks are never on disk. Who is restarted cannot reveal them; the other silos can.
@@ -27,15 +27,15 @@ from pathlib import Path
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
 from fedsync.cipher.masking.context import mask_context
+from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.questions import SignAnswer, SignQuestion, read_question
-from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.work import Limit
+from fedsync.cipher.masking.masked_work import Limit
+from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.core.transfer import Payload
+from fedsync.model.transfer import Payload
 
 MAX_ATTEMPTS = 1000
 """Attempts at one version that a silo takes part in."""
@@ -148,7 +148,7 @@ class Masking:
 
     @property
     def announcement(self) -> bytes:
-        """What other silos are to know of this one; see `fedsync.cipher.masking.roster`."""
+        """What other silos are to know of this one; see `fedsync.cipher.masking.mask_roster`."""
         return announce(self._log.pair, self._run)
 
     @property

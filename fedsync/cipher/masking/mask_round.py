@@ -9,7 +9,7 @@
 
 For a silo in the list, nobody gives its pair seeds with others in the list, nor shares of them; for one that is not in
 it, nobody gives its own seed, nor shares of that. As there is one list with t signatures at most
-(`fedsync.cipher.masking.roster`), never both kinds of mask come off one update.
+(`fedsync.cipher.masking.mask_roster`), never both kinds of mask come off one update.
 
 Fewer than t shares say nothing of a seed. The k silos on the server's side have k shares of each. The other shares of a
 seed are given by the rule above only.
@@ -27,11 +27,11 @@ from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
+from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.mask_stream import masked
-from fedsync.cipher.masking.questions import RevealAnswer, RevealQuestion, Survivors
-from fedsync.cipher.masking.roster import MaskRoster
-from fedsync.cipher.masking.work import Limit, comparable
-from fedsync.core.errors import SERVER, PolicyError, ProtocolError
+from fedsync.cipher.masking.masked_work import Limit, comparable
+from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 
 _PAIR = b"mask pair 2\0"
 

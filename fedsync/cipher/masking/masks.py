@@ -15,7 +15,7 @@ a round. A server that has others do something else, as train at a rate of 1e-30
 another context, and no mask between them and its victim cancels: the sum opens to nothing.
 
 Not bound, for they differ by design: batch size, number of steps, and the seconds of a budget. They are bounded: no
-silo signs a list in which one update is several times the work of another (`fedsync.cipher.masking.work`).
+silo signs a list in which one update is several times the work of another (`fedsync.cipher.masking.masked_work`).
 
 | part | against |
 |---|---|
@@ -46,7 +46,7 @@ from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.suites.suite import Form, Member, Sealer, Words
-from fedsync.core.errors import SERVER, PolicyError, ProtocolError
+from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 
 
 class Unmasker:

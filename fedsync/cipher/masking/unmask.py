@@ -17,8 +17,7 @@ from collections.abc import Mapping
 
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.masking.annex import Annex, Seeds
-from fedsync.cipher.masking.masks import pack_opening
-from fedsync.cipher.masking.questions import (
+from fedsync.cipher.masking.mask_questions import (
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
@@ -26,11 +25,12 @@ from fedsync.cipher.masking.questions import (
     Survivors,
     read_answer,
 )
-from fedsync.cipher.masking.roster import threshold
+from fedsync.cipher.masking.mask_roster import threshold
+from fedsync.cipher.masking.masks import pack_opening
 from fedsync.cipher.masking.shamir import join
-from fedsync.core import foreign
-from fedsync.core.errors import ProtocolError
-from fedsync.core.transfer import Payload
+from fedsync.common import foreign
+from fedsync.common.errors import ProtocolError
+from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
@@ -41,7 +41,7 @@ class Unmasking:
     Args:
         annexes: of the updates in the sum, by silo; all of one context.
         signing: silos' Ed25519 keys by name.
-        colluding: k; see `fedsync.cipher.masking.roster`.
+        colluding: k; see `fedsync.cipher.masking.mask_roster`.
     """
 
     def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import Link, LinkEntry, LinkKind
 from fedsync.cipher.encoding.integrity import added
 from fedsync.cipher.suites.suite import Adder, Member, Words
-from fedsync.core.errors import PolicyError
-from fedsync.core.spans import give_back, spans
+from fedsync.common.errors import PolicyError
+from fedsync.model.chunked_arrays import give_back, spans
 
 
 class Chain:

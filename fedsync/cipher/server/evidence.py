@@ -19,15 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.tracing.consent import Consents
 from fedsync.cipher.tracing.disclosure import KeptUpdate, disclose
 from fedsync.cipher.tracing.notice import Notice
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces, write_private
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.spans import file_part
+from fedsync.model.chunked_arrays import file_part
 
 logger = foreign.logger(__name__)
 

@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import region_sum, wire
+from fedsync.cipher.encoding import region_sum
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.attempts import Attempts
-from fedsync.cipher.masking.work import WorkDone, most_comparable
+from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder
-from fedsync.core import foreign
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.saved import Names, fill, named
-from fedsync.core.transfer import Payload
+from fedsync.common import foreign
+from fedsync.common.errors import ProtocolError
+from fedsync.core.checkpoint_state import Names, fill, named
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.suites.suite import Member
-from fedsync.core import foreign
-from fedsync.core.transfer import Payload
+from fedsync.common import foreign
+from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 

@@ -27,10 +27,10 @@ from math import inf
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.suites.suite import DIGEST_BYTES
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
-from fedsync.core import foreign
-from fedsync.core.errors import ConfigError
 
 logger = foreign.logger(__name__)
 

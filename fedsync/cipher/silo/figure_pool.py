@@ -20,7 +20,7 @@ there are twice as many updates as that and more than half of the silos are. The
 share an update. All silos see the same versions, so all have the same pools.
 
 Where all silos of a quorum evaluated for one version, its evaluations alone are told. So is the last version of a run,
-whose score comes in a version that changes nothing (`fedsync.core.closing`).
+whose score comes in a version that changes nothing (`fedsync.evaluation.final_evaluation`).
 
 What is found on the test split is told for each model by itself, and of the same silos each time (`Panel`). Else the
 server could leave one out of the second answer, of a model that hardly differs from the first: it says how silos train.
@@ -44,11 +44,11 @@ import numpy as np
 from fedsync.cipher.encoding.sums import MAX_CELL
 from fedsync.cipher.encoding.tally import Tally, evaluations_together, total
 from fedsync.cipher.suites.suite import Member
-from fedsync.core import foreign
-from fedsync.core.checks import usable
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric, Statistic, number
+from fedsync.common import foreign
+from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Evaluation, PooledFigures, Score
+from fedsync.core.report_checks import usable
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, number
 
 logger = foreign.logger(__name__)
 

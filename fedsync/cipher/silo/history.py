@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
-from fedsync.cipher.encoding.wire import Head, member_context
+from fedsync.cipher.encoding.sealed_wire import Head, member_context
 from fedsync.cipher.suites.suite import DIGEST_BYTES
-from fedsync.core.errors import SERVER, ProtocolError
+from fedsync.common.errors import SERVER, ProtocolError
 
 _HEAD = struct.Struct(f"<qI{DIGEST_BYTES}s")
 _RECORD = struct.Struct(f"<BQ{DIGEST_BYTES}s{DIGEST_BYTES}s")

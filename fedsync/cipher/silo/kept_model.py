@@ -19,10 +19,10 @@ import numpy as np
 
 from fedsync.cipher.silo.figure_pool import number_or_none
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
-from fedsync.core.layout import Vector
 from fedsync.core.orders import Score
-from fedsync.core.selection import Leader, Selection
-from fedsync.core.spans import digest, file_part, map_file, pieces
+from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
+from fedsync.model.layout import Vector
 
 FOLDER = "models"
 """Beside the silo's state."""

@@ -13,9 +13,9 @@ from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader
 from fedsync.cipher.silo.sealing import Serial
 from fedsync.cipher.suites.suite import Sealer
-from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 
 
 def model_of(

@@ -21,7 +21,7 @@ silo's own state, which all silos of one D share; it is remembered which sums we
 costs the run their updates, and the silo's log names these.
 
 Where the run has an optimizer, the model moves by what it makes of a link's change; see
-`fedsync.core.server_optimizer`. Its moments are in the state, and so in what silos attest. Links that take back are
+`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. Links that take back are
 refused then: no silo knows what the moments were.
 """
 
@@ -50,14 +50,14 @@ from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
-from fedsync.core import foreign
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.control_downlink import serial_of
-from fedsync.core.errors import SERVER, ProtocolError
-from fedsync.core.layout import Vector
+from fedsync.common import foreign
+from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
-from fedsync.core.server_optimizer import Backing, ServerOptimizer
-from fedsync.core.spans import give_back, spans
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.control_downlink import serial_of
+from fedsync.model.layout import Vector
+from fedsync.model.server_optimizer import Backing, ServerOptimizer
 
 logger = foreign.logger(__name__)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Piece, attesters
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring
@@ -29,8 +29,8 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.history import LinkRecords, added_content
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState
 from fedsync.cipher.suites.suite import Member
-from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
-from fedsync.core.layout import Vector, as_bytes
+from fedsync.common.errors import SERVER, ProtocolError, SpoiledSum
+from fedsync.model.layout import Vector, as_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

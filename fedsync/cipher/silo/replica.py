@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.cipher.encoding import catch_up, tally, wire
+from fedsync.cipher.encoding import catch_up, tally
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.integrity import Authenticator
@@ -26,12 +27,12 @@ from fedsync.cipher.encoding.tally import ROUNDS, Contribution, Question
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
+from fedsync.cipher.masking.mask_roster import MaskRoster
+from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked
-from fedsync.cipher.masking.roster import MaskRoster
-from fedsync.cipher.masking.work import Limit, WorkDone
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.asked import Asked
 from fedsync.cipher.silo.chain_log import ChainLog
+from fedsync.cipher.silo.evaluated_models import Asked
 from fedsync.cipher.silo.figure_pool import countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.kept_model import KeptModel
@@ -41,14 +42,14 @@ from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
 from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
-from fedsync.core import foreign
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.errors import SERVER, ConfigError, PolicyError, ProtocolError
-from fedsync.core.layout import Vector, as_bytes
+from fedsync.common import foreign
+from fedsync.common.errors import SERVER, ConfigError, PolicyError, ProtocolError
+from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
-from fedsync.core.rng import Stream, generator
-from fedsync.core.spans import digest
-from fedsync.core.transfer import OtherVersion, Payload
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import digest
+from fedsync.model.layout import Vector, as_bytes
+from fedsync.model.transfer import OtherVersion, Payload
 
 logger = foreign.logger(__name__)
 
@@ -69,7 +70,7 @@ MAX_POOLED = 8
 
 
 class EncryptedReplica:
-    """A `fedsync.core.transfer.Replica` that keeps the model and seals updates.
+    """A `fedsync.model.transfer.Replica` that keeps the model and seals updates.
 
     Args:
         plan: how updates are sealed; the silo's own, not the server's say.

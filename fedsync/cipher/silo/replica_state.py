@@ -19,13 +19,13 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool, Panel
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
+from fedsync.common import foreign
 from fedsync.common.checksums import checksum, undigested
 from fedsync.common.files import OWNER_FILE, write_pieces
-from fedsync.core import foreign
-from fedsync.core.layout import Vector, as_bytes
 from fedsync.core.orders import Evaluation, Score
-from fedsync.core.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
-from fedsync.core.spans import map_file
+from fedsync.model.chunked_arrays import map_file
+from fedsync.model.layout import Vector, as_bytes
+from fedsync.model.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
 
 logger = foreign.logger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.encoding.wire import Head, Writer
+from fedsync.cipher.encoding.sealed_wire import Head, Writer
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Member, Sealer, Words
@@ -123,7 +123,7 @@ def seal_pieces(
         portions: of slots, from chunk 0 on.
         pipeline: seals them.
         authenticator: of the suite and key epoch.
-        signing: as for `fedsync.cipher.encoding.wire.Writer`.
+        signing: as for `fedsync.cipher.encoding.sealed_wire.Writer`.
     """
     (member,) = head.members
     writer, hasher = Writer(head, signing), authenticator.hasher()

@@ -20,7 +20,7 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose, open_blob, seal_blob
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.replica_state import ReplicaState
-from fedsync.core.errors import SERVER, ProtocolError, SpoiledSum
+from fedsync.common.errors import SERVER, ProtocolError, SpoiledSum
 
 _LENGTH = struct.Struct("<Q")
 

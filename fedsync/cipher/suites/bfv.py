@@ -31,7 +31,7 @@ from fedsync.cipher.suites.seal_format import (
     vector_head,
 )
 from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
-from fedsync.core.errors import ConfigError, RunError
+from fedsync.common.errors import ConfigError, RunError
 
 _VECTOR = tenseal._ts_cpp.BFVVector
 _ATTEMPTS = 8

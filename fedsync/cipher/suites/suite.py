@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import SLOTS, Packing, Slots
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError
-from fedsync.core.spans import Hash, give_back, spans
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.model.chunked_arrays import Hash, give_back, spans
 
 Words = NDArray[np.uint64]
 """Sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire."""

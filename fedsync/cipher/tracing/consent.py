@@ -23,12 +23,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from pydantic import Field
 
-from fedsync.cipher.keys.files import Epoch, Fingerprint, Key, Name, Record, Signature
+from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, Name, Record, Signature
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking.frames import pack_named, unpack_named
-from fedsync.cipher.masking.roster import fresh_pair
+from fedsync.cipher.masking.mask_roster import fresh_pair
 from fedsync.cipher.tracing.notice import Matter
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 
 MAX_CONSENT_BYTES = 2**20
 _SIGNED, _SEALED = b"consent 1", b"consent masks 1\0"

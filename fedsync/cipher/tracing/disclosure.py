@@ -16,8 +16,8 @@ from itertools import chain
 from pathlib import Path
 
 from fedsync.cipher.masking.frames import pack, unpack
+from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import OWNER_FILE, write_pieces
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
 
 _MAGIC = b"FSDISC1\0"
 _LENGTHS = struct.Struct("<QQ")

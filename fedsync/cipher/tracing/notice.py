@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.silo.history import History, added_content
 from fedsync.cipher.suites.suite import FORMS, Form, Member
-from fedsync.core.errors import SERVER, ConfigError, ProtocolError
+from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 
 _MAGIC = b"FSNOTE2\0"
 _NUMBERS = struct.Struct("<5Q")

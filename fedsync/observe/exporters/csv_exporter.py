@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.core.journal import open_private
 from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedsync.core.errors import ConfigError, not_installed
+from fedsync.common.errors import ConfigError, not_installed
 from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import RoundFeed

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.config.exporters import PrometheusConfig
-from fedsync.core.errors import ConfigError, not_installed
+from fedsync.common.errors import ConfigError, not_installed
+from fedsync.config.sections.exporter_section import PrometheusConfig
 from fedsync.observe.ledger import Ledger
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsync.core.errors import not_installed
+from fedsync.common.errors import not_installed
 from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import RoundFeed

@@ -11,16 +11,16 @@ from typing import Any
 
 import yaml
 
-from fedsync.config.evaluation import UNASKED
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.evaluation import UNASKED
 from fedsync.core.actions import Commit, Dispatch
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
-from fedsync.observe.evaluations import metrics_of
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.lost_silos import expected_of
+from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results

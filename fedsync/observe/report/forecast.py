@@ -6,16 +6,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedsync.common.errors import FedSyncError, ProtocolError
 from fedsync.config.cluster import silos_at_start
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Dispatch
-from fedsync.core.checks import check_facts, sound
-from fedsync.core.curve import Curve
-from fedsync.core.errors import FedSyncError, ProtocolError
 from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived
-from fedsync.core.forecasts import Forecasts
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
+from fedsync.core.report_checks import check_facts, sound
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.forecasts import Forecasts
 
 
 class Predictions:

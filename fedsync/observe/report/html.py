@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedsync.core.foreign import escape
+from fedsync.common.foreign import escape
 from fedsync.observe.report.style import Picture, inline, to_svg
 
 

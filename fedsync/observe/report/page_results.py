@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedsync.core.foreign import escape
-from fedsync.observe.report import draw_results, fairness, seeds
+from fedsync.common.foreign import escape
+from fedsync.observe.report import fairness, seeds
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.heat_map import gains, heat_map, signed
+from fedsync.observe.report.drawing import draw_results
+from fedsync.observe.report.drawing.heat_map import gains, heat_map, signed
+from fedsync.observe.report.first_section import MEANINGS
 from fedsync.observe.report.html import FigureIds, table
-from fedsync.observe.report.opening import MEANINGS
 from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimates, Findings, KeptVersion
 from fedsync.observe.report.style import thin
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 
 def read_object(path: Path, *keys: str) -> dict[str, Any] | None:

@@ -8,8 +8,8 @@ counts as none.
 | ``summary.json`` | ``evaluation``, by split and subject; ``best`` and ``last``, the models that are kept |
 | ``evaluation.json`` | ``curves``, likewise by split and subject |
 | ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
-| ``statistics.json`` | all of it but histograms, see `fedsync.core.survey.findings` |
-| ``cross_site.json`` | all of it, see `fedsync.observe.cross_site` |
+| ``statistics.json`` | all of it but histograms, see `fedsync.evaluation.survey.findings` |
+| ``cross_site.json`` | all of it, see `fedsync.observe.quality.cross_site_matrix` |
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsync.core.errors import ConfigError
-from fedsync.core.survey.findings import STATISTICS
-from fedsync.observe.cross_site import FILE as CROSS_SITE
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.survey.findings import STATISTICS
+from fedsync.observe.quality.cross_site_matrix import FILE as CROSS_SITE
 from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.results import (
     SUBJECTS,

@@ -147,7 +147,7 @@ class KeptVersion:
 
 @dataclass(frozen=True, slots=True)
 class DataSummary:
-    """What is told of all silos' columns together; see `fedsync.core.survey.findings`.
+    """What is told of all silos' columns together; see `fedsync.evaluation.survey.findings`.
 
     Args:
         rows: training samples, in words.

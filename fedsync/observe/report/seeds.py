@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsync.observe.paired import PairedTest, SeedMean, corrected, paired
+from fedsync.observe.quality.paired import PairedTest, SeedMean, corrected, paired
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.results import SUBJECTS, number_of, short
 

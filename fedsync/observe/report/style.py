@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.files import write_result
-from fedsync.core.errors import ConfigError, not_installed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

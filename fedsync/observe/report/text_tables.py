@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
-from fedsync.core.foreign import escape
+from fedsync.common.foreign import escape
 from fedsync.observe.exporters.csv_exporter import without_formulas
 
 _LATEX = {

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
-from fedsync.ops.doctor.checks import Check, guarded
+from fedsync.ops.doctor.machine_checks import Check, guarded
 from fedsync.ops.registration_loop import DONE, read_registered
 from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
-from fedsync.trainer.approvals import APPROVALS, Approvals
-from fedsync.trainer.protocol import STATE_FOLDER
-from fedsync.trainer.refusals import last_refusals
+from fedsync.silo.owner.approvals import APPROVALS, Approvals
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import STATE_FOLDER
 
 KEEPER_LATE_S = 600.0
 """The run watchdog looks every other second; a run that is just being resumed takes it four minutes at most [s]."""

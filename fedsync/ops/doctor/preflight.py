@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way, way_to
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.errors import ConfigError
 from fedsync.identity.certificates import Authority, ServerCertificate
-from fedsync.ops.doctor import checks as here
 from fedsync.ops.doctor import health as health
-from fedsync.ops.doctor import network as network
-from fedsync.ops.doctor.checks import Check
+from fedsync.ops.doctor import machine_checks as here
+from fedsync.ops.doctor import network_checks as network
+from fedsync.ops.doctor.machine_checks import Check
 from fedsync.ops.programs import way_to_server
 
 

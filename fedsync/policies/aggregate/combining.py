@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import PolicyError
-from fedsync.core.layout import Vector
-from fedsync.core.spans import give_back, spans
-from fedsync.policies.aggregate.waiting import Taken
+from fedsync.common.errors import PolicyError
+from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.layout import Vector
+from fedsync.policies.aggregate.waiting_updates import Taken
 
 Rows = NDArray[np.float32]
 """Float32 [updates, values]: a span of each update of a commit."""

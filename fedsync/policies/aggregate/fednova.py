@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Share, Solver, Weighting, progress
-from fedsync.policies.aggregate.base import DiscountedPolicy, Staleness
+from fedsync.policies.aggregate.aggregate_base import DiscountedPolicy, Staleness
 from fedsync.policies.aggregate.staleness import Constant
 from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.schema import Positive, register

@@ -13,14 +13,14 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Ge, Lt
 
-from fedsync.core.layout import Vector
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.spans import spans
 from fedsync.core.weighting import Solver
-from fedsync.policies.aggregate.base import AggregationPolicy
+from fedsync.model.chunked_arrays import spans
+from fedsync.model.layout import Vector
+from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
+from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.policies.aggregate.combining import Combiner, CommitUpdates, Rows
-from fedsync.policies.aggregate.kinds import FedAvg
 from fedsync.policies.schema import Chosen, Count, PositiveInt, register
 
 InnerAggregation = Annotated[AggregationPolicy, Chosen("aggregation")]

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.curve import Curve
 from fedsync.core.protocols import Bounds
-from fedsync.policies.balance.base import ForecastBalancer
+from fedsync.core.speed.curve import Curve
+from fedsync.policies.balance.balancer_base import ForecastBalancer
 from fedsync.policies.balance.whole import check_total, round_shares
 from fedsync.policies.schema import register
 

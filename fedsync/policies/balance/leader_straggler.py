@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import Bounds, RoundSeen
-from fedsync.core.sizing import Sizing
-from fedsync.policies.balance.base import SharingBalancer
+from fedsync.core.speed.sizing import Sizing
+from fedsync.policies.balance.balancer_base import SharingBalancer
 from fedsync.policies.balance.multiples import in_multiples
 from fedsync.policies.schema import PositiveInt, Settings, Share, register
 

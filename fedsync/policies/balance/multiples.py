@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.curve import Curve
 from fedsync.core.protocols import Balancer, Bounds
+from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.whole import check_total
 
 Share = Callable[[int, Bounds], NDArray[np.int64]]

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, check_outermost, within
+from fedsync.policies.barrier.barrier_base import BarrierPolicy, check_outermost, within
 from fedsync.policies.schema import Choice
 
 S = TypeVar("S")

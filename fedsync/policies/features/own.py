@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fedsync.core.errors import ConfigError, FedSyncError
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.core.extension import Extension
 
 _RETURNS: dict[str, tuple[type, ...]] = {

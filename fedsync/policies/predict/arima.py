@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.base import Memory, PredictorPolicy
+from fedsync.policies.predict.predictor_base import Memory, PredictorPolicy
 from fedsync.policies.predict.threads import one_thread
 from fedsync.policies.schema import PositiveInt, register
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fedsync.core.errors import PolicyError
+from fedsync.common.errors import PolicyError
 from fedsync.core.protocols import AnyPredictor, Drivers, SpeedSample
 
 _EPOCHS = 100

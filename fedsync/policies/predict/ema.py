@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.predict.predictor_base import PredictorPolicy
 from fedsync.policies.schema import Share, register
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.base import PredictorPolicy
+from fedsync.policies.predict.predictor_base import PredictorPolicy
 from fedsync.policies.schema import Positive, register
 
 FIRST_NOISE = 0.1**2

@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from fedsync.core.protocols import Drivers, SpeedSample
 from fedsync.policies.predict.arima import Arima
-from fedsync.policies.predict.base import PredictorPolicy
 from fedsync.policies.predict.ema import Ema, Memoryless
 from fedsync.policies.predict.kalman import Kalman
 from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.narx import Narx
+from fedsync.policies.predict.predictor_base import PredictorPolicy
 from fedsync.policies.predict.rnn import RnnPredictor
 from fedsync.policies.schema import Chosen, Positive, Share, register
 

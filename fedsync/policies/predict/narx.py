@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
+from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.core.rng import Stream, generator
-from fedsync.policies.predict.base import Hidden, Memory, PredictorPolicy
-from fedsync.policies.predict.network import Floats, Training, improve, random_parameters, split
+from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
+from fedsync.policies.predict.small_network import Floats, Training, improve, random_parameters, split
 from fedsync.policies.predict.threads import one_thread
 from fedsync.policies.schema import PositiveInt, register
 
@@ -37,7 +37,7 @@ class Model:
     Args:
         parameters: in normalised units, to train on.
         layer: W [hidden, inputs], bias [hidden], out [hidden], straight [inputs], constant: as in
-            `fedsync.policies.predict.network`, with the normalisation folded in.
+            `fedsync.policies.predict.small_network`, with the normalisation folded in.
         gain: how fast the correction follows the errors.
         limit: errors count up to this size in the correction [samples/s].
         low: no forecast is below [samples/s], unless the last speeds were.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.core.rng import Stream, generator
-from fedsync.policies.predict.base import Hidden, Memory, PredictorPolicy
+from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.schema import PositiveInt
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import not_installed
-from fedsync.core.rng import Stream, generator
+from fedsync.common.errors import not_installed
+from fedsync.common.rng import Stream, generator
 from fedsync.tasks.samples import DataShape, Samples
 
 SIDE = 28

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.rng import Stream, generator
+from fedsync.common.rng import Stream, generator
 from fedsync.tasks.samples import DataShape, Samples
 
 _FORMANTS = 3

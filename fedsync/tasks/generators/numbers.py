@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedsync.core.rng import Stream, generator
+from fedsync.common.rng import Stream, generator
 from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsync.core.metrics.base import AnyMetric, Statistic, statistics_of
-from fedsync.core.metrics.classes import ClassCounts
-from fedsync.core.metrics.concordance import PairCounts
-from fedsync.core.metrics.gain import JudgedSamples
-from fedsync.core.metrics.moments import BLOCKS
-from fedsync.core.metrics.scores import ScoreCounts
-from fedsync.tasks.metrics.statistics import cells_of, measure_of
+from fedsync.evaluation.metrics.classes import ClassCounts
+from fedsync.evaluation.metrics.concordance import PairCounts
+from fedsync.evaluation.metrics.gain import JudgedSamples
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
+from fedsync.evaluation.metrics.moments import BLOCKS
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts
+from fedsync.tasks.metrics.batch_statistics import cells_of, measure_of
 
 SumsByKey = dict[str, tuple[float, ...]]
 
@@ -65,7 +65,7 @@ def _form(samples: Samples) -> tuple[object, ...]:
 
 
 class _Together(Protocol):
-    """Those that evaluate one silo together; see `fedsync.train.rank.Rank`."""
+    """Those that evaluate one silo together; see `fedsync.train.processes.rank.Rank`."""
 
     @property
     def size(self) -> int: ...

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 Norm = Literal["group", "batch"]
 Network = Literal["lenet5", "cnn", "resnet20", "resnet32"]

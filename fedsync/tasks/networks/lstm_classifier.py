@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 
 class LstmClassifier(nn.Module):

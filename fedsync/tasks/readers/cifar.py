@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.readers.files import check_classes, find, optional, read_at_most
+from fedsync.common.errors import ConfigError
+from fedsync.tasks.readers.user_files import check_classes, find, optional, read_at_most
 from fedsync.tasks.samples import DataShape, Samples
 
 _PIXELS = 3 * 32 * 32

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.readers.files import check_cells, check_classes, find, optional, read_at_most
+from fedsync.common.errors import ConfigError
+from fedsync.tasks.readers.user_files import check_cells, check_classes, find, optional, read_at_most
 from fedsync.tasks.samples import DataShape, Samples
 
 _UNSIGNED_BYTE = 0x08

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.common.fence import open_data
-from fedsync.core.errors import ConfigError, not_installed
-from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
+from fedsync.common.errors import ConfigError, not_installed
+from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 

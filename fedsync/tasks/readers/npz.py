@@ -11,9 +11,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fedsync.common.fence import open_data
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Inputs, Samples
 
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.common.fence import open_data
-from fedsync.core.errors import ConfigError
-from fedsync.tasks.readers.files import check_cells, reading
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.tasks.readers.user_files import check_cells, reading
 from fedsync.tasks.samples import DataShape, Samples
 
 RATE = 16_000

@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedsync.common.fence import open_data
-from fedsync.core.columns import PLAIN, ColumnForm, TableForm
-from fedsync.core.errors import ConfigError, not_installed
-from fedsync.tasks.readers.files import check_cells, check_classes, check_finite, reading
+from fedsync.common.errors import ConfigError, not_installed
+from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.model.table_columns import PLAIN, ColumnForm, TableForm
+from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
 from fedsync.tasks.samples import DataShape, Samples
 
 csv.field_size_limit(2**31 - 1)

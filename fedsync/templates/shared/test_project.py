@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsync import ClusterConfig, StrategyConfig
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 
 HERE = Path(__file__).parent
 

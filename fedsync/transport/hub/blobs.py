@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
-from fedsync.core.spans import map_file, spans
-from fedsync.core.transfer import Payload
+from fedsync.model.chunked_arrays import map_file, spans
+from fedsync.model.transfer import Payload
 from fedsync.transport.questions import Blob
 
 

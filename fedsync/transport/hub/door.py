@@ -32,11 +32,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from fedsync.common import foreign
 from fedsync.common.checksums import file_digest
-from fedsync.core import foreign
-from fedsync.core.errors import ProtocolError
-from fedsync.core.spans import SPAN_BYTES, give_back, map_file, spans
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ProtocolError
+from fedsync.model.chunked_arrays import SPAN_BYTES, give_back, map_file, spans
+from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload
 from fedsync.transport.hub.sessions import HubSession, Queued, Sessions
 from fedsync.transport.questions import (

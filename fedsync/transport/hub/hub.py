@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.common.files import private_folder
-from fedsync.core.errors import ConfigError, PolicyError
-from fedsync.core.transfer import Payload
+from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs
 from fedsync.transport.hub.door import BODY_S, KNOWN, Door
 from fedsync.transport.hub.sessions import Queued, Sessions

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedsync.common import foreign
+from fedsync.common.errors import PolicyError
 from fedsync.common.files import OWNER_FILE, write_atomically
-from fedsync.core import foreign
-from fedsync.core.errors import PolicyError
 from fedsync.transport.join import digest_of, new_secret
 from fedsync.transport.questions import Blob, SiloQuestion
 

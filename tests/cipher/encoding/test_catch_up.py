@@ -9,7 +9,7 @@ import pytest
 
 from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import MAX_ENTRIES, MAX_LINKS, MAX_SUMS, CatchUp, Link, LinkEntry, LinkKind, Start
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 
 SUM = bytes(range(20))
 EMPTY = Link(LinkKind.EMPTY)

@@ -7,7 +7,7 @@ import pytest
 
 from bench.faults import fuzz
 from bench.faults.fuzz_whole import Whole
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 
 
 def test_mutated_messages_do_no_harm() -> None:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import NO_TAG, Envelope, Head, Kind, Tag, member_context
+from fedsync.cipher.encoding.sealed_wire import NO_TAG, Envelope, Head, Kind, Tag, member_context
 from fedsync.cipher.suites.pad import Keystream
 from fedsync.cipher.suites.suite import FORMS, Form, Member, Words
-from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.spans import SPAN_BYTES, map_file
+from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
 from tests.cipher.messages import head
 from tests.cipher.sealers import KINDS, member, summed
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 every_arrangement = pytest.mark.parametrize(
     "packing", [Packing(bits, slot_bits) for bits in BITS for slot_bits in (48, 64)], ids=str

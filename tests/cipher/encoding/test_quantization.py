@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.packing import BITS, MAX_CAP, SLOTS, Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout, Vector
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Layout, Vector
 
 # Tensors across the end of chunk 0 and of the first group of chunks, one empty, one of one value.
 LAYOUT = Layout(("a", "b", "none", "c", "d"), ((5, 700), (1,), (0, 3), (90_000,), (257,)))

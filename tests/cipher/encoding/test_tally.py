@@ -23,12 +23,12 @@ from fedsync.cipher.encoding.tally import (
     together,
     votes_spared,
 )
-from fedsync.core.errors import ProtocolError
-from fedsync.core.metrics.base import Statistic, statistics_of
-from fedsync.core.metrics.moments import BlockSums
-from fedsync.core.metrics.named import classification, regression, segmentation
-from fedsync.core.metrics.scores import ScoreCounts
+from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation
+from fedsync.evaluation.metrics.metric_types import Statistic, statistics_of
+from fedsync.evaluation.metrics.moments import BlockSums
+from fedsync.evaluation.metrics.named import classification, regression, segmentation
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 
 CAP = 4096
 MAX_GROUPS = HeaderForm(10**6).groups

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Packing
-from fedsync.cipher.encoding.wire import Expected, Head, Kind, Writer, decode, encode, member_context
+from fedsync.cipher.encoding.sealed_wire import Expected, Head, Kind, Writer, decode, encode, member_context
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.suites.suite import FORMS, MASKED, Member
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.messages import GRID, KEYS, TAG, as_read, expected, head, message, unsigned
 from tests.cipher.sealers import KINDS, member
 

@@ -30,7 +30,7 @@ from fedsync.cipher.keys.keyring import (
 )
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_server_file, unwrap
 from fedsync.cipher.keys.material import Purpose, SiloKeys, open_blob, seal_blob
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError, ProtocolError
 from tests.cipher.given_keys import Place, some_context
 
 

@@ -15,7 +15,7 @@ from fedsync.cipher.keys.keywrap import (
     wrap,
 )
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys, sign, verification_key
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError, ProtocolError
 from tests.cipher.given_keys import group_of
 
 A, B = SiloKeys.generate("a"), SiloKeys.generate("b")

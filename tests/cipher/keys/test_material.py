@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, Purpose, SiloKeys, is_signed, open_blob, seal_blob
-from fedsync.core.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError, ProtocolError
 from tests.cipher.given_keys import group_of
 
 A, B, C = (SiloKeys.generate(name) for name in "abc")

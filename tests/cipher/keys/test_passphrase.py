@@ -11,11 +11,11 @@ import pytest
 
 from fedsync.cipher.keys import passphrase
 from fedsync.cipher.keys.authority import ADMINISTRATOR_FILE, issue, new_authority, open_authority, rotate
-from fedsync.cipher.keys.files import set_passphrase
+from fedsync.cipher.keys.key_files import set_passphrase
 from fedsync.cipher.keys.keyring import GROUP_FILE, SILO_FILE, accept, new_silo, open_ring, read_bundle
 from fedsync.cipher.keys.keywrap import announce
 from fedsync.commands.keys import app
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from tests.cipher.given_keys import some_context
 from tests.commands.call import call
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass, field, replace
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.questions import (
+from fedsync.cipher.masking.mask_questions import (
     RevealQuestion,
     SignAnswer,
     SignQuestion,
     Survivors,
     read_question,
 )
-from fedsync.cipher.masking.roster import MaskRoster, announce, fresh_pair
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
+from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.cipher.masking.work import Limit, WorkDone
-from fedsync.core.transfer import Payload
+from fedsync.model.transfer import Payload
 
 NAMES = tuple(f"silo{i}" for i in range(5))
 LONG = {name: SiloKeys(name, bytes([i + 1] * 32), bytes([i + 50] * 32)) for i, name in enumerate(NAMES)}

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from fedsync.cipher.masking.annex import Annex, open_shares
+from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
 from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.questions import RevealAnswer, RevealQuestion, Survivors
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, WORK, roster, rounds, survivors_of
 
 OTHER = hashlib.sha256(b"another attempt").digest()

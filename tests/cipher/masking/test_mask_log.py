@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.masking.mask_log import MAX_ATTEMPTS, MaskLog
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import BFV_PLAIN
+from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.locks import taken
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.transfer import Payload
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, order, plan, report
 from tests.cipher.masking.rounds import WORK
 from tests.cipher.masking.test_masked import FOUR, masked_round, opened

@@ -12,8 +12,7 @@ from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context
-from fedsync.cipher.masking.mask_stream import masked
-from fedsync.cipher.masking.questions import (
+from fedsync.cipher.masking.mask_questions import (
     RevealAnswer,
     RevealQuestion,
     SignQuestion,
@@ -21,11 +20,12 @@ from fedsync.cipher.masking.questions import (
     read_answer,
     read_question,
 )
+from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.suites import open_suite
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Vector
+from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.core.transfer import OtherVersion, Payload
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import OtherVersion, Payload
 from tests.cipher.make import INITIAL, Federation, change, close, order, plan, report
 from tests.cipher.masking.test_masks import looks_uniform
 

@@ -15,7 +15,7 @@ from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_PLAIN, MASKED, Member, Words
-from fedsync.core.errors import PolicyError, ProtocolError
+from fedsync.common.errors import PolicyError, ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, WORK, Carried, roster, rounds, survivors_of
 from tests.cipher.sealers import group, member, sealer, slots_of, summed
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.masking.frames import MAX_BYTES, pack, pack_named, unpack, unpack_named
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, announced, fresh_pair, least_survivors, threshold
 from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.roster import MaskRoster, announce, announced, fresh_pair, least_survivors, threshold
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import (
     CONTEXT,
     LONG,

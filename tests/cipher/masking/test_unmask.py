@@ -10,8 +10,7 @@ import pytest
 
 from fedsync.cipher.masking.annex import Annex, Seeds, open_shares
 from fedsync.cipher.masking.frames import unpack, unpack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.questions import (
+from fedsync.cipher.masking.mask_questions import (
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
@@ -20,9 +19,10 @@ from fedsync.cipher.masking.questions import (
     read_answer,
     read_question,
 )
+from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.shamir import join
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, MEMBERS, NAMES, PAIRS, WORK, Carried, answer, rounds, survivors_of
 
 SIGNING = {name: keys.signing for name, keys in MEMBERS.items()}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedsync.cipher.masking.work import WorkDone, comparable, most_comparable
-from fedsync.core.errors import ProtocolError
+from fedsync.cipher.masking.masked_work import WorkDone, comparable, most_comparable
+from fedsync.common.errors import ProtocolError
 
 EQUAL = WorkDone(10, 80, 10 * 2**20, 0)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import LinkEntry, LinkKind
-from fedsync.cipher.encoding.wire import NO_TAG, Envelope
+from fedsync.cipher.encoding.sealed_wire import NO_TAG, Envelope
 from fedsync.cipher.server.chain import Chain, total
 from fedsync.cipher.suites.suite import PAD, Adder
-from fedsync.core.errors import PolicyError
+from fedsync.common.errors import PolicyError
 from tests.cipher.messages import head
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW
-from fedsync.cipher.server.aggregator import MAX_SNAPSHOT_EXTRA, EncryptedAggregator
-from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.layout import Vector
+from fedsync.cipher.server.sealed_aggregator import MAX_SNAPSHOT_EXTRA, EncryptedAggregator
+from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.model.layout import Vector
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, plan
 
 FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.region_sum import most_bytes
-from fedsync.cipher.encoding.wire import MAX_ANNEX
-from fedsync.cipher.server.aggregator import EncryptedAggregator
+from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
 from fedsync.cipher.server.evidence import Evidence
-from fedsync.cipher.server.region import SealedRegion
+from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
+from fedsync.cipher.server.sealed_region import SealedRegion
+from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ProtocolError
-from fedsync.core.regions import RegionSum
-from fedsync.core.transfer import Payload
+from fedsync.model.region_sums import RegionSum
+from fedsync.model.transfer import Payload
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 FIVE = dict.fromkeys("abcde", 10)

@@ -12,9 +12,9 @@ import pytest
 from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.transfer import Payload
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
 from tests.cipher.make import Federation, change
 
 THREE = {"a": 10, "b": 10, "c": 10}

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import catch_up, wire
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Piece
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites.suite import Words
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.make import Federation, change, order, plan, report
 from tests.cipher.sealers import KINDS
 

@@ -14,10 +14,10 @@ from fedsync.cipher.encoding.catch_up import Start, decode
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.kept_model import FOLDER
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.core.layout import as_bytes
-from fedsync.core.metrics.scores import Auroc, ScoreCounts
 from fedsync.core.orders import Evaluation
-from fedsync.core.selection import Selection
+from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
+from fedsync.model.layout import as_bytes
 from tests.cipher.make import Federation, change, plan
 
 SILOS = "abcd"

@@ -10,7 +10,7 @@ import pytest
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.silo import chain_log
 from fedsync.cipher.silo.chain_log import KEPT_RUNS, KEPT_VERSIONS, MOST_NAMES, ChainLog
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 
 def digest(number: int) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 
 from fedsync.cipher.encoding.tally import Tally
 from fedsync.cipher.silo.figure_pool import FigurePool
-from fedsync.core.metrics.scores import Auroc, ScoreCounts
 from fedsync.core.orders import Evaluation, PooledFigures, Score
+from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
 from tests.cipher.sealers import member_of
 
 QUORUM = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fedsync.cipher.encoding.catch_up import WINDOW, LinkKind
-from fedsync.cipher.encoding.wire import Kind
+from fedsync.cipher.encoding.sealed_wire import Kind
 from fedsync.cipher.silo.history import History, LinkRecords, added_content, digest_of, run_digest
-from fedsync.core.errors import ProtocolError
+from fedsync.common.errors import ProtocolError
 from tests.cipher.messages import head
 from tests.cipher.sealers import member
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import catch_up, wire
+from fedsync.cipher.encoding import catch_up
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import Link
-from fedsync.core.errors import ConfigError, ProtocolError, SpoiledSum
-from fedsync.core.layout import Vector, as_bytes
+from fedsync.common.errors import ConfigError, ProtocolError, SpoiledSum
+from fedsync.model.layout import Vector, as_bytes
 from tests.cipher.lying_server import entry_of, envelope_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, order, plan, report
 from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, without_opening

@@ -16,15 +16,15 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo import snapshot
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState
+from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.actions import Commit
-from fedsync.core.cautious import Cautious
-from fedsync.core.control_variates import ControlVariates
-from fedsync.core.errors import ProtocolError, SpoiledSum
-from fedsync.core.layout import Layout, Vector
-from fedsync.core.selection import Selection
-from fedsync.core.server_optimizer import LARGEST, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
 from fedsync.core.weighting import Weighting
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.evaluation.best_version import Selection
+from fedsync.model.cautious_adam import Cautious
+from fedsync.model.control_variates import ControlVariates
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.server_optimizer import LARGEST, Adaptive, Delayed, HeavyBall, Moments, ServerOptimizer
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.cipher.lying_server import entry_of
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
 from tests.cipher.silo.chains import EMPTY, refused, to, undo

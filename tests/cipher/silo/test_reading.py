@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKind, Start
 from fedsync.cipher.encoding.tally import Contribution, build
 from fedsync.cipher.keys.keyring import Ring
@@ -20,7 +20,7 @@ from fedsync.cipher.silo.reading import CatchUpReader, ClaimedPasts, ReadEntry, 
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Serial, seal_message
 from fedsync.cipher.suites.suite import PAD, Member
-from fedsync.core.errors import ProtocolError, SpoiledSum
+from fedsync.common.errors import ProtocolError, SpoiledSum
 from tests.cipher.given_keys import group_of
 from tests.cipher.make import Federation, plan
 from tests.cipher.messages import head

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import wire
+from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo import replica_state
 from fedsync.cipher.silo.chain_log import ChainLog
-from fedsync.core.errors import ConfigError, ProtocolError
-from fedsync.core.transfer import OtherVersion
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.model.transfer import OtherVersion
 from tests.cipher.make import Federation, change, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}

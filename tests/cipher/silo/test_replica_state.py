@@ -12,8 +12,8 @@ from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.checksums import digested
-from fedsync.core.errors import ConfigError
-from fedsync.core.spans import file_part
+from fedsync.common.errors import ConfigError
+from fedsync.model.chunked_arrays import file_part
 
 COUNTERS = np.zeros((2, BINS), dtype=np.int64)
 COUNTERS[0, 3], COUNTERS[1, 5:7] = 2, 1

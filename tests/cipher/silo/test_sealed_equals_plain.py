@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.core.metrics.base import AnyMetric, statistics_of
-from fedsync.core.metrics.named import BY_SCORE, NAMES, shipped
 from fedsync.core.orders import Evaluation, Score
-from fedsync.core.scores import Scores
-from fedsync.core.selection import Selection
+from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
+from fedsync.evaluation.metrics.named import BY_SCORE, NAMES, shipped
+from fedsync.evaluation.version_scores import Scores
 from fedsync.tasks.metrics.measurement import Measuring
 from tests.cipher.make import Federation, change, plan
 

@@ -10,11 +10,11 @@ from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
-from fedsync.cipher.encoding.wire import Kind, decode
+from fedsync.cipher.encoding.sealed_wire import Kind, decode
 from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message
 from fedsync.cipher.suites.suite import Adder
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Layout
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Layout
 from tests.cipher.messages import KEYS, expected, head
 from tests.cipher.sealers import group, member, sealer, slots_of
 

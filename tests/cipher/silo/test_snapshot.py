@@ -19,7 +19,7 @@ from fedsync.cipher.silo import snapshot as snapshots
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
-from fedsync.core.errors import ProtocolError, SpoiledSum
+from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.orders import Evaluation
 from tests.cipher.make import Federation, change, plan
 

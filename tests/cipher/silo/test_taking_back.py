@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
-from fedsync.core.transfer import OtherVersion
+from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 from tests.cipher.silo.chains import ADD, EMPTY, THREE, a_round, holding, refused, to, undo

@@ -25,7 +25,7 @@ from fedsync.cipher.suites.suite import (
     Adder,
     Member,
 )
-from fedsync.core.errors import ConfigError, PolicyError, ProtocolError, RunError
+from fedsync.common.errors import ConfigError, PolicyError, ProtocolError, RunError
 from tests.cipher.sealers import KINDS, group, member, sealer, slots_of, summed
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -3,7 +3,7 @@
 import pickle
 from collections import Counter
 
-from fedsync.core import codec
+from fedsync.common import codec
 from fedsync.core.actions import Commit, Dispatch, Evaluate, Rollback, Stop
 from fedsync.core.journal import JournalEntry, replay
 from tests.laws.law import law

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fedsync.core.downlink import HeldModel
-from fedsync.core.layout import Vector
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.broadcast_compression import HeldModel
+from fedsync.model.layout import Vector
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 
 def vector(*values: float) -> Vector:

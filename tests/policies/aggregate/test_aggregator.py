@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.downlink import HeldModel
-from fedsync.core.errors import PolicyError, ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.wire import MAX_MAGNITUDE, Wire
-from fedsync.core.wire_formats import Bf16, Fp16, Int8
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.broadcast_compression import HeldModel
+from fedsync.model.layout import Vector
+from fedsync.model.plain_wire import MAX_MAGNITUDE, Wire
+from fedsync.model.wire_formats import Bf16, Fp16, Int8
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.policies.aggregate.stores import delivered, vector
 
 

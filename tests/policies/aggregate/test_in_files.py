@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.array_keeper import ArrayKeeper
-from fedsync.core.errors import ProtocolError
-from fedsync.core.layout import Vector
-from fedsync.core.server_optimizer import Adaptive
-from fedsync.core.spans import SPAN_BYTES, file_part, map_file
-from fedsync.core.wire import Wire
-from fedsync.core.wire_formats import Bf16
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import SPAN_BYTES, file_part, map_file
+from fedsync.model.layout import Vector
+from fedsync.model.plain_wire import Wire
+from fedsync.model.server_optimizer import Adaptive
+from fedsync.model.wire_formats import Bf16
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.memory import resident, traced
 
 VALUES = 3 * SPAN_BYTES // 4 + 7

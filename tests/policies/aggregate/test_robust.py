@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 
 import fedsync
+from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import adds_regions, too_few
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
-from fedsync.core.errors import ConfigError, PolicyError
-from fedsync.core.layout import Vector
 from fedsync.core.protocols import Weigher
-from fedsync.core.server_optimizer import HeavyBall
 from fedsync.core.weighting import Solver
-from fedsync.observe.kept_models import LAST
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.layout import Vector
+from fedsync.model.server_optimizer import HeavyBall
+from fedsync.observe.quality.kept_models import LAST
 from fedsync.policies.aggregate.combining import Combiner, CommitUpdates, Rows
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.robust import Krum, Median, RobustPolicy, TrimmedMean
 from fedsync.policies.aggregate.weighers import WeightedMean
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 from tests.policies.aggregate.stores import vector
 
 HONEST = {"a": (1, 10), "b": (2, 11), "c": (3, 12), "d": (4, 13)}
@@ -82,7 +82,7 @@ def test_the_result_does_not_depend_on_spans(monkeypatch: pytest.MonkeyPatch) ->
     updates = {f"s{i}": tuple(rng.normal(size=50)) for i in range(7)}
     policies = (Median(), TrimmedMean(0.3), Krum(2, keep=2))
     whole = [combined(policy.combiner(), updates).model for policy in policies]
-    monkeypatch.setattr("fedsync.core.spans.SPAN_BYTES", 4 * 7 * 3)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.SPAN_BYTES", 4 * 7 * 3)
     parts = [combined(policy.combiner(), updates).model for policy in policies]
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)

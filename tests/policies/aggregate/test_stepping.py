@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Commit
-from fedsync.core.control_downlink import ControlledModel, key_of
-from fedsync.core.control_variates import ControlVariates
-from fedsync.core.downlink import HeldModel
-from fedsync.core.errors import PolicyError
-from fedsync.core.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
-from fedsync.core.wire import Wire
-from fedsync.core.wire_formats import Int8
-from fedsync.policies.aggregate.aggregator import PlainAggregator
+from fedsync.model.broadcast_compression import HeldModel
+from fedsync.model.control_downlink import ControlledModel, key_of
+from fedsync.model.control_variates import ControlVariates
+from fedsync.model.plain_wire import Wire
+from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
+from fedsync.model.wire_formats import Int8
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.policies.aggregate.stores import delivered, vector
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from fedsync.core.curve import Curve
-from fedsync.core.fitting import CurveFitter
 from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import Bounds
-from fedsync.core.sizing import Scale, Sizing
-from fedsync.policies.balance.base import AffineCurve, FixedBalancer, LinearCurve
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.fitting import CurveFitter
+from fedsync.core.speed.sizing import Scale, Sizing
+from fedsync.policies.balance.balancer_base import AffineCurve, FixedBalancer, LinearCurve
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.multiples import InMultiples
 from fedsync.policies.balance.proportional import ProportionalBalancer

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Bounds
+from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.equalise import CurveTimes, EqualisingBalancer, minimise_slowest
 
 ROOMY = 10**6

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Balancer, Bounds
+from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.equalise import EqualisingBalancer
 from fedsync.policies.balance.multiples import InMultiples
 from fedsync.policies.balance.proportional import ProportionalBalancer

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsync.core.curve import Curve
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Bounds
+from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.proportional import ProportionalBalancer
 
 ROOMY = 10**6

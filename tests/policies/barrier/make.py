@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.core.actions import Action, Commit, Dispatch
-from fedsync.core.curve import Curve
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, SiloView
-from tests.sim.fake import Result, Twist, machines, simulate, strategy
+from tests.simulation.fake import Result, Twist, machines, simulate, strategy
 
 EXAMPLES = 1000
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.actions import Commit, Dispatch, Rollback, Savepoint
-from fedsync.core.layout import Vector
 from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.model.layout import Vector
 from fedsync.policies.barrier.intervals import (
     Attempt,
     FittedInterval,

@@ -19,7 +19,7 @@ from fedsync.policies.predict.narx import (
     _rows,
     _table,
 )
-from fedsync.policies.predict.network import Training, outputs
+from fedsync.policies.predict.small_network import Training, outputs
 
 ROWS = np.array([[1.0, 0.1, 0.4], [2.0, 0.2, 0.5], [3.0, 0.3, 0.6], [5.0, 0.7, 0.8]])
 

@@ -7,20 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsync.core.checks import check_evaluation, usable
-from fedsync.core.errors import ConfigError
-from fedsync.core.metrics.base import AnyMetric, Sums, number, statistics_of
-from fedsync.core.metrics.classes import ClassCounts
-from fedsync.core.metrics.moments import own
-from fedsync.core.metrics.named import NAMES, Wanted, classification, regression, shipped
-from fedsync.core.metrics.scores import ScoreCounts
+from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Evaluation
+from fedsync.core.report_checks import check_evaluation, usable
+from fedsync.evaluation.metrics.classes import ClassCounts
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Sums, number, statistics_of
+from fedsync.evaluation.metrics.moments import own
+from fedsync.evaluation.metrics.named import NAMES, Wanted, classification, regression, shipped
+from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.tasks.metrics import measurement
 from fedsync.tasks.metrics.measurement import Measuring, Summed
-from fedsync.tasks.protocol import Batch
+from fedsync.tasks.task_protocol import Batch
 from fedsync.train.options import LocalOptions
-from tests.core.metrics.make import block_sums, class_sums, error_sums, score_sums
-from tests.core.metrics.test_against_sklearn import pair_sums
+from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, score_sums
+from tests.evaluation.metrics.test_against_sklearn import pair_sums
 from tests.train.make import Cramped, TwoClasses, trainer
 
 CPU = torch.device("cpu")

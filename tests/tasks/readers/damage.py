@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 
 
 def survives(path: Path, read: Callable[[], object], trials: int = 60) -> int:

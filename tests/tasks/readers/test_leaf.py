@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.readers.leaf import LeafSource
 from tests.tasks.readers.damage import survives
 

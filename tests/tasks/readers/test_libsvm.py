@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.readers.libsvm import LibsvmSource
 from fedsync.tasks.samples import Pairs
 from tests.tasks.readers.damage import survives

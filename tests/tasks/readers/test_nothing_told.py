@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.custom import load_task
-from fedsync.tasks.protocol import SiloSlot
 from fedsync.tasks.readers.cifar import CifarSource
 from fedsync.tasks.readers.idx import IdxSource
 from fedsync.tasks.readers.leaf import LeafSource
@@ -23,6 +22,7 @@ from fedsync.tasks.readers.libsvm import LibsvmSource
 from fedsync.tasks.readers.npz import NpzSource
 from fedsync.tasks.readers.speech import SpeechSource
 from fedsync.tasks.readers.tabular import TableSource
+from fedsync.tasks.task_protocol import SiloSlot
 
 WORD = "mueller73519"
 """Stands for whatever a file has and nobody is to hear of."""

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.lib import format as npy
 
-from fedsync.core.errors import ConfigError
+from fedsync.common.errors import ConfigError
 from fedsync.tasks.readers.npz import NpzSource
 from tests.tasks.readers.damage import survives
 

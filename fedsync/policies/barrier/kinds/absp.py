@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.schema import PartOfOne, Positive, register
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from math import inf
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
 from fedsync.policies.schema import PositiveInt, register
 

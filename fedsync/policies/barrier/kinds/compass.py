@@ -30,7 +30,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Failures, failed, ready
 from fedsync.policies.schema import PositiveInt, register
 

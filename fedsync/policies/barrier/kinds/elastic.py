@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.zipline import find_sync_point
 from fedsync.policies.schema import PositiveInt, register
 

@@ -32,7 +32,7 @@ from annotated_types import Ge
 
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.intervals import IntervalPolicy, IntervalRound
 from fedsync.policies.barrier.kinds.sampled import Sampling
 from fedsync.policies.schema import Choice, Chosen, Count, PartOfOne, Positive, Settings, Share, register

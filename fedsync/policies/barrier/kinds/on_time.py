@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from fedsync.core.curve import Curve
 from fedsync.core.orders import WorkOrder
+from fedsync.core.speed.curve import Curve
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.absp import begin
 from fedsync.policies.schema import NonNegative, Positive, register
 

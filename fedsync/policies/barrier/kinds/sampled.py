@@ -27,9 +27,9 @@ from random import Random
 
 import numpy as np
 
-from fedsync.core.rng import Stream, derive_seed, draw
+from fedsync.common.rng import Stream, derive_seed, draw
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy
+from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.ssp import Clocks, Failures, advance, commit_next, failed, ready, told
 from fedsync.policies.schema import Choice, Count, register
 

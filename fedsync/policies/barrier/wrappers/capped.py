@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.barrier_base import Inner
 from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue
 from fedsync.policies.schema import Positive, register
 

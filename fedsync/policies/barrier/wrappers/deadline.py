@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import Inner
+from fedsync.policies.barrier.barrier_base import Inner
 from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late, due_s, overdue
 from fedsync.policies.barrier.wrappers.quorum import Required, has_quorum
 from fedsync.policies.schema import NonNegative, PositiveInt, Share, register

@@ -21,9 +21,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedsync.core.rng import Stream, derive_seed, part_of
+from fedsync.common.rng import Stream, derive_seed, part_of
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, Inner, check_outermost, within
+from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, check_outermost, within
 from fedsync.policies.schema import PositiveInt, Share, register
 
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.barrier.base import BarrierPolicy, Inner, within
+from fedsync.policies.barrier.barrier_base import BarrierPolicy, Inner, within
 from fedsync.policies.schema import PartOfOne, register
 
 

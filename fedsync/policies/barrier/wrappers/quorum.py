@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.base import Inner, within
+from fedsync.policies.barrier.barrier_base import Inner, within
 from fedsync.policies.barrier.late import LateRule, LateState, Wrapper, decide_without_late
 from fedsync.policies.schema import PositiveInt, Share, register
 

@@ -1,12 +1,11 @@
 """digitsapp: the ClientApp."""
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-
 from digitsapp.task import Net, load_data
 from digitsapp.task import test as test_fn
 from digitsapp.task import train as train_fn
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 
 app = ClientApp()
 

@@ -1,12 +1,11 @@
 """digitsapp: the ServerApp."""
 
 import torch
+from digitsapp.task import Net, load_data
+from digitsapp.task import test as test_fn
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-
-from digitsapp.task import Net, load_data
-from digitsapp.task import test as test_fn
 
 app = ServerApp()
 

@@ -10,7 +10,7 @@ from fedsync.core.orders import UpdateMeta
 from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.kinds.compass import ArrivalGroup, Compass, CompassState
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
-from tests.sim.fake import Result
+from tests.simulation.fake import Result
 
 COMPASS = Compass(min_steps=10, max_steps=40, latest_factor=1.25)
 STEP_S = {"a": 0.1, "b": 0.2, "c": 0.4, "d": 0.8, "e": 1.6}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.rng import Stream, draw
+from fedsync.common.rng import Stream, draw
 from fedsync.core.views import ClusterView, SiloView
 from fedsync.policies.barrier.kinds.sampled import Sampled, SampledState, Sampling, WatchedSample, two_groups
 from fedsync.policies.barrier.kinds.ssp import Clocks, Tick

@@ -17,7 +17,7 @@ from fedsync.core.orders import WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.barrier.kinds.ssp import Asp, Clocks, Ssp, SspState, Tick, advance
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
-from tests.sim.fake import Result, machines, simulate, spoil, strategy
+from tests.simulation.fake import Result, machines, simulate, spoil, strategy
 
 
 def decide(barrier: Ssp, **silos: SiloView) -> Verdict:

@@ -19,7 +19,7 @@ from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
 from fedsync.policies.barrier.wrappers.fraction import Fraction
 from fedsync.policies.barrier.wrappers.quorum import Quorum
-from fedsync.sim.run import run_virtual
+from fedsync.simulation.run import run_virtual
 from fedsync.train.weights import initial_model
 from tests.laws.rounds import Rounds
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedsync.common.errors import ConfigError
 from fedsync.config.compatibility import simulated
 from fedsync.core.actions import Discard, Dispatch
-from fedsync.core.errors import ConfigError
 from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
@@ -18,7 +18,7 @@ from fedsync.observe.replay import replay
 from fedsync.policies.barrier.kinds.bsp import Bsp
 from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.policies.barrier.make import commits, meta, silo, view
-from tests.sim.fake import FakeWorker, Result, machines, simulate, strategy
+from tests.simulation.fake import FakeWorker, Result, machines, simulate, strategy
 
 BSP: dict[str, Any] = {"kind": "overlap", "inner": {"kind": "bsp"}}
 

@@ -15,7 +15,7 @@ from fedsync.policies.barrier.wrappers.capped import Capped
 from fedsync.policies.barrier.wrappers.deadline import Deadline, DeadlineState
 from fedsync.policies.barrier.wrappers.quorum import Quorum, Required
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
-from tests.sim.fake import Result
+from tests.simulation.fake import Result
 
 SPEEDS = [256.0, 128.0, 64.0]
 """Orders of 1, 2 and 4 s."""

@@ -1,0 +1,415 @@
+"""The sealed message: what silos and server send each other under encryption.
+
+    magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4]
+    | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
+    | sender: length [1], UTF-8 | each member | zeros to 8
+    each member: length [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate also
+        SHA-256 of its words [32], digest of its annex, or zeros [32]
+    annex: what else belongs to a masked update; zeros to 8
+    payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
+    tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
+
+Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests; an aggregate
+names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
+send the first chunks while it seals the last.
+
+A *slip* is an update with the SHA-256 of the payload in its place: a few hundred bytes under the same signature.
+
+A message is hostile until `decode` returns: it reads no field before it knows that the field is there, compares the
+length with what the header announces before it touches the payload, allocates nothing in proportion to a number in
+the message, and returns words that are all below their modulus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.cipher.encoding.fields import FieldCheck, annex_digest, read_member, read_name, write_member, write_name
+from fedsync.cipher.encoding.packing import Packing
+from fedsync.cipher.keys.material import SIGNATURE_BYTES, is_signed, sign
+from fedsync.cipher.suites.suite import DIGEST_BYTES, MASKED, Adder, Form, Member, Words, check_additions
+from fedsync.model.chunked_arrays import pieces as array_pieces
+
+VERSION = 4
+TAG_PARTS = 2
+"""Numbers of a tag, each below the suite's modulus."""
+
+Tag = tuple[int, ...]
+NO_TAG: Tag = (0,) * TAG_PARTS
+
+MAX_MEMBERS = 255
+MAX_CHUNKS = 2**20
+"""4 billion slots."""
+
+MAX_ANNEX = 2**20
+"""Bytes of an annex."""
+
+_MAGIC = b"FSYM"
+_FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
+_BOUND = struct.Struct("<BBBIII16s32s")
+_TAG = struct.Struct(f"<{TAG_PARTS}Q")
+TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
+"""Behind the payload."""
+
+_ALIGN = 8
+_CONTEXT = b"sealed message 2"
+
+Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+
+class Kind(IntEnum):
+    """What a message holds. Numbers on the wire: never renumber."""
+
+    UPDATE = 1
+    AGGREGATE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All of a message but its words and its tag.
+
+    Args:
+        kind: what the words are.
+        form: the suite's.
+        packing: how values share slots.
+        sender: who sends the message.
+        round: base version of an update; version that an aggregate leads to, which is the server's word and no more.
+        attempt: how often the round was begun before; of an aggregate: that of all its members.
+        epoch: of the group key.
+        fingerprint: of the group key, 16 bytes.
+        grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
+        chunks: of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
+        members: the update itself, or every update in the sum.
+        annex: what travels with a masked update beside its words, `MAX_ANNEX` bytes at most.
+    """
+
+    kind: Kind
+    form: Form
+    packing: Packing
+    sender: str
+    round: int
+    attempt: int
+    epoch: int
+    fingerprint: bytes
+    grid: bytes
+    chunks: int
+    members: tuple[Member, ...]
+    annex: bytes = b""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole message."""
+        return len(_pack(self)) + self.chunks * self.form.chunk_bytes + TRAILER_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Envelope:
+    """A message that passed every check that can be made without a secret.
+
+    Args:
+        head: see `Head`.
+        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus; of a slip none.
+        tag: see `fedsync.cipher.encoding.integrity`.
+        signature: the sender's, 64 bytes.
+    """
+
+    head: Head
+    words: Words
+    tag: Tag
+    signature: bytes = bytes(SIGNATURE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a receiver knows about a message before it looks at it.
+
+    Args:
+        kind: what it asked for.
+        form: the run's suite.
+        packing: the run's.
+        sender: who sent it, authenticated by the transport.
+        round: base version of the update, or version that is brought.
+        attempt: of the round; None where the receiver cannot know which, and the tag binds it.
+        epoch: of the group key.
+        fingerprint: of the group key.
+        grid: digest of the grid; None where the receiver cannot know which, and looks afterwards.
+        chunks: of the payload.
+        update_id: of an update: the one that was ordered. Ignored for aggregates.
+        public: of an update: the sender's Ed25519 key, 32 bytes; None where the transport alone vouches for the sender.
+    """
+
+    kind: Kind
+    form: Form
+    packing: Packing
+    sender: str
+    round: int
+    attempt: int | None
+    epoch: int
+    fingerprint: bytes
+    grid: bytes | None
+    chunks: int
+    update_id: str | None = None
+    public: bytes | None = None
+
+
+def member_context(head: Head, member: Member) -> bytes:
+    """All of a message that the sender of one update knew, in one way of writing it: what its tag is bound to.
+
+    Args:
+        head: of the update, or of an aggregate that names it; both give the same.
+        member: the update, with its digests.
+    """
+    packing = head.packing
+    bound = _BOUND.pack(
+        *(head.form.code, packing.bits, packing.count, head.epoch, head.attempt, head.chunks),
+        *(head.fingerprint, head.grid),
+    )
+    return bound + write_member(member, digests=True)
+
+
+class Writer:
+    """Writes one message piece by piece: no more than the message itself is in memory.
+
+    Args:
+        head: of the message.
+        signing: the sender's Ed25519 private key, 32 bytes; None leaves the signature zero.
+
+    Raises:
+        ValueError: the head cannot be written.
+    """
+
+    def __init__(self, head: Head, signing: bytes | None) -> None:
+        self.header = _pack(head)
+        """Header and annex."""
+        self._form = head.form
+        self._signing = signing
+        self._left = head.chunks
+        self._hash = hashlib.sha256()
+
+    def payload(self, words: Words) -> memoryview:
+        """The bytes of the next chunks; a view of ``words`` where the machine is little-endian.
+
+        Raises:
+            ValueError: a wrong shape, or more chunks than announced.
+        """
+        if words.ndim != 2 or words.shape[1] != self._form.words or len(words) > self._left:
+            raise ValueError(f"chunks {words.shape} do not fit the message")
+        self._left -= len(words)
+        data = _payload(words)
+        self._hash.update(data)
+        return data
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the payload as far as it was written."""
+        return self._hash.digest()
+
+    def trailer(self, tag: Tag) -> bytes:
+        """The end of the message.
+
+        Raises:
+            ValueError: fewer chunks were written than announced.
+        """
+        if self._left:
+            raise ValueError(f"{self._left} chunks are missing")
+        packed = _TAG.pack(*tag)
+        if self._signing is None:
+            return packed + bytes(SIGNATURE_BYTES)
+        return packed + sign(self._signing, _CONTEXT, self.header + self.digest + packed)
+
+
+def _payload(words: Words) -> memoryview:
+    # An array without words has no bytes to look at.
+    return np.ascontiguousarray(words, dtype="<u8").data.cast("B") if len(words) else memoryview(b"")
+
+
+def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
+    """A whole message; see `Writer`."""
+    writer = Writer(head, signing)
+    return b"".join((writer.header, writer.payload(words), writer.trailer(tag)))
+
+
+def pieces(envelope: Envelope) -> Iterator[bytes | memoryview]:
+    """The message that an envelope was read from, without a copy of its words."""
+    yield _pack(envelope.head)
+    yield from array_pieces(envelope.words.astype("<u8", copy=False))
+    yield _TAG.pack(*envelope.tag) + envelope.signature
+
+
+def unsigned(head: Head, words: Iterable[Words], tag: Tag) -> Iterator[bytes | memoryview]:
+    """The message of a sum, whose words come in portions."""
+    yield _pack(head)
+    for portion in words:
+        yield _payload(portion)
+    yield _TAG.pack(*tag) + bytes(SIGNATURE_BYTES)
+
+
+def slip(envelope: Envelope) -> bytes:
+    """The slip of an update that was read."""
+    digest = envelope.head.members[0].digest
+    return b"".join((_pack(envelope.head), digest, _TAG.pack(*envelope.tag), envelope.signature))
+
+
+def read_slip(data: Buffer, expected: Expected) -> Envelope:
+    """An update without its words, from its slip; arguments and errors as of `decode`."""
+    view = _view(data)
+    check = FieldCheck(expected.sender)
+    head, size = _read_head(view, expected, check, DIGEST_BYTES)
+    end = size + DIGEST_BYTES
+    head, tag = _digested(head, bytes(view[size:end])), _read_tag(view, end, head, check)
+    signature = bytes(view[end + _TAG.size :])
+    _check_signature(view[:size], head, tag, signature, expected, check)
+    return Envelope(head, np.empty((0, head.form.words), dtype=np.uint64), tag, signature)
+
+
+def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
+    """Read a message after every check that needs no secret; the member of an update gets its digests.
+
+    Args:
+        data: the message; it must not change while the envelope is in use.
+        expected: what it has to be.
+        adder: of the suite, to save making one.
+
+    Raises:
+        ProtocolError: the first check that it failed.
+    """
+    view = _view(data)
+    check = FieldCheck(expected.sender)
+    head, size = _read_head(view, expected, check, expected.chunks * expected.form.chunk_bytes)
+    end = size + head.chunks * head.form.chunk_bytes
+    # A view: the length was compared before.
+    words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
+    tag = _read_tag(view, end, head, check)
+    signature = bytes(view[end + _TAG.size :])
+    native = words.astype(np.uint64, copy=False)
+    hashed = hashlib.sha256() if head.kind is Kind.UPDATE else None
+    fault = (adder or Adder(head.form)).fault(native, expected.sender, hashed)
+    if hashed is not None:
+        head = _digested(head, hashed.digest())
+        _check_signature(view[:size], head, tag, signature, expected, check)
+    if fault is not None:
+        raise fault
+    return Envelope(head, native, tag, signature)
+
+
+def _view(data: Buffer) -> memoryview:
+    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+
+
+def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:
+    tag: Tag = _TAG.unpack_from(view, at)
+    if max(tag) >= head.form.modulus:
+        check.fail("tag", "a number of the tag is not below its modulus")
+    return tag
+
+
+def _check_signature(
+    header: memoryview, head: Head, tag: Tag, signature: bytes, expected: Expected, check: FieldCheck
+) -> None:
+    """See that an update is signed by who it should be from, if that is known."""
+    signed = b"".join((header, head.members[0].digest, _TAG.pack(*tag)))
+    if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
+        check.fail("signature", "not signed by the sender, or changed on its way")
+
+
+def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload: int) -> tuple[Head, int]:
+    """The header with the annex, and where the payload begins, after a comparison of both with what is expected.
+
+    Suite, lanes and chunks are compared first: the length, with so many bytes of payload, depends on them.
+    """
+    if len(view) < _FIXED.size + TRAILER_BYTES:
+        check.fail("length", f"{len(view)} bytes are no message")
+    fields = _FIXED.unpack_from(view)
+    magic, version, kind, suite, bits, lanes, count, size, annexed, chunks, *rest = fields
+    check.same("magic", magic, _MAGIC)
+    check.same("version", version, VERSION)
+    check.same("kind", kind, int(expected.kind))
+    check.same("suite", suite, expected.form.code)
+    check.same("bits", bits, expected.packing.bits)
+    check.same("lanes", lanes, expected.packing.count)
+    check.same("chunks", chunks, expected.chunks)
+    if not 1 <= count <= MAX_MEMBERS:
+        check.fail("members", f"{count} members, at most {MAX_MEMBERS}")
+    if not _FIXED.size <= size <= len(view) or size % _ALIGN:
+        check.fail("header", f"a header of {size} bytes in a message of {len(view)}")
+    most = MAX_ANNEX if kind == Kind.UPDATE and expected.form is MASKED else 0
+    if annexed > most:
+        check.fail("annex", f"{annexed} bytes, at most {most}")
+    start = size + annexed + -annexed % _ALIGN
+    check.same("length", len(view), start + payload + TRAILER_BYTES)
+    sender, at = read_name(view[:size], _FIXED.size, check)
+    members: list[Member] = []
+    for _ in range(count):
+        member, at = read_member(view[:size], at, check, digests=kind == Kind.AGGREGATE)
+        members.append(member)
+    if size - at >= _ALIGN or any(view[at:size]):
+        check.fail("header", "goes on after the members")
+    annex = bytes(view[size : size + annexed])
+    if any(view[size + annexed : start]):
+        check.fail("annex", "goes on after its end")
+    epoch, attempt, round_, fingerprint, grid = rest
+    head = Head(
+        Kind(kind), expected.form, expected.packing, sender, round_, attempt, epoch, fingerprint, grid, chunks,
+        tuple(members), annex,
+    )  # fmt: skip
+    _compare(head, expected, check)
+    return head, start
+
+
+def _digested(head: Head, digest: bytes) -> Head:
+    """The head of an update with what its receiver computes; ``digest`` is that of the payload."""
+    return replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
+
+
+def _compare(head: Head, expected: Expected, check: FieldCheck) -> None:
+    check.same("sender", head.sender, expected.sender)
+    check.same("key epoch", head.epoch, expected.epoch)
+    check.same("key fingerprint", head.fingerprint, expected.fingerprint)
+    check.same("round", head.round, expected.round)
+    if expected.attempt is not None:
+        check.same("attempt", head.attempt, expected.attempt)
+    if expected.grid is not None:
+        check.same("grid", head.grid, expected.grid)
+    check_additions(head.members, head.form.limit(head.packing), expected.sender)
+    if head.kind is not Kind.AGGREGATE:
+        check.same("members", len(head.members), 1)
+        check.same("round", head.members[0].round, head.round)
+        if expected.update_id is not None:
+            check.same("update id", head.members[0].update_id, expected.update_id)
+
+
+def _pack(head: Head) -> bytes:
+    if not 1 <= len(head.members) <= MAX_MEMBERS or not 1 <= head.chunks <= MAX_CHUNKS:
+        raise ValueError(f"{len(head.members)} members, {head.chunks} chunks cannot be written")
+    aggregate, annex = head.kind is Kind.AGGREGATE, head.annex
+    if len(annex) > MAX_ANNEX or (annex and (aggregate or head.form is not MASKED)):
+        raise ValueError(f"an annex of {len(annex)} bytes, at most {MAX_ANNEX}, with masked updates only")
+    if not aggregate and head.members[0].annex != annex_digest(annex):
+        raise ValueError("the member has the digest of another annex")
+    packing = head.packing
+    try:
+        rest = write_name(head.sender)
+        for member in head.members:
+            rest += write_member(member, digests=aggregate)
+        rest += bytes(-(_FIXED.size + len(rest)) % _ALIGN)
+        fixed = _FIXED.pack(
+            *(_MAGIC, VERSION, head.kind, head.form.code, packing.bits, packing.count, len(head.members)),
+            *(_FIXED.size + len(rest), len(annex), head.chunks, head.epoch, head.attempt, head.round),
+            *(_sized(head.fingerprint, 16), _sized(head.grid, 32)),
+        )
+    except struct.error as error:
+        raise ValueError(f"the header cannot be written: {error}") from None
+    return fixed + rest + annex + bytes(-len(annex) % _ALIGN)
+
+
+def _sized(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise ValueError(f"{len(data)} bytes where {size} belong")
+    return data

@@ -1,0 +1,139 @@
+"""What stands in key files: strict JSON, bytes as hexadecimal, and errors that never repeat what they read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedsync.cipher.keys import passphrase
+from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES, MAX_EPOCH, SIGNATURE_BYTES, PublicKeys
+from fedsync.common.errors import ConfigError
+from fedsync.common.files import read_private, write_private
+from fedsync.common.names import SILO_NAME
+
+MAX_FILE_BYTES = 16 * 2**20
+
+Name = Annotated[str, Field(pattern=SILO_NAME)]
+Key = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Secret = Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES, repr=False)]
+SecretContext = Annotated[bytes, Field(min_length=1, max_length=2**20, repr=False)]
+Signature = Annotated[bytes, Field(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Fingerprint = Annotated[bytes, Field(min_length=FINGERPRINT_BYTES, max_length=FINGERPRINT_BYTES)]
+Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
+
+
+class Record(BaseModel):
+    """A JSON object with exactly these fields."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        hide_input_in_errors=True,
+        val_json_bytes="hex",
+        ser_json_bytes="hex",
+    )
+
+    @classmethod
+    def read(cls, data: bytes) -> Self:
+        """The record in a JSON text.
+
+        Raises:
+            ValueError: what is wrong and where, without the value that was found.
+        """
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            place = ".".join(str(part)[:40] for part in first["loc"])
+            problem = f"{place}: {first['msg']}" if place else first["msg"]
+        # Raised outside: the library's error holds the text, which may be a secret.
+        raise ValueError(problem)
+
+    def canonical(self) -> bytes:
+        """The JSON text that is signed: no spaces, fields in the order of the class, mappings in their own."""
+        return self.model_dump_json().encode()
+
+
+class MemberKeys(Record):
+    """Public keys of a silo."""
+
+    exchange: Key
+    signing: Key
+
+    @classmethod
+    def of(cls, keys: PublicKeys) -> Self:
+        return cls(exchange=keys.exchange, signing=keys.signing)
+
+    @property
+    def keys(self) -> PublicKeys:
+        return PublicKeys(self.exchange, self.signing)
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write a secret record: under a passphrase if one was given, or if the other key files beside it are.
+
+    Raises:
+        ConfigError: the folder is open to others, nothing can be written there, or the passphrase is not known.
+    """
+    data = record.canonical() + b"\n"
+    if passphrase.GIVEN.get() or any(map(_is_sealed, path.parent.glob("*.key"))):
+        data = passphrase.seal_file(data, passphrase.find_passphrase(path.parent))
+    write_private(path, data)
+
+
+def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
+    """Read a secret record.
+
+    Args:
+        path: of the file.
+        kind: of the record.
+        remedy: what to do if there is no file.
+
+    Raises:
+        ConfigError: the file is missing, damaged or open to others, or under a passphrase that is not known.
+    """
+    if not path.exists():
+        raise ConfigError(str(path), "there is no such file", remedy)
+    data = _plain(path)
+    try:
+        return kind.read(data)
+    except ValueError as error:
+        problem = f"damaged, or another kind of file: {error}"
+    raise ConfigError(str(path), problem, "Restore it from a backup")
+
+
+def set_passphrase(folder: Path, new: str | None) -> list[Path]:
+    """Put all key files of a folder under a passphrase, or in the clear; returns them.
+
+    All are read before one is written, and each is replaced as a whole: a crash between two leaves some as they were.
+
+    Args:
+        folder: of a silo or of the administrator.
+        new: the passphrase; None for plain files.
+
+    Raises:
+        ConfigError: there are none, one cannot be read, or nothing can be written.
+    """
+    plain = {path: _plain(path) for path in sorted(folder.glob("*.key"))}
+    if not plain:
+        raise ConfigError(str(folder), "there are no key files here", "Name a folder of `fedsync keys`")
+    for path, data in plain.items():
+        write_private(path, data if new is None else passphrase.seal_file(data, new))
+    return list(plain)
+
+
+def _plain(path: Path) -> bytes:
+    data = read_private(path, MAX_FILE_BYTES)
+    if not passphrase.is_sealed(data):
+        return data
+    return passphrase.open_file(data, passphrase.find_passphrase(path.parent), path)
+
+
+def _is_sealed(path: Path) -> bool:
+    return passphrase.is_sealed(read_private(path, MAX_FILE_BYTES))

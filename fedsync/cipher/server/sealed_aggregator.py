@@ -1,0 +1,421 @@
+"""The server's side under encryption: it adds sealed updates, keeps the sums, and has no key.
+
+The model lives at the silos. The server keeps what was committed since some version as a chain of *links*, one for each
+version, and sends a silo those that it lacks. What a link adds never changes and is never joined with another, so that
+all silos do the same sums in the same order and have the same model to the last bit.
+
+A sum can be opened only if all in it were quantised on one grid. Silos agree on the next grid whenever the updates
+of a *quorum* were committed since the last time; what was sealed before that and committed later makes a sum of
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsync.cipher.encoding import region_sum
+from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
+from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
+from fedsync.cipher.keys.keywrap import ServerKeys
+from fedsync.cipher.masking.announcements import Announcements
+from fedsync.cipher.masking.mask_roster import announced, least_survivors
+from fedsync.cipher.masking.masks import own_seeds
+from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.server.chain import Chain, members_of, total
+from fedsync.cipher.server.commit_inputs import Brought, Gathered
+from fedsync.cipher.server.evidence import Evidence
+from fedsync.cipher.server.inbox import Inbox, usual_greetings
+from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
+from fedsync.cipher.suites.suite import Adder
+from fedsync.common import foreign
+from fedsync.common.errors import LaterVersion, PolicyError, ProtocolError, RunError
+from fedsync.core.actions import Commit
+from fedsync.core.checkpoint_state import Names, fill, named
+from fedsync.core.orders import Subject, WorkOrder
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.layout import Vector, as_bytes
+from fedsync.model.transfer import NO_PAYLOAD, Payload
+
+logger = foreign.logger(__name__)
+
+MAX_LINKS = 48
+"""Links kept before a silo is asked for a snapshot, which replaces those before it."""
+
+_NAMES: Names = {
+    "first": "_chain.first",
+    "links": "_chain.links",
+    "paused": "_chain.paused",
+    "held": "_held",
+    "snapshot": "_snapshots.relied",
+    "candidate": "_snapshots.candidate",
+    "attesters": "_snapshots.attesters",
+    "initial": "_initial",
+    "calibrations": "_calibrations",
+    "calibration": "_calibration",
+    "scale": "_scale",
+    "since_scale": "_since_scale",
+    "savepoint": "_savepoint",
+    "announcements": "_announcements.here",
+}
+"""What a checkpoint holds: what comes from silos, and not what was given at the start."""
+
+SUMS = "sums"
+"""Name of the folder of sums, in that of the run's files; it is there as long as the run is at work."""
+
+MAX_SNAPSHOT_EXTRA = 2**20
+"""Bytes that a sealed snapshot may have beside its models."""
+
+
+def upload_bytes(plan: EncryptionPlan) -> int:
+    """Largest update, in bytes: words, header, annex, and what travels in the clear."""
+    annex = wire.MAX_ANNEX if plan.masked else 0
+    return plan.chunks * plan.form.chunk_bytes + 4 * plan.clear_values + annex + 4096
+
+
+class EncryptedAggregator:
+    """A `fedsync.model.transfer.Aggregator` without a key.
+
+    Args:
+        plan: how updates are sealed.
+        keys: what the server may know.
+        initial: version 0 in the clear, where silos cannot build it themselves.
+        evidence: keeps single updates of the last versions on disk; None keeps none.
+        folder: for sums, and for updates that wait; None keeps them in memory. What is in it goes.
+    """
+
+    def __init__(
+        self,
+        plan: EncryptionPlan,
+        keys: ServerKeys,
+        initial: Vector | None = None,
+        evidence: Evidence | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self._plan = plan
+        self._keys = keys
+        self._adder = Adder(plan.form)
+        self._evidence = evidence
+        self._files = ArrayKeeper(folder)
+        self._inbox = Inbox(plan, keys, self._adder, self._files)
+        self._chain = Chain()
+        self._held: dict[str, int] = {}
+        self._snapshots = Snapshots(attesters(len(keys.senders)))
+        self._initial = None if initial is None else self._files.keep(as_bytes(initial))
+        self._calibrations: dict[str, wire.Envelope] = {}
+        self._calibration: Payload | None = None
+        self._scale = 0
+        self._since_scale = 0
+        self._savepoint: int | None = None
+        self._made: dict[tuple[int, int, bytes], Payload] = {}
+        self._announcements = Announcements()
+        self._unmasking: tuple[Unmasking, Brought] | None = None
+
+    # Silos come, and are sent what they lack.
+
+    @property
+    def upload_bytes(self) -> int:
+        return upload_bytes(self._plan)
+
+    def sum_bytes(self, members: int) -> int:
+        annex = wire.MAX_ANNEX if self._plan.masked else 0
+        return region_sum.most_bytes(members, self.upload_bytes, annex)
+
+    @property
+    def seals_figures(self) -> bool:
+        return self._plan.seal_metrics
+
+    def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
+        """A silo is here. What it says of the size of its updates counts if no order has gone out yet.
+
+        Raises:
+            ProtocolError: the greeting is not one, or is missing while it counts; the silo has no key; or it cannot
+                hold that version.
+        """
+        if self._calibration is not None and not self._plan.masked:
+            self.holds(silo, version)
+            return
+        if greeting is None:
+            raise ProtocolError(silo, "greeting", "it does not say how large its updates are")
+        envelope = self._inbox.greeting(silo, greeting)
+        self.holds(silo, version)
+        if self._plan.masked:
+            self.announce(silo, envelope.head.annex.hex())
+        if self._calibration is None:
+            self._calibrations[silo] = envelope
+
+    def announce(self, silo: str, announcement: str) -> None:
+        try:
+            data = bytes.fromhex(announcement)
+        except ValueError:
+            raise ProtocolError(silo, "announcement", "it is not hexadecimal") from None
+        announced(data, self._inbox.key_of(silo), silo)
+        self._announcements.put(silo, data)
+
+    def leave(self, silo: str) -> None:
+        self._announcements.leave(silo)
+        self.give_up(silo)
+
+    def holds(self, silo: str, version: int) -> None:
+        """The silo holds this version.
+
+        One that nothing leads on from, as after its disk was set back, is as good as none: it is sent the model from
+        the beginning, or a snapshot.
+
+        Raises:
+            ProtocolError: there is no such version yet, or never, or no such silo.
+        """
+        self._inbox.key_of(silo)
+        if not -1 <= version <= self._chain.newest:
+            raise LaterVersion(silo, version, self._chain.newest)
+        self._held[silo] = version if self._chain.continues(version) else -1
+
+    def apart(self, order: WorkOrder) -> Payload:
+        return NO_PAYLOAD
+
+    def put_own(self, silo: str, model: Payload) -> None:
+        raise ProtocolError(silo, "model", "nobody asked for one")
+
+    def own(self, silo: str) -> Payload:
+        raise PolicyError("under encryption no silo's own model travels")
+
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
+        """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""
+        if self._unmasking is not None:
+            raise PolicyError("the newest sum waits for silos to reveal their masks")
+        if self._calibration is None:
+            self._calibrate()
+        held = self._held.setdefault(silo, -1)
+        roster = self._announcements.roster(silo) if self._plan.masked else b""
+        key = held, self._inbox.attempt(silo, self._chain.newest), roster
+        if key not in self._made:
+            made = replace(self._catch_up(held), attempt=key[1], roster=roster)
+            self._made[key] = self._files.write(made.nbytes, made.parts())
+        return self._made[key]
+
+    def _calibrate(self) -> None:
+        if len(self._calibrations) < self._plan.members:
+            raise PolicyError(f"{len(self._calibrations)} silos said how large their updates are, too few to add up")
+        usual = usual_greetings(self._calibrations)
+        if len(usual) < self._plan.members:
+            raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
+        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # silos that come later are in none, either
+        self._calibrations.clear()
+
+    def _catch_up(self, held: int) -> CatchUp:
+        """From ``held``, or from a version that can be sent whole where no link begins there."""
+        chain, newest = self._chain, self._chain.newest
+        if chain.continues(held):
+            return CatchUp(Start.HELD, held, newest, chain.since(held))
+        if held == -1 and chain.continues(0):
+            given, calibration = (b"" if piece is None else piece for piece in (self._initial, self._calibration))
+            start = Start.HELD if self._initial is None else Start.CLEAR
+            return CatchUp(start, -1, newest, chain.since(0), given, calibration)
+        kept = self._snapshots.relied
+        if kept is None:
+            raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
+        return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
+
+    def from_the_beginning(self, version: int) -> Payload:
+        """All that leads from the beginning to a version, or to the newest, uint8 [bytes]: for who was in no round.
+
+        Raises:
+            PolicyError: it is forgotten.
+        """
+        found = self._catch_up(-1)
+        if found.start is not Start.HELD:
+            raise PolicyError("the first links are forgotten")
+        version = min(version, found.version)
+        return replace(found, version=version, links=found.links[:version]).encode()
+
+    def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> Payload:
+        """The sum of updates on one grid, as it is sent; it leads to ``version``."""
+        plan, keys = self._plan, self._keys
+        words, tag = total(envelopes, self._adder, plan.limit)
+        first, members = envelopes[0].head, members_of(envelopes)
+        head = wire.Head(
+            wire.Kind.AGGREGATE, plan.form, plan.packing, "server", version, first.attempt, keys.epoch,
+            keys.fingerprint, first.grid, chunks, members,
+        )  # fmt: skip
+        return self._files.write(head.nbytes, wire.unsigned(head, words, tag))
+
+    # Updates arrive and are committed.
+
+    def begin(self, update_id: str) -> None:
+        self._inbox.begin(update_id, self._chain.newest, self._scale)
+
+    def put(self, silo: str, update_id: str, update: Payload) -> None:
+        self._inbox.put(silo, update_id, update)
+
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        self._inbox.put_sum(relay, update_ids, payload)
+
+    def commit(self, commit: Commit) -> None:
+        """Add the updates of a commit; their weights are inside already.
+
+        What travels in the clear is weighed here.
+
+        Raises:
+            PolicyError: the commit is one that sums alone cannot make.
+        """
+        if commit.toward:
+            raise PolicyError("a server without the model cannot move it towards the silos' models")
+        updates = self._inbox.take(commit.weights, self._chain.newest)
+        gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
+        version, chunks, members = self._chain.newest + 1, self._plan.chunks, gathered.members
+        sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
+        brought = Brought(LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear))), members)
+        least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
+        if len(members) < least:
+            logger.warning(
+                "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
+            )
+            self._pause()
+            return
+        if self._evidence is not None and not gathered.summed:
+            singles = gathered.singles
+            roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
+            self._evidence.begin(version, singles, self._plan.members, bytes(brought.entry.clear), roster)
+        elif self._evidence is not None:
+            self._evidence.without("regions' relays send sums")
+        if self._plan.masked:
+            annexes = {single.head.sender: single.head.annex for single in gathered.singles}
+            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
+            self._close()
+        else:
+            self._add(brought)
+
+    def _add(self, brought: Brought) -> None:
+        """The next version, and where enough silos have voted, the next grid."""
+        self._chain.add(brought.entry)
+        if self._evidence is not None:
+            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)) if self._plan.masked else {})
+        self._since_scale += len(brought.members)
+        if self._since_scale >= self._plan.quorum:
+            self._since_scale, self._scale = 0, self._scale + 1
+        self._snapshots.attest(brought.members)
+        self._forget()
+        self._renew()
+
+    def _pause(self) -> None:
+        self._chain.pause()
+        self._renew()
+
+    def _renew(self) -> None:
+        """There is a new version."""
+        self._made.clear()
+        if self._plan.masked:
+            self._announcements.renew()
+
+    # Masks have to come off before a sum can be opened.
+
+    @property
+    def blocked(self) -> bool:
+        return self._unmasking is not None
+
+    def questions(self) -> dict[str, Payload]:
+        return {} if self._unmasking is None else self._unmasking[0].questions()
+
+    def answer(self, silo: str, answer: Payload) -> None:
+        if self._unmasking is None:
+            return  # enough others answered before
+        self._unmasking[0].answer(silo, answer)
+        self._close()
+
+    def give_up(self, silo: str) -> None:
+        if self._unmasking is not None:
+            self._unmasking[0].give_up(silo)
+            self._close()
+
+    def _close(self) -> None:
+        """End the unmasking if all is there, or can never be."""
+        if self._unmasking is None:
+            return
+        unmasking, brought = self._unmasking
+        opening = unmasking.opening() if unmasking.done else None
+        if opening is None and not unmasking.done and not unmasking.closed:
+            return
+        self._unmasking = None
+        if opening is None:
+            logger.warning("masks do not come off: the commit brings nothing, and silos go on")
+            self._pause()
+        else:
+            self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
+
+    def keep_best(self, version: int) -> None:
+        """Silos have the models."""
+
+    def notes(self) -> list[str]:
+        rounds, why = self._chain.paused, "they held the updates of too few silos, or masks did not come off"
+        return [f"commits that brought nothing, and count as rounds: {rounds}; {why}"] if rounds else []
+
+    def savepoint(self) -> None:
+        self._savepoint = self._chain.newest
+
+    def rollback(self) -> None:
+        """The next version takes back all that was added since the savepoint."""
+        self._chain.undo(self._savepoint or 0)
+        self._savepoint = self._chain.newest
+        self._renew()
+
+    def discard(self, update_id: str) -> None:
+        self._inbox.discard(update_id)
+
+    # The chain stays short.
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether there are so many links since the last that another is worth more."""
+        return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
+
+    def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
+        """Keep a sealed model for silos that hold none of the versions that links begin with, once it is attested.
+
+        Raises:
+            ProtocolError: too large, not signed by the silo, or of a version that no link begins with.
+        """
+        if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:
+            raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {self.snapshot_bytes}")
+        read = SignedSnapshot.read(snapshot.data, silo)
+        if (read.author, read.version) != (silo, version) or not read.is_of(self._inbox.key_of(silo)):
+            raise ProtocolError(silo, "snapshot", "not signed by this silo for this version")
+        if not self._chain.continues(version):
+            raise ProtocolError(silo, "snapshot", f"of version {version}, which is not among those kept")
+        self._snapshots.offer(KeptSnapshot(silo, version, self._files.keep(snapshot)))
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what lies before a snapshot, as soon as it may be relied on."""
+        kept = self._snapshots.settle(len(self._chain.links))
+        if kept is None:
+            return
+        # What the savepoint needs must stay, or there would be no way back.
+        self._chain.forget(kept.version if self._savepoint is None else min(kept.version, self._savepoint))
+        self._held = {silo: held if self._chain.continues(held) else -1 for silo, held in self._held.items()}
+        self._made.clear()
+
+    def state(self) -> Mapping[str, Any]:
+        """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
+        return {**named(self, _NAMES), "unmasking": self._unmasking is not None, "inbox": self._inbox.state()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from another aggregator's `state`. A sum whose masks were to come off stays closed."""
+        fill(self, _NAMES, state)
+        if state["unmasking"]:
+            self._pause()
+        self._inbox.restore(state["inbox"], self._chain.newest)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """First and newest version that links connect, for people and tests."""
+        return self._chain.first, self._chain.newest

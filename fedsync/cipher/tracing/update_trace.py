@@ -1,0 +1,192 @@
+"""Looks for who spoiled a version: each update of it alone, opened at one silo, with the consent of the owners.
+
+An update is opened only if it is what its silo signed, is one of the version's, and its tag fits: a silo decrypts
+nothing that silos did not seal. Then it has to be what an honest silo may send:
+
+| check | what is wrong where it fails |
+|---|---|
+| tag | no sum with it is authentic, at any silo |
+| chain | it was built on another past than this silo's |
+| grid | it was sealed on a grid that nobody agreed on |
+| masks | its masks with another silo are not the ones that that silo committed to, or are not those committed to |
+| count, weights, progress, votes, evaluation | its header is none of a single silo |
+| clipping | a value is beyond what clipping leaves |
+| filling | there are values where the model has none |
+| size | with what the header says of weight and progress, the model would change by more than any model does |
+
+What is told of an update is which checks it fails, and its largest value relative to the clipping limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedsync.cipher.encoding import sealed_wire as wire
+from fedsync.cipher.encoding import tally
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator
+from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.keys.material import Purpose
+from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.opening import MOST
+from fedsync.cipher.silo.replica_state import ReplicaState
+from fedsync.cipher.silo.sealing import Serial, open_portions
+from fedsync.cipher.suites.suite import Sealer
+from fedsync.cipher.tracing.consent import Consent
+from fedsync.cipher.tracing.notice import Notice
+from fedsync.common.errors import SERVER, ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What examining one update came to.
+
+    Args:
+        silo: whose it is.
+        update_id: of it.
+        faults: checks that it fails.
+        largest: its largest value, relative to the clipping limit; None where it was not opened.
+        unexamined: why it was not opened, though nothing is known against it; else nothing.
+    """
+
+    silo: str
+    update_id: str
+    faults: tuple[str, ...] = ()
+    largest: float | None = None
+    unexamined: str = ""
+
+
+class Tracer:
+    """Examines updates at one silo.
+
+    Args:
+        plan: of the run.
+        ring: the examining silo's keys.
+        sealer: of the plan's suite, with the group's secret.
+        state: what the silo keeps of the run.
+    """
+
+    def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, state: ReplicaState) -> None:
+        self._plan = plan
+        self._ring = ring
+        self._sealer = sealer
+        self._state = state
+        self._authenticator = Authenticator(ring.group.derive(Purpose.TAG), plan.form)
+        self._grids = state.scales.grids(plan, ring.group)
+
+    def trace(
+        self, notice: Notice, consents: Mapping[str, Consent], updates: Iterable[tuple[str, memoryview]]
+    ) -> list[Finding]:
+        """What is wrong with each update of a version.
+
+        Args:
+            notice: of the version, see `Notice.known`; of this plan.
+            consents: that count, by silo.
+            updates: id, and message, as the server gives them.
+
+        Raises:
+            ProtocolError: the notice is of another suite, model or number of bits.
+        """
+        head, plan = notice.head, self._plan
+        if (head.form, head.packing, head.chunks) != (plan.form, plan.packing, plan.chunks):
+            raise ProtocolError(SERVER, "notice", "its updates are of another suite, model or number of bits")
+        given = dict(updates)
+        annexes = _annexes(notice) if plan.masked else {}
+        return [self._examine(one, given.get(_id(one)), notice, annexes, consents) for one in notice.updates]
+
+    def _examine(
+        self,
+        slip: wire.Envelope,
+        message: memoryview | None,
+        notice: Notice,
+        annexes: Mapping[str, Annex],
+        consents: Mapping[str, Consent],
+    ) -> Finding:
+        silo = slip.head.sender
+        found = Finding(silo, _id(slip))
+        if message is None:
+            return replace(found, unexamined="the server has not given it out")
+        try:
+            envelope = self._read(slip, message)
+        except ProtocolError:
+            return replace(found, unexamined="what the server gave out is not what the silo signed")
+        faults = self._outside(envelope.head)
+        try:
+            authentic = self._authenticator.authenticate(envelope, silo)
+        except ProtocolError as error:
+            return replace(found, faults=(error.check, *faults))
+        sealer = self._sealer
+        if self._plan.masked:
+            others = _at_odds(silo, annexes)
+            faults += [f"masks with {', '.join(others)}"] if others else []
+            consent = consents.get(silo)
+            if consent is None:
+                return replace(found, faults=tuple(faults), unexamined="its owner has not consented to unmask it")
+            try:
+                sealer = Masked(sealer, unmasker=self._unmasker(envelope, notice, consent))
+            except ProtocolError:
+                why = "the seeds of its masks are missing, or others than it committed to"
+                return replace(found, faults=tuple(faults), unexamined=why)
+        inside, largest = self._inside(authentic, sealer)
+        return replace(found, faults=(*faults, *inside), largest=largest)
+
+    def _read(self, slip: wire.Envelope, message: memoryview) -> wire.Envelope:
+        """The update, if it is what the slip is of."""
+        head, public = slip.head, self._ring.group.members[slip.head.sender].signing
+        expected = wire.Expected(
+            wire.Kind.UPDATE, head.form, head.packing, head.sender, head.round, head.attempt, head.epoch,
+            head.fingerprint, head.grid, head.chunks, _id(slip), public,
+        )  # fmt: skip
+        envelope = wire.decode(message, expected)
+        if (envelope.head, envelope.tag) != (head, slip.tag):
+            raise ProtocolError(SERVER, "update", "another one than in the notice")
+        return envelope
+
+    def _outside(self, head: wire.Head) -> list[str]:
+        """Checks that an update fails before it is opened, besides that of its tag."""
+        faults = [] if self._state.history.chain(head.round) == head.members[0].chain else ["chain"]
+        return faults if head.grid in self._grids else [*faults, "grid"]
+
+    def _inside(self, update: Authentic, sealer: Sealer) -> tuple[list[str], float]:
+        """Checks that what is in it fails, and its largest value relative to the limit."""
+        plan, members, silo = self._plan, update.head.members, update.head.sender
+        grid, faults, factor = self._grids.get(update.head.grid, plan.grid(plan.first_exponents)), [], 0.0
+        try:
+            slots = sealer.open(update.first, members, sender=silo)
+            header = tally.read(slots, 1, plan.cap, plan.header, silo)
+            faults += ["evaluation"] if header.fault else []
+            factor = plan.weighting.rate * header.mean_factor(plan.cap, normalised=plan.weighting.normalised)
+        except ProtocolError as error:
+            faults.append(error.check)
+        most, beyond = grid.largest(open_portions(update.spans(), members, Serial(sealer), silo))
+        faults += ["size"] if factor * max(grid.steps) * most > MOST else []
+        faults += ["clipping"] if most > plan.packing.peak else []
+        return faults + (["filling"] if beyond else []), most / plan.packing.peak
+
+    def _unmasker(self, envelope: wire.Envelope, notice: Notice, consent: Consent) -> Unmasker:
+        """Takes all masks off one update: its own, and those with each other silo.
+
+        Raises:
+            ProtocolError: a seed is missing, or not the one that was committed to.
+        """
+        silo, member = envelope.head.sender, envelope.head.members[0]
+        own = notice.seeds.get(silo, b"")
+        seeds = Seeds(own, consent.pair_seeds(self._ring.own))
+        return Unmasker(pack_opening({silo: envelope.head.annex}, {silo: seeds}), (member,))
+
+
+def _id(update: wire.Envelope) -> str:
+    return update.head.members[0].update_id
+
+
+def _annexes(notice: Notice) -> dict[str, Annex]:
+    """The annex of each silo that has one."""
+    return {one.head.sender: Annex.unpack(one.head.annex, one.head.sender, one.head.sender) for one in notice.updates}
+
+
+def _at_odds(silo: str, annexes: Mapping[str, Annex]) -> Sequence[str]:
+    """Silos that committed to another seed of the mask that they share with this one: either of the two lies."""
+    own = annexes[silo].pairs
+    return [name for name, one in annexes.items() if name != silo and one.pairs.get(silo) != own.get(name)]

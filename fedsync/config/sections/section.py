@@ -1,0 +1,53 @@
+"""What all parts of a configuration file have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from fedsync.common.field_docs import meaning, meanings
+from fedsync.common.names import near_miss
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
+
+
+Scores = Literal["share", "error", "any"]
+"""What a task calls accuracy: the share of right answers, minus an error, or any number."""
+
+
+class Section(BaseModel):
+    """A frozen part of a file: unknown keys are errors, and numbers are numbers.
+
+    A string below a key says what it means, to the JSON Schema and the YAML reference: see `fedsync.common.field_docs`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "unknown_key",
+                        "unknown key '{key}'. {hint}",
+                        {"key": str(key), "hint": near_miss(str(key), cls.model_fields)},
+                    )
+        return data
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON Schema, in which every property has its key's meaning for a description."""
+        schema = handler(core_schema)
+        known = {**meanings(cls), "kind": meaning(cls)}
+        for key, own in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if key in known:
+                own["description"] = known[key]
+        return schema

@@ -1,0 +1,416 @@
+"""The kinds of tasks that exist, and what each can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.locate import BY_NAME
+from fedsync.config.sections.section import Scores, Section
+from fedsync.config.tasks.clientapp_task import ClientAppConfig
+from fedsync.config.tasks.data_partition import PartitionConfig, iid
+from fedsync.config.tasks.sampled_tasks import (
+    OWN_LOOP_LIBRARIES,
+    FactorisationConfig,
+    FuzzyConfig,
+    GaussianMixtureConfig,
+    ImagesConfig,
+    KMeansConfig,
+    LinearConfig,
+    MlpConfig,
+    SequencesConfig,
+    Share,
+    TaskSection,
+    has_own_loop,
+)
+from fedsync.model.table_columns import ColumnRule
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+
+if TYPE_CHECKING:
+    from fedsync.client.silo_facts import Silo
+    from fedsync.evaluation.survey.findings import ColumnScale
+    from fedsync.tasks.csv_ import CsvTask
+    from fedsync.tasks.task_protocol import Task
+    from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
+    from fedsync.train.options import LocalOptions
+
+# Tasks import torch, so they are imported where they are built: a file validates without it.
+
+
+_Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
+
+
+def _rising(given: list[float]) -> list[float]:
+    if not (isfinite(given[0]) and isfinite(given[1]) and given[0] < given[1]):
+        raise ValueError(f"{given} is no range; write the smaller number first")
+    return given
+
+
+class DigitsConfig(TaskSection):
+    """Scikit-learn's 1,797 handwritten digits and a small CNN."""
+
+    kind: Literal["digits"]
+    partition: PartitionConfig = Field(default_factory=iid)
+    """How the digits are dealt to silos."""
+
+    test_share: Share = 0.2
+    """Share of all samples that is kept for tests."""
+
+    validation: Share | None = None
+    """Share of a silo's training samples by which rounds are evaluated; the test samples are then used once, at the
+    end. None: test samples in every round."""
+
+    @property
+    def scores(self) -> Scores:
+        return "share"
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("sklearn.datasets", "sklearn.model_selection")
+
+    def build(self) -> Task:
+        from fedsync.tasks.digits import DigitsTask
+
+        return DigitsTask(self.partition.build(), self.test_share, self.validation)
+
+
+class ColumnStatisticsConfig(Section):
+    """What silos find together of their columns before training."""
+
+    bins: Annotated[int, Field(ge=0, le=64)] = 10
+    """Bins of each column's histogram; 0 makes none, which takes one round instead of two. The first and the last are
+    open, so that nobody learns a smallest or largest cell."""
+
+    ranges: dict[str, Annotated[_Pair, AfterValidator(_rising)]] = Field(default_factory=dict)
+    """Where the bins of columns begin and end, as in ``{age: [0, 120]}``; of other columns, four deviations on each
+    side of the pooled mean."""
+
+    least: Annotated[int, Field(ge=1)] = 5
+    """Smallest count that is told, but for 0."""
+
+
+def _words(given: object) -> object:
+    if isinstance(given, list) and any(isinstance(one, bool) for one in given):
+        raise ValueError("YAML reads yes, no, true and false as switches; put words in quotes")
+    return given
+
+
+class ColumnConfig(Section):
+    """The content of a table's column."""
+
+    kind: Literal["number", "category", "text"] | None = None
+    """``number``: one feature. ``category``: one feature for each of ``categories``. ``text``: eight features, by a
+    hash of the cell. Left out, categories say it, or the cells."""
+
+    unit: str = ""
+    """Unit of the numbers, such as ``mg/dl``; it may stand behind the number in a cell."""
+
+    categories: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
+    """All words that the column may have. Of the target they are the classes, in the order of their numbers."""
+
+    gaps: Annotated[list[str | int | float], BeforeValidator(_words)] | None = None
+    """Cells that hold no value, besides empty ones. Left out, the usual markers: ``?``, ``-``, ``.``, ``NA``, ``N/A``,
+    ``NaN``, ``NULL``, ``None``, ``<NA>``."""
+
+    decimal: Literal[".", ","] = "."
+    """Mark before the decimals of a number."""
+
+    thousands: Literal["", ",", ".", "'", " "] = ""
+    """Mark between groups of three digits; left out, there is none."""
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if (self.kind == "category") != bool(self.categories) and self.kind is not None:
+            raise ValueError(
+                f"kind {self.kind} and {len(self.categories)} categories; write categories and kind: category"
+            )
+        if self.decimal == self.thousands:
+            raise ValueError(f"decimal and thousands are both {self.decimal!r}; write two marks")
+        return self
+
+    def build(self) -> ColumnRule:
+        gaps = None if self.gaps is None else tuple(self.gaps)
+        return ColumnRule(self.kind, self.unit, tuple(self.categories), gaps, self.decimal, self.thousands)
+
+
+class CsvConfig(TaskSection):
+    """One CSV file a silo; classification of one column.
+
+    Columns are matched by their names. They are numbers or text as ``columns`` or their cells say.
+    """
+
+    kind: Literal["csv"]
+    files: Annotated[list[str], Field(min_length=1)] | None = None
+    """One file a silo, in the order of the silos. A silo is asked for its own alone."""
+
+    file: str | None = None
+    """In the place of ``files``: ``data:NAME`` is what each silo's owner calls NAME in ``data`` of ``silo.yaml``. Or a
+    path that is the same at all silos."""
+
+    target: str
+    """Column to predict."""
+
+    classes: Annotated[int, Field(ge=2)] = 2
+    """Number of classes."""
+
+    positive_above: float | None = None
+    """With it there are two classes, and a target above this number is class 1."""
+
+    ignore: list[str] = Field(default_factory=list)
+    """Columns to leave out."""
+
+    text: list[str] = Field(default_factory=list)
+    """Columns to treat as text though some silo's cells all look like numbers."""
+
+    columns: dict[str, ColumnConfig] = Field(default_factory=dict)
+    """The content of columns, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Of other columns the cells decide:
+    they are all numbers, or all words. A cell that only looks like a number, as 1,5 or 45% or a date, is refused."""
+
+    model: Literal["logistic", "mlp"] = "logistic"
+    """``logistic`` regression, or an ``mlp`` with one hidden layer."""
+
+    hidden: Annotated[int, Field(ge=1)] = 16
+    """Width of the hidden layer."""
+
+    test_share: Share = 0.25
+    """Share of each class that goes into a silo's own test samples."""
+
+    validation: Share | None = None
+    """Share of a silo's other rows by which rounds are evaluated, and on which it does not train; the test samples are
+    then used once, at the end. None: test samples in every round."""
+
+    standardise: Literal["own", "federated"] | dict[str, list[float]] = "own"
+    """What columns of numbers are standardised by. ``own``: each silo by the mean and deviation of its own training
+    rows, missing cells by their median. ``federated``: all silos by the mean and deviation of all training rows,
+    which they find together before training; a missing cell is that mean. Or mean and deviation of each column, as in
+    ``{age: [54.4, 9.0]}``."""
+
+    statistics: ColumnStatisticsConfig | None = None
+    """With it, silos find counts, missing cells, means, deviations and histograms of their columns together, before
+    training."""
+
+    @model_validator(mode="after")
+    def _has_one_file_a_silo(self) -> Self:
+        if (self.files is None) == (self.file is None):
+            raise ValueError("files or file is needed, and not both; write file: data:NAME, or files, one a silo")
+        return self
+
+    @model_validator(mode="after")
+    def _has_scales(self) -> Self:
+        for name, scale in self.standardise.items() if isinstance(self.standardise, dict) else ():
+            if len(scale) != 2 or not (isfinite(scale[0]) and isfinite(scale[1]) and scale[1] > 0):
+                raise ValueError(
+                    f"standardise.{name} {scale} is no mean and deviation above 0; write both, as in [54.4, 9]"
+                )
+        return self
+
+    @property
+    def linear(self) -> bool:
+        return self.model == "logistic"
+
+    @property
+    def scores(self) -> Scores:
+        return "share"
+
+    def build(self) -> CsvTask:
+        from fedsync.tasks.csv_ import CsvTask
+
+        return CsvTask(
+            files=tuple(self.files or (str(self.file),)),
+            everywhere=self.files is None,
+            target=self.target,
+            classes=self.classes,
+            positive_above=self.positive_above,
+            ignore=tuple(self.ignore),
+            text=tuple(self.text),
+            model=self.model,
+            hidden=self.hidden,
+            test_share=self.test_share,
+            validation=self.validation,
+            scales=self._scales(),
+            columns={name: column.build() for name, column in self.columns.items()},
+        )
+
+    def _scales(self) -> dict[str, ColumnScale] | None:
+        from fedsync.evaluation.survey.findings import ColumnScale
+
+        if self.standardise == "own":
+            return None
+        # Before a survey there are none, and there is no data to be had, but the model has its form.
+        known = {} if self.standardise == "federated" else self.standardise
+        return {name: ColumnScale(*scale) for name, scale in known.items()}
+
+    def survey(self) -> ColumnStatisticsConfig | None:
+        """What silos find out together before training; None for nothing."""
+        if self.statistics is not None or self.standardise != "federated":
+            return self.statistics
+        return ColumnStatisticsConfig(bins=0)
+
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        if self.file is None or not self.file.startswith(BY_NAME):
+            return self
+        name = self.file.removeprefix(BY_NAME)
+        for silo, paths in data.items():
+            if name not in paths:
+                problem = f"the task asks for {self.file}, and silo {silo!r} has no data by that name"
+                raise ConfigError("task.file", problem, f"Write data: {{{name}: PATH}} in the silo file")
+        return self.model_copy(update={"files": [paths[name] for paths in data.values()], "file": None})
+
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        from fedsync.tasks.csv_ import look_at
+
+        return look_at(self.emulated(data).build, list(data), seed)
+
+    def own(self, index: int, silos: int) -> Self:
+        if self.files is None:
+            return self
+        if len(self.files) != silos or not 0 <= index < silos:
+            raise ConfigError(
+                "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file a silo"
+            )
+        return self.model_copy(update={"files": None, "file": self.files[index]})
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        files = self.files and [locate(file) for file in self.files]
+        return self.model_copy(update={"files": files, "file": self.file and locate(self.file)})
+
+
+class SurveyConfig(TaskSection):
+    """What silos' columns hold together: a run that trains nothing, before one that does, or by itself."""
+
+    own_loop: ClassVar[bool] = True
+
+    kind: Literal["survey"]
+    of: CsvConfig
+    """The task whose columns are meant."""
+
+    @property
+    def scores(self) -> Scores:
+        return "any"
+
+    @property
+    def statistics(self) -> ColumnStatisticsConfig:
+        return self.of.survey() or ColumnStatisticsConfig()
+
+    def build(self) -> Task:
+        """Raises `ConfigError`: which columns there are, the silos know."""
+        raise has_own_loop(self.kind)
+
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        return self.model_copy(update={"of": self.of.emulated(data)})
+
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        return self.of.look(data, seed)
+
+    def own(self, index: int, silos: int) -> Self:
+        return self.model_copy(update={"of": self.of.own(index, silos)})
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        return self.model_copy(update={"of": self.of.relocated(locate)})
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
+        from fedsync.tasks.task_protocol import SiloSlot
+        from fedsync.train.survey_trainer import SurveyTrainer
+
+        task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
+        columns, asked = task.columns(slot), self.statistics
+        if columns is None:
+            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
+        table = task.table(slot)
+        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
+        return self.trainer(site, slots, options, run)
+
+
+class _OwnFileSection(TaskSection):
+    """What tasks in a Python file of the user's share."""
+
+    kind: str
+    file: str
+    """The Python file; relative to the strategy file, where something is there."""
+
+    @property
+    def scores(self) -> Scores:
+        return "any"
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        return self.model_copy(update={"file": locate(self.file)})
+
+
+class CustomConfig(_OwnFileSection):
+    """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
+
+    kind: Literal["custom"]
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class in it."""
+
+    def build(self) -> Task:
+        from fedsync.tasks.custom import load_task
+
+        return load_task(Path(self.file), self.options)
+
+
+class SiloAppConfig(_OwnFileSection):
+    """A Python file of the user's with a `fedsync.client.SiloApp`: training code of one's own."""
+
+    own_loop: ClassVar[bool] = True
+
+    kind: Literal["silo-app"]
+    app: str = "app"
+    """Name of the `SiloApp` in it."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """What its ``setup`` finds in ``silo.options``."""
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return OWN_LOOP_LIBRARIES
+
+    @property
+    def deals_data(self) -> bool:
+        return False
+
+    def build(self) -> Task:
+        """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
+        raise has_own_loop(self.kind)
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
+        from fedsync.client.app import SiloApp
+        from fedsync.common.sandbox.named_code import run_file
+        from fedsync.train.guests.guest import GuestTrainer
+
+        app = getattr(run_file(Path(self.file), "task.file"), self.app, None)
+        if not isinstance(app, SiloApp):
+            problem = f"there is no SiloApp by the name of {self.app}"
+            raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
+        return GuestTrainer(app, replace(site, options=self.options), options, run)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
+        """The trainer itself: the model is where the data are."""
+        return self.trainer(site, slots, options, run)
+
+
+TaskConfig = Annotated[
+    DigitsConfig
+    | CsvConfig
+    | SurveyConfig
+    | CustomConfig
+    | SiloAppConfig
+    | ClientAppConfig
+    | ImagesConfig
+    | SequencesConfig
+    | MlpConfig
+    | LinearConfig
+    | KMeansConfig
+    | FuzzyConfig
+    | GaussianMixtureConfig
+    | FactorisationConfig,
+    Field(discriminator="kind"),
+]

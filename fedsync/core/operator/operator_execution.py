@@ -1,0 +1,175 @@
+"""How a coordinator does what its operator asks; what may be asked is in `fedsync.core.operator.operator_commands`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, cast
+
+from fedsync.core.actions import Action, HaltEarly, Note, OperatorAnswered
+from fedsync.core.availability import Attendance
+from fedsync.core.departures import lose
+from fedsync.core.events import OperatorAsked
+from fedsync.core.extension import Extension
+from fedsync.core.operator.operator_commands import (
+    ChangeStop,
+    ContinueRun,
+    DropSilo,
+    OperatorQuestion,
+    PauseRun,
+    ReadmitSilo,
+    asker,
+    said,
+)
+from fedsync.core.orders import SiloFacts
+from fedsync.core.silo_presence import Presence
+from fedsync.core.state import CoordinatorState, Policies
+from fedsync.core.stopping import StopRules
+
+_OVER = "training is over, and what is left is the last evaluation"
+_DROPPED = "the operator dropped the silo"
+_PAUSED = "paused by the operator"
+
+MOST_ANSWERS = 64
+"""Answers that a run remembers, the newest: a question that comes again is known by them."""
+
+
+def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
+    """The same with a window that counts from so much earlier; none where the next one has begun by then."""
+    said = facts.presence
+    if said is None:
+        return facts
+    left_s, back_s = said.left_s + by_s, said.back_s + by_s
+    return replace(facts, presence=Presence(max(left_s, 0.0), back_s) if back_s > 0 else None)
+
+
+@dataclass(slots=True)
+class Steering(Extension):
+    """Changes that operators have made; an extension of the coordinator once an operator asks for something.
+
+    Args:
+        paused: whether nothing is decided.
+        dropped: silos that stay out, each with what it says of itself if it is there; its window counts from when the
+            run began.
+        stop: the rules that the run ends by, where they were changed.
+        answered: the newest answers, by question.
+    """
+
+    name: ClassVar[str] = "steering"
+    paused: bool = False
+    dropped: dict[str, SiloFacts | None] = field(default_factory=dict)
+    stop: StopRules | None = None
+    answered: dict[str, OperatorAnswered] = field(default_factory=dict)
+
+    def admits(self, name: str, facts: SiloFacts, at_s: float) -> bool:
+        return not self.keeps_out(name, facts, at_s)
+
+    def on_loss(self, name: str, at_s: float) -> None:
+        self.keeps_out(name, None)
+
+    def pauses(self) -> str:
+        return _PAUSED if self.paused else ""
+
+    def keeps_out(self, name: str, facts: SiloFacts | None, at_s: float = 0.0) -> bool:
+        """Whether a silo stays out; takes note of what it says of itself at that moment, None as it is gone."""
+        if name in self.dropped:
+            self.dropped[name] = None if facts is None else _moved(facts, at_s)
+        return name in self.dropped
+
+    def readmit(self, name: str, at_s: float) -> SiloFacts | None:
+        """What a silo that was out says of itself if it is there, as if it said so at that moment."""
+        facts = self.dropped.pop(name)
+        return None if facts is None else _moved(facts, -at_s)
+
+    def remember(self, answer: OperatorAnswered) -> None:
+        self.answered[answer.request] = answer
+        for old in list(self.answered)[:-MOST_ANSWERS]:
+            del self.answered[old]
+
+    def refusal(self, asked: OperatorQuestion, here: Collection[str], known: Mapping[str, int], least: int) -> str:
+        """Why a question is refused while a run trains; "" if it is not.
+
+        Args:
+            asked: the question.
+            here: names of the silos that take part.
+            known: orders of each silo that ever had one.
+            least: silos that have to be left.
+        """
+        match asked:
+            case PauseRun() if self.paused:
+                return "the run is paused already"
+            case ContinueRun() if not self.paused:
+                return "the run is not paused"
+            case DropSilo(name) if name in self.dropped:
+                return f"{name!r} is out already"
+            case DropSilo(name) if name not in here and name not in known:
+                return f"no silo is called {name!r}; here are {', '.join(sorted(here)) or 'none'}"
+            case DropSilo(name) if name in here and len(here) == 1:
+                return f"{name!r} is the only silo that is here; pause the run instead, or change when it ends"
+            case DropSilo(name) if name in here and len(here) - 1 < least:
+                return f"{len(here) - 1} silos would be left, and silos open no sum of fewer than {least} (cipher)"
+            case ReadmitSilo(name) if name not in self.dropped:
+                out = f"dropped are {', '.join(sorted(self.dropped))}" if self.dropped else "no silo is"
+                return f"{name!r} was not dropped; {out}"
+            case ChangeStop():
+                return asked.problem()
+        return ""
+
+
+def steering_of(state: CoordinatorState) -> Steering:
+    """The run's `Steering`; there is one from now on."""
+    return cast("Steering", state.extensions.own(Steering.name))
+
+
+def obey(state: CoordinatorState, policies: Policies, asked: OperatorAsked, actions: list[Action]) -> SiloFacts | None:
+    """Answer a question, and do what it wants unless it is refused.
+
+    Args:
+        state: of the run.
+        policies: of the run, as they are by now.
+        asked: the question.
+        actions: of the coordinator.
+
+    Returns:
+        What a silo says of itself that is to be admitted now; None where there is none.
+    """
+    steering = steering_of(state)
+    before = steering.answered.get(asked.request)
+    if before is not None:
+        actions.append(replace(before, again=True))
+        return None
+    over = _OVER if state.closing is not None else ""
+    refused = asked.problem or over or steering.refusal(asked.question, state.silos, state.issued, policies.least)
+    answer = OperatorAnswered(asked.request, refused)
+    steering.remember(answer)
+    actions.append(answer)
+    if refused:
+        return None
+    actions.append(Note(f"{asker(asked.question)} {said(asked.question)}, {asked.at_s:.1f} s after the run began"))
+    return _do(state, policies.stop, asked, actions)
+
+
+def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions: list[Action]) -> SiloFacts | None:
+    steering = steering_of(state)
+    match asked.question:
+        case PauseRun() | ContinueRun():
+            steering.paused = isinstance(asked.question, PauseRun)
+        case DropSilo(name, why):
+            silo = state.silos.get(name)
+            steering.dropped[name] = None
+            attendance = state.extensions.get(Attendance.name)
+            presence = attendance.forget(name) if isinstance(attendance, Attendance) else None
+            steering.keeps_out(name, None if silo is None else replace(silo.facts, presence=presence))
+            if silo is not None:
+                actions.extend(HaltEarly(name, order.update_id) for order in silo.orders)
+            lose(state, name, why or _DROPPED, actions)
+        case ReadmitSilo(name):
+            return steering.readmit(name, asked.at_s)
+        case ChangeStop() as changed:
+            steering.stop = changed.after(rules)
+            if changed.seconds is not None:
+                state.timed = False
+            if changed.rounds is not None and rules.rounds is not None and changed.rounds > rules.rounds:
+                told = f"silos whose owners confirmed {rules.rounds} rounds train no further: `approve` in silo.yaml"
+                actions.append(Note(told))
+    return None

@@ -1,0 +1,319 @@
+"""How much each silo is asked to do: forecasts and limits in, batch sizes, steps and learning rates out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from math import ceil, inf
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.core.actions import Action, Note
+from fedsync.core.orders import LocalWork, WorkReport
+from fedsync.core.protocols import AnyAdaptiveBalancer, Balancer, Bounds, RoundSeen
+from fedsync.core.speed.curve import Curve
+from fedsync.core.speed.fitting import CurveFitter
+from fedsync.core.views import SiloView
+
+OVERHEAD_NOISE = 0.05
+"""Share of the largest overhead that orders differ by without a reason: sizes that gain less gain nothing."""
+
+_BANDS = 33
+"""Bands of sizes that are tried where the work of silos has to stay comparable."""
+
+
+class Scale(StrEnum):
+    """What follows a silo's speed.
+
+    ``BATCH`` is LB-BSP. The other two are the variants that LB-BSP, section 5.5, shows to cost
+    accuracy on non-i.i.d. data; they exist to show why not.
+    """
+
+    BATCH = "batch"
+    STEPS = "steps"
+    LEARNING_RATE = "learning_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """Turns forecasts into work.
+
+    Balancers equalise whole orders: the curves that they are shown carry the silo's overhead, spread over its steps.
+    Sizes differ only where that promises to gain more time than overheads vary by; see `OVERHEAD_NOISE`.
+
+    Args:
+        work: what every silo does when nothing is balanced.
+        balancer: shares the total; None keeps ``work`` for every silo (FedAvg).
+        scale: what the shares set.
+        floor: smallest batch a silo may get [samples].
+        cap: largest batch a silo may get [samples], or None.
+        adaptive: shares the total in place of ``balancer``, by what the rounds took; see `Adaptation`.
+        certain: speeds are declared, so that sizes follow whatever they promise to gain.
+        within: how many times the work of one silo may be that of another; None for any.
+        fitter: learns the curves that balancers are shown; None takes a step's time to be in proportion to its batch.
+
+    Source: LB-BSP, Algorithm 1 and section 3.5: the total stays X = n x B.
+    """
+
+    work: LocalWork
+    balancer: Balancer | None = None
+    scale: Scale = Scale.BATCH
+    floor: int = 1
+    cap: int | None = None
+    adaptive: AnyAdaptiveBalancer | None = None
+    fitter: CurveFitter | None = None
+    certain: bool = False
+    within: float | None = None
+
+    @property
+    def balances(self) -> bool:
+        """Whether the work of one silo depends on the others."""
+        return self.balancer is not None or self.adaptive is not None
+
+    def plan(
+        self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
+    ) -> dict[str, LocalWork]:
+        """Work of every silo, by name.
+
+        Args:
+            silos: all silos present; those without a forecast count as the median of the others.
+            found_caps: largest batches found by running out of memory, by silo.
+            state: of the adaptive balancer, if there is one; None is that of before the first round.
+        """
+        caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
+        batches = [min(self.work.batch_size, cap) for cap in caps]
+        steps = [self.work.steps] * len(caps)
+        if caps and self.adaptive is not None:
+            total, bounds = self._share(self.work.batch_size, caps, floors)
+            state = self.adaptive.init() if state is None else state
+            adaptive = partial(self.adaptive.plan, state, list(silos))
+            batches = self._comparable(adaptive, total, bounds, []).tolist()
+        elif caps and self.balancer is not None:
+            forecasts = _curves(silos)
+            if self.scale is Scale.STEPS:
+                curves = [curve.of_steps(batch) for curve, batch in zip(forecasts, batches, strict=True)]
+                most = [self.work.steps * len(caps)] * len(caps)
+                total, bounds = self._share(self.work.steps, most, [1] * len(caps))
+                per_order = 1
+            else:
+                curves = [curve.spread(self.work.steps) for curve in forecasts]
+                total, bounds = self._share(self.work.batch_size, caps, floors)
+                per_order = self.work.steps
+            balanced = partial(self._balanced, curves, forecasts, per_order)
+            found = self._comparable(balanced, total, bounds, curves).tolist()
+            steps, batches = (found, batches) if self.scale is Scale.STEPS else (steps, found)
+        return {
+            name: LocalWork(self._steps(silos[name], batch, step), batch, self._learning_rate(batch))
+            for name, batch, step in zip(silos, batches, steps, strict=True)
+        }
+
+    def _balanced(
+        self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
+    ) -> NDArray[np.int64]:
+        """Sizes by the balancer; equal ones where the forecast gain is less than what an order's overhead varies by.
+
+        Args:
+            curves: of sizes, overhead included, as the balancer is shown them; ``per_order`` of it make an order.
+            forecasts: of the same silos.
+            per_order: see ``curves``.
+            total: what the sizes sum to.
+            bounds: of each.
+        """
+        assert self.balancer is not None
+        sizes = self.balancer.plan(curves, total, bounds)
+        overhead_s = np.array([curve.overhead_s for curve in forecasts])
+        if self.certain or not overhead_s.any():
+            return sizes
+        even = self.balancer.plan([Curve(1.0)] * len(curves), total, bounds)
+        before_s, after_s = (
+            per_order * np.array([curve.step_s(size) for curve, size in zip(curves, each.tolist(), strict=True)])
+            for each in (even, sizes)
+        )
+        # A balancer may look at training alone, so what that gains counts too, although an overhead may hide it.
+        trained_s = (before_s - overhead_s).max() - (after_s - overhead_s).max()
+        gain_s = max(before_s.max() - after_s.max(), trained_s)
+        return sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even
+
+    def _comparable(
+        self,
+        plan: Callable[[int, Bounds], NDArray[np.int64]],
+        total: int,
+        bounds: Bounds,
+        curves: Sequence[Curve],
+    ) -> NDArray[np.int64]:
+        """Sizes, int64 [n], of which the largest is `within` times the smallest at most, where bounds allow that.
+
+        Of bands that are so narrow, some tried evenly, the one in which the slowest silo ends first; without curves
+        the one with the smallest floor.
+        """
+        sizes = plan(total, bounds)
+        if self.within is None or sizes.max() <= self.within * sizes.min():
+            return sizes
+        best, best_s = sizes, inf
+        least = max(1, ceil(total / len(sizes) / self.within))
+        for floor in np.unique(np.linspace(least, max(least, total // len(sizes)), _BANDS).astype(np.int64)):
+            band = Bounds(np.maximum(bounds.floor, floor), np.minimum(bounds.cap, int(self.within * floor)))
+            if (band.floor > band.cap).any() or not band.floor.sum() <= total <= band.cap.sum():
+                continue
+            found = plan(total, band)
+            ends_s = max((curve.step_s(int(size)) for curve, size in zip(curves, found, strict=False)), default=0.0)
+            if ends_s < best_s:
+                best, best_s = found, ends_s
+        return best
+
+    def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
+        """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""
+        batch = min(self.work.batch_size, self._cap(silo, found_cap))
+        if batch == self.work.batch_size:
+            return self.work
+        return replace(self.work, batch_size=batch, steps=self._steps(silo, batch, self.work.steps))
+
+    def seen(
+        self,
+        silos: Mapping[str, SiloView],
+        found_caps: Mapping[str, int],
+        seconds: Mapping[str, float],
+        memory: Mapping[str, float],
+    ) -> RoundSeen:
+        """What an adaptive balancer is shown between two rounds; see `RoundSeen`."""
+        floors = [self._floor(silo) for silo in silos.values()]
+        total, bounds = self._share(self.work.batch_size, self._caps(silos, found_caps), floors)
+        return RoundSeen(tuple(silos), seconds, memory, total, bounds)
+
+    @staticmethod
+    def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:
+        """A total of ``n x mean``, or all that the caps allow if that is less, and the bounds."""
+        cap = np.asarray(caps, dtype=np.int64)
+        return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floors, cap), cap)
+
+    def _caps(self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> list[int]:
+        return [self._cap(silo, found_caps.get(name)) for name, silo in silos.items()]
+
+    def _cap(self, silo: SiloView, found: int | None) -> int:
+        """Largest batch of a silo: what fits it, and the configured cap."""
+        cap = silo.facts.fits(found)
+        return cap if self.cap is None else min(cap, self.cap)
+
+    def _floor(self, silo: SiloView) -> int:
+        """Smallest batch of a silo: as configured, and what its owner allows, up to the mean."""
+        facts = silo.facts
+        owned = max(facts.least_batch, -(-facts.least_samples // self.work.steps))
+        return max(self.floor, min(owned, self.work.batch_size))
+
+    def _steps(self, silo: SiloView, batch: int, steps: int) -> int:
+        """Steps of a silo; more where its batch is held down, so that its owner allows the order.
+
+        An owner who wants more than orders have in the mean refuses them.
+        """
+        least = silo.facts.least_samples
+        return steps if least > self.work.steps * self.work.batch_size else max(steps, -(-least // batch))
+
+    def _learning_rate(self, batch: int) -> float:
+        if not self.balances or self.scale is not Scale.LEARNING_RATE:
+            return self.work.learning_rate
+        return self.work.learning_rate * batch / self.work.batch_size
+
+
+class Plan(Mapping[str, LocalWork]):
+    """`Sizing.plan`, worked out when first looked at: a barrier that does not care pays nothing.
+
+    Args:
+        sizing: turns forecasts into work.
+        silos: as in `Sizing.plan`; live, so a plan is for use at once.
+        found_caps: likewise.
+        state: likewise.
+    """
+
+    def __init__(
+        self, sizing: Sizing, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
+    ) -> None:
+        self._sizing, self._silos, self._found_caps, self._state = sizing, silos, found_caps, state
+        self._work: dict[str, LocalWork] | None = None
+
+    def __getitem__(self, name: str) -> LocalWork:
+        if self._work is None and not self._sizing.balances:
+            return self._sizing.alone(self._silos[name], self._found_caps.get(name))
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[str, LocalWork]:
+        if self._work is None:
+            self._work = self._sizing.plan(self._silos, self._found_caps, self._state)
+        return self._work
+
+
+@dataclass(slots=True)
+class Adaptation:
+    """An adaptive balancer at work: its state, and what it will be shown next. A value that pickles.
+
+    A round begins when a silo is released from a version for the first time. Then, and only then, the balancer is
+    asked.
+
+    Args:
+        sizing: has the balancer.
+    """
+
+    sizing: Sizing
+    state: Any = None
+    version: int | None = None
+    _seconds: dict[str, float] = field(default_factory=dict)
+    _memory: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.sizing.adaptive is not None:
+            self.state = self.sizing.adaptive.init()
+
+    def observe(self, name: str, report: WorkReport, seconds: float) -> None:
+        """A silo has finished an order, which took so many seconds as a whole."""
+        if self.sizing.adaptive is None:
+            return
+        self._seconds[name] = seconds
+        known = [window.memory for window in report.windows if window.memory is not None]
+        if known:
+            self._memory[name] = max(known)
+
+    def advance(
+        self, version: int, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], actions: list[Action]
+    ) -> bool:
+        """A silo is released from ``version``: ask the balancer if that begins a round, and say whether it did.
+
+        What the user ought to know is added to ``actions``.
+        """
+        if self.sizing.adaptive is None or version == self.version:
+            return False
+        self.version = version
+        seen = self.sizing.seen(silos, found_caps, self._seconds, self._memory)
+        self.state, notes = self.sizing.adaptive.advance(self.state, seen)
+        self._seconds, self._memory = {}, {}
+        actions.extend(Note(text) for text in notes)
+        return True
+
+    def plan(self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> Plan:
+        """The work of the round; see `Plan`."""
+        return Plan(self.sizing, silos, found_caps, self.state)
+
+
+def _curves(silos: Mapping[str, SiloView]) -> list[Curve]:
+    """Forecasts of all silos; a silo nobody has measured counts as the median of the measured ones, part by part."""
+    known = [silo.forecast for silo in silos.values() if silo.forecast is not None]
+    if len(known) == len(silos):
+        return known
+    usual = Curve(1.0)
+    if known:
+        usual = Curve(
+            median(curve.speed for curve in known),
+            median(curve.launch_s for curve in known),
+            median(curve.saturation for curve in known),
+            median(curve.overhead_s for curve in known),
+        )
+    return [silo.forecast or usual for silo in silos.values()]

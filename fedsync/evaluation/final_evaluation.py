@@ -1,0 +1,257 @@
+"""How a run ends: silos answer questions about what came of it, then it stops.
+
+| step | what goes out | until |
+|---|---|---|
+| halt | where silos train apart: what is in work is halted | nobody is at work |
+| apart | before a question about a model that silos train themselves: orders (`fedsync.evaluation.local_baselines`) | all are done |
+| tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
+| commit | likewise: their updates, which change nothing, as one more version | |
+| question | `Evaluate`; where figures are sealed, it brings the sum | all have answered |
+
+All but halt are the steps of each question, one after the other:
+
+| question | why | not asked if |
+|---|---|---|
+| last version, validation split | it may be the best; sealed, it brings the sum of scores | all have evaluated it |
+| last version, test split | what the run came to, by samples that decided nothing | see below |
+| best version, test split | likewise | likewise, or it is the last |
+| models of silos' own, test split | what the run has brought each silo | it does not say `cross_site` |
+| another silo's local model, test split | likewise | likewise, or its owner keeps it |
+
+Unless the run says `cross_site`, the test split is not asked for where nobody holds out a validation split; sealed, in
+no run where not all silos do. Sealed, a question about models of silos' own is asked if all silos have one, for answers
+are told of the same silos only (`fedsync.cipher.silo.figure_pool`). No silo is asked about another's.
+
+Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
+it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
+evaluates one model for the server once, so a run does not end while silos are at work on the newest version, which they
+have evaluated then. Only a time limit ends it there, and leaves that version without a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from fedsync.core.actions import Action, Discard, Dispatch, Evaluate, HaltEarly, Note
+from fedsync.core.events import Evaluated
+from fedsync.core.orders import Split, Subject
+from fedsync.core.speed.sizing import Plan
+from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
+from fedsync.core.views import Verdict
+
+if TYPE_CHECKING:
+    from fedsync.evaluation.local_baselines import Apart
+
+Question = tuple[Subject, Split, str]
+"""Which model, on which samples, and whose model it is; nobody's where each silo has its own, or all have it."""
+
+QUESTIONS: tuple[Question, ...] = (
+    (Subject.LAST, Split.VALIDATION, ""),
+    (Subject.LAST, Split.TEST, ""),
+    (Subject.BEST, Split.TEST, ""),
+)
+"""In this order: the first may still change which version is the best."""
+
+_NOTHING_COMPARED = (
+    "nothing is compared (evaluation.cross_site): figures are sealed, and not every silo holds out a validation split, "
+    "or there is no version"
+)
+
+
+def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Training is over."""
+    state.final, state.summed = state.version, 1
+    known = state.evaluated
+    if policies.apart:
+        _halt(state, state.silos, actions)
+        if not _comparable(state, policies):
+            actions.append(Note(_NOTHING_COMPARED))
+    if policies.tally:
+        actions.extend(Discard(update_id, f"the run is over: {state.closing}") for update_id in state.pending)
+        state.pending.clear()
+    if policies.tally and state.commits and not known:
+        _sum(state, policies, actions)
+
+
+def advance(
+    state: CoordinatorState,
+    policies: Policies,
+    plan: Callable[[], Plan],
+    recent: Sequence[object],
+    now_s: float,
+    actions: list[Action],
+) -> bool:
+    """Take the next steps; whether all are behind.
+
+    Args:
+        state: of the run, which is closing.
+        policies: of the run.
+        plan: the work of each silo.
+        recent: entries of the journal, for errors.
+        now_s: seconds since the run began.
+        actions: of the coordinator.
+    """
+    if policies.apart or policies.tally:
+        _halt(state, _gone_on(state), actions)
+    while not state.awaiting and state.asked < len(questions(state, policies)):
+        if state.summed <= state.asked and not _trained(state, policies, plan, now_s, actions):
+            return False
+        if policies.tally and state.summed == state.asked:
+            state.summed += 1
+            if _worth_asking(state, policies, *questions(state, policies)[state.asked][:2]):
+                _sum(state, policies, actions)
+        if state.owing:
+            _order(state, policies, plan, now_s, actions)
+            return False
+        if not state.asked and _awaited(state, policies):
+            return False
+        if policies.tally and state.pending:
+            metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
+            state.version += 1
+            actions.append(policies.weighed(metas, state.version, recent))
+        _ask(state, policies, actions)
+    return not state.awaiting
+
+
+def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Have silos answer the next question with updates that change nothing, as soon as they have nothing else to do."""
+    here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
+    here.sort(key=lambda name: state.silos[name].busy)
+    state.owing = set(here[: policies.tally])
+    _halt(state, here[: policies.tally], actions)
+
+
+def _order(
+    state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
+) -> None:
+    """Give silos that owe an answer, and have nothing else to do, an order for it."""
+    subject, split, _ = questions(state, policies)[state.asked]
+    for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
+        order = state.next_order(name, plan()[name], Verdict(), policies.seed)
+        order = replace(order, learning_rate=0.0, subject=subject, split=split)
+        state.silos[name] = state.silos[name].begun(order, now_s)
+        actions.append(Dispatch(name, order))
+
+
+def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
+    """All questions, as far as they are known: which silos share their local models turns out once they have them."""
+    found = list(QUESTIONS)
+    for subject in policies.apart:
+        found.append((subject, Split.TEST, ""))
+        if subject is Subject.LOCAL:
+            found.extend((subject, Split.TEST, owner) for owner in apart(state).shared)
+    return found
+
+
+def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bool:
+    """Whether it is the answer of a silo that the last question waits for."""
+    asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.asked - 1]
+    return event.silo in state.awaiting and asked and event.version == _version(state, policies, event.subject)
+
+
+def decides(state: CoordinatorState) -> bool:
+    """Whether the answers to the last question may change which version is the best: only the first does."""
+    return state.asked == 1
+
+
+def apart(state: CoordinatorState) -> Apart:
+    """Progress of the silos with what they train apart."""
+    return cast("Apart", state.extensions.own("apart"))
+
+
+def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) -> None:
+    """Have silos end what they are at, as far as they are at something and were not told before."""
+    for name in names:
+        order = state.silos[name].order
+        if order is not None and state.halted.get(name) != order.update_id:
+            state.halted[name] = order.update_id
+            actions.append(HaltEarly(name, order.update_id))
+
+
+def _gone_on(state: CoordinatorState) -> list[str]:
+    """Silos that were told to stop, and have begun the order that was queued."""
+    orders = ((name, silo.order) for name, silo in state.silos.items())
+    return [name for name, order in orders if order is not None and order.behind == state.halted.get(name)]
+
+
+def _awaited(state: CoordinatorState, policies: Policies) -> bool:
+    """Whether an order of the run is in work, and silos are to train apart: they do one thing at a time."""
+    return bool(policies.apart) and any(silo.busy for silo in state.silos.values())
+
+
+def _trained(
+    state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
+) -> bool:
+    """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
+    subject, _, owner = questions(state, policies)[state.asked]
+    rules, version = policies.cross_site, _base(state, subject)
+    if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):
+        return True
+    progress = apart(state)
+    progress.begin({name: plan()[name] for name in state.silos})
+    for name in [name for name, silo in state.silos.items() if not silo.busy]:
+        following = progress.next(name, subject, rules)
+        if following is not None:
+            work, after, share = following
+            order = state.next_order(name, work, Verdict(), policies.seed, evaluate=False)
+            order = replace(order, base_version=version, subject=subject, after=after, share=share)
+            state.silos[name] = state.silos[name].begun(order, now_s)
+            actions.append(Dispatch(name, order))
+    if any(silo.busy for silo in state.silos.values()):
+        return False
+    progress.finish(subject, rules)
+    return True
+
+
+def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
+    """Ask the next question, if it is worth asking; where figures are sealed, for what the sum brought."""
+    subject, split, owner = questions(state, policies)[state.asked]
+    state.asked += 1
+    version, silos = _version(state, policies, subject), tuple(state.silos)
+    if owner:
+        silos = tuple(name for name in silos if name != owner)
+    elif subject.own and not policies.tally:
+        silos = tuple(name for name in apart(state).trained.get(subject, ()) if name in state.silos)
+    if not silos or not _worth_asking(state, policies, subject, split):
+        return
+    if split is Split.VALIDATION:
+        state.scores.restart(version)
+        state.scores.begin(version, len(silos))
+    state.awaiting = set(silos)
+    actions.append(Evaluate(version, silos, split, subject, owner))
+
+
+def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
+    """Whether anybody is to evaluate anything, and would tell of the model what nobody knows yet."""
+    if not (state.silos and policies.evaluate):
+        return False
+    if split is Split.VALIDATION:
+        return not state.scores.covers(_version(state, policies, subject), state.silos)
+    if subject is Subject.BEST and state.best.version in (-1, state.final):
+        return False
+    if policies.tally:
+        all_have_one = state.silos.keys() <= set(apart(state).trained.get(subject, ())) or not subject.own
+        return all_have_one and _comparable(state, policies)
+    return bool(policies.apart) or any(silo.facts.validates for silo in state.silos.values())
+
+
+def _comparable(state: CoordinatorState, policies: Policies) -> bool:
+    """Whether anything can be found on the test split.
+
+    Sealed, silos that hold out no validation split would evaluate the same samples twice, in two sums.
+    """
+    return not policies.tally or (state.commits > 0 and all(silo.facts.validates for silo in state.silos.values()))
+
+
+def _version(state: CoordinatorState, policies: Policies, subject: Subject) -> int:
+    """Of the model that a question is about; where figures are sealed, the version with the sum."""
+    return state.version if policies.tally else _base(state, subject)
+
+
+def _base(state: CoordinatorState, subject: Subject) -> int:
+    """The version that a model is, or with which silos begin it."""
+    if subject is Subject.LOCAL:
+        return 0
+    return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version

@@ -1,0 +1,159 @@
+"""The shipped metrics by name, and those that a kind of task has without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
+from fedsync.evaluation.metrics.concordance import Concordance, PairCounts
+from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
+from fedsync.evaluation.metrics.moments import ERRORS, LIKELIHOOD, OVERLAP, R2, Mean, Perplexity, Rmse
+from fedsync.evaluation.metrics.score_histograms import (
+    COARSE,
+    FINE,
+    Auroc,
+    AveragePrecision,
+    Brier,
+    CalibrationError,
+    ScoreCounts,
+)
+
+MOST_CLASSES = 1000
+"""Whose predictions are counted by class."""
+
+MOST_SCORED = 100
+"""Classes whose scores are counted, each against the rest."""
+
+_SHARE = (0.0, 1.0)
+
+
+def _scores(classes: int) -> ScoreCounts:
+    if classes > MOST_SCORED:
+        problem = f"histograms of the scores of {classes} classes are too large; there may be {MOST_SCORED}"
+        raise ConfigError("evaluation.metrics", problem, "Choose accuracy, balanced_accuracy or f1")
+    return ScoreCounts(classes, FINE if classes == 2 else COARSE)
+
+
+_OF_CLASSES: Mapping[str, Callable[[int], AnyMetric]] = {
+    "accuracy": lambda classes: Accuracy("accuracy", ClassCounts(classes), limits=_SHARE),
+    "balanced_accuracy": lambda classes: BalancedAccuracy("balanced_accuracy", ClassCounts(classes), limits=_SHARE),
+    "f1": lambda classes: F1("f1", ClassCounts(classes), limits=_SHARE, macro=classes > 2),
+    "f1_macro": lambda classes: F1("f1_macro", ClassCounts(classes), limits=_SHARE),
+    "sensitivity": lambda classes: Recall("sensitivity", ClassCounts(classes), limits=_SHARE, label=1),
+    "specificity": lambda classes: Recall("specificity", ClassCounts(classes), limits=_SHARE, label=0),
+    "auroc": lambda classes: Auroc("auroc", _scores(classes), limits=_SHARE),
+    "average_precision": lambda classes: AveragePrecision("average_precision", _scores(classes), limits=_SHARE),
+    "brier": lambda classes: Brier("brier", _scores(classes), False, (0.0, 2.0)),
+    "calibration_error": lambda classes: CalibrationError("calibration_error", _scores(classes), False, _SHARE),
+}
+
+_OTHERS: Mapping[str, AnyMetric] = {
+    metric.name: metric
+    for metric in (
+        Mean("dice", OVERLAP, limits=_SHARE, column=1),
+        Mean("iou", OVERLAP, limits=_SHARE, column=2),
+        Mean("mae", ERRORS, False, (0.0, inf)),
+        Rmse("rmse", ERRORS, False, (0.0, inf)),
+        R2("r2", ERRORS, limits=(-inf, 1.0)),
+        Concordance("concordance", PairCounts(), limits=_SHARE),
+        Perplexity("perplexity", LIKELIHOOD, False, (1.0, inf)),
+    )
+}
+
+NAMES = (*_OF_CLASSES, *_OTHERS)
+"""Of the shipped metrics."""
+
+BY_SCORE = ("auroc", "average_precision", "brier", "calibration_error")
+"""Those that want probabilities."""
+
+_TWO = ("sensitivity", "specificity")
+
+
+def shipped(name: str, classes: int | None = None) -> AnyMetric:
+    """A shipped metric.
+
+    Args:
+        name: one of `NAMES`.
+        classes: how many there are to tell apart; None where nobody knows, or there are none.
+
+    Raises:
+        ConfigError: it needs to know the classes, or there are too many, or too few.
+    """
+    if name in _OTHERS:
+        return _OTHERS[name]
+    if classes is None:
+        problem = f"{name} is of predicted classes, and how many there are is not known"
+        raise ConfigError("evaluation.metrics", problem, "Write their number as evaluation.classes")
+    if not 2 <= classes <= (2 if name in _TWO else MOST_CLASSES):
+        raise ConfigError("evaluation.metrics", f"{name} of {classes} classes is not worked out", "Leave it out")
+    return _OF_CLASSES[name](classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which metrics a run works out, as it says to everybody in it.
+
+    Args:
+        names: of shipped metrics, or of the task's own.
+        classes: that there are to tell apart; None where nobody knows, or there are none.
+    """
+
+    names: tuple[str, ...] = ()
+    classes: int | None = None
+
+    def metrics(self, own: Callable[[], Iterable[AnyMetric]]) -> tuple[AnyMetric, ...]:
+        """The metrics; ``own`` gives the task's own, and is asked only where a name is not shipped.
+
+        Raises:
+            ConfigError: there is none of that name, or see `shipped`.
+        """
+        others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in own()}
+        unknown = [name for name in self.names if name not in (*NAMES, *others)]
+        if unknown:
+            remedy = f"There are {', '.join((*NAMES, *others))}; those of Task.metrics() are a task's own"
+            raise ConfigError("evaluation.metrics", f"there is no metric {unknown[0]!r}", remedy)
+        return tuple(shipped(name, self.classes) if name in NAMES else others[name] for name in self.names)
+
+    @classmethod
+    def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
+        """Those that a task has.
+
+        Raises:
+            ConfigError: one has the name of a shipped one and is another, or they differ about the classes.
+        """
+        metrics = tuple(metrics)
+        statistics_of(metrics)
+        told = {each.classes for each in (metric.statistic for metric in metrics) if hasattr(each, "classes")}
+        wanted = cls(tuple(metric.name for metric in metrics), max(told, default=None))
+        for metric in metrics:
+            if metric.name in NAMES and metric != shipped(metric.name, wanted.classes):
+                problem = f"{metric.name} is not the shipped metric of that name, of {wanted.classes} classes"
+                raise ConfigError("task, metrics()", problem, "Give it another name, or all of them the same classes")
+        return wanted
+
+
+NOTHING = Wanted()
+
+
+def classification(classes: int) -> tuple[AnyMetric, ...]:
+    """What tasks with classes measure: accuracy, balanced accuracy and F1, and of two classes what follows from scores.
+
+    With more than `MOST_CLASSES` nothing but the task's own score.
+    """
+    if not 2 <= classes <= MOST_CLASSES:
+        return ()
+    names = ("accuracy", "balanced_accuracy", "f1", *(BY_SCORE if classes == 2 else ()))
+    return tuple(shipped(name, classes) for name in names)
+
+
+def regression() -> tuple[AnyMetric, ...]:
+    """What tasks measure that predict numbers: MAE, RMSE and R2."""
+    return shipped("mae"), shipped("rmse"), shipped("r2")
+
+
+def segmentation() -> tuple[AnyMetric, ...]:
+    """What tasks measure that give every pixel a class: Dice coefficient and intersection over union."""
+    return shipped("dice"), shipped("iou")

@@ -1,0 +1,142 @@
+"""What follows from the sums of all silos: means, deviations, common edges of bins, and what people may be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.common.errors import ConfigError
+from fedsync.evaluation.survey.table_sums import UNIT_BITS, NumberSums, SurveySums
+
+STATISTICS = "statistics.json"
+"""File with what `told` says, in the folder of a run, or of a silo's trainer."""
+
+SPREAD = 4.0
+"""Deviations from the mean to the outer edges of a histogram whose range nobody declared."""
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnScale:
+    """What a numeric column is standardised by: ``(cell - mean) / deviation``; a missing cell becomes 0.
+
+    Args:
+        mean: of all silos' training rows.
+        deviation: likewise, dividing by their number; 1 where all cells are the same.
+    """
+
+    mean: float
+    deviation: float
+
+
+def scale_of(column: NumberSums) -> ColumnScale:
+    """Of a column that has cells; whole numbers up to the last division, so the same bits everywhere."""
+    unit = 1 << UNIT_BITS
+    mean = Fraction(column.total, column.known * unit)
+    variance = Fraction(column.known * column.squares - column.total**2, (column.known * unit) ** 2)
+    return ColumnScale(float(mean), math.sqrt(variance) or 1.0)
+
+
+def scales_of(sums: SurveySums, least: int) -> dict[str, ColumnScale]:
+    """Of all numeric columns.
+
+    Args:
+        sums: of all silos.
+        least: cells that a column must have.
+
+    Raises:
+        ConfigError: one has fewer.
+    """
+    for name, column in sums.numbers.items():
+        if column.known < least:
+            problem = f"fewer than {least} cells are known in all silos together: a mean of them would tell of people"
+            raise ConfigError(f"task, column {name!r}", problem, "Ignore the column")
+    return {name: scale_of(column) for name, column in sums.numbers.items()}
+
+
+def edges_of(sums: SurveySums, ranges: Mapping[str, Sequence[float]], bins: int) -> dict[str, NDArray[np.float64]]:
+    """Common edges of each column's bins, float64 [bins + 1]: of the declared range, or around the pooled mean."""
+    edges = {}
+    for name, column in sums.numbers.items():
+        scale = scale_of(column) if column.known else ColumnScale(0.0, 1.0)
+        around = (scale.mean - SPREAD * scale.deviation, scale.mean + SPREAD * scale.deviation)
+        low, high = ranges.get(name, around)
+        edges[name] = np.array([low + (high - low) * (at / bins) for at in range(bins + 1)])
+    return edges
+
+
+def told(sums: SurveySums, least: int, ranges: Mapping[str, Sequence[float]], bins: int) -> dict[str, Any]:
+    """What people may see: no count from 1 to ``least`` - 1, nor one that follows from others; means of 4 digits.
+
+    Counts that are too small are the text ``"<5"``; those that would betray one, None. Nobody is in a count of 0, so
+    that is told. Cells in bins and missing cells add up to the rows, so they are looked at together.
+    """
+    columns: list[dict[str, Any]] = []
+    edges = edges_of(sums, ranges, bins) if bins else {}
+    for name, column in sums.numbers.items():
+        entry, counts = _entry(name, "number", column.bins or (column.known,), sums.rows - column.known, sums, least)
+        if column.known >= least:
+            entry |= {"mean": _rounded(scale_of(column).mean), "deviation": _rounded(_spread(column))}
+            if column.bins:
+                entry |= {"edges": [_rounded(edge) for edge in edges[name].tolist()], "counts": counts}
+        columns.append(entry)
+    columns += [_entry(name, "text", (known,), sums.rows - known, sums, least)[0] for name, known in sums.texts.items()]
+    rows = _hidden((sums.rows,), least)[0] if sums.rows < least else sums.rows
+    return {
+        "silos": sums.silos,
+        "rows": rows,
+        "classes": _hidden(sums.classes, least),
+        "least": least,
+        "columns": columns,
+    }
+
+
+_Told = int | str | None
+
+
+def _entry(
+    name: str, kind: str, cells: Sequence[int], missing: int, sums: SurveySums, least: int
+) -> tuple[dict[str, Any], list[_Told]]:
+    """What is told of a column's counts, and of its bins."""
+    if sum(cells) + missing == sums.rows:
+        *counts, gaps = _hidden((*cells, missing), least)
+    else:  # a silo came or went between the rounds: bins are of other rows
+        counts, (_, gaps) = _hidden(cells, least), _hidden((sums.rows - missing, missing), least)
+    known = sums.rows - gaps if isinstance(gaps, int) else None
+    if isinstance(known, int) and 0 < known < least:
+        known = None
+    return {"column": name, "kind": kind, "known": known, "missing": gaps}, counts
+
+
+def _spread(column: NumberSums) -> float:
+    """The deviation, 0 where all cells are the same."""
+    return 0.0 if column.known * column.squares == column.total**2 else scale_of(column).deviation
+
+
+def _hidden(counts: Sequence[int], least: int) -> list[_Told]:
+    """Counts whose sum is known, without those that are too small, and without what they follow from.
+
+    Of k counts that are too small and m others that are hidden with them the sum H is known. Each of the k may be
+    anything from 1 to ``least`` - 1 if H >= (``least`` - 1) + (k - 1) + ``least`` m, and m is 1 or more.
+    """
+    small = [at for at, count in enumerate(counts) if 0 < count < least]
+    others = sorted((at for at, count in enumerate(counts) if count >= least), key=lambda at: counts[at])
+    shown: list[_Told] = [f"<{least}" if 0 < count < least else count for count in counts]
+    hidden, behind = sum(counts[at] for at in small), 0
+    while small and (not behind or hidden < least - 1 + len(small) - 1 + least * behind):
+        if not others:
+            return [None] * len(counts)
+        shown[at := others.pop(0)] = None
+        hidden, behind = hidden + counts[at], behind + 1
+    return shown
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_DIGITS - 1}e}")

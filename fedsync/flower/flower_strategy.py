@@ -1,0 +1,417 @@
+"""FedSync as a Flower strategy."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedsync.common.errors import ConfigError, HugeModel
+from fedsync.common.run_claim import Existing, claimed
+from fedsync.config.cipher import sealing
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.compatibility import adds_regions
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.survey import survey_of
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import KeepBest
+from fedsync.core.coordinator import Coordinator
+from fedsync.evaluation.survey.findings import STATISTICS
+from fedsync.flower import payloads
+from fedsync.flower.first_model import ask_for_layout, ask_for_model, given_by, model_writer, task_model
+from fedsync.flower.hub_transport import way_to_silos
+from fedsync.flower.own_loop import unexpected
+from fedsync.flower.result import FinalModel, RunResult, fill_metrics
+from fedsync.flower.run_log import RoundLog, logger
+from fedsync.flower.shipped import Shipped
+from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import CommonForm, PartsError
+from fedsync.model.transfer import DurableAggregator
+from fedsync.observe.quality.kept_models import KeptModels
+from fedsync.observe.quality.survey_report import FOLDER as SURVEY
+from fedsync.observe.quality.survey_report import after_survey
+from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import RunBuilder, measuring
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.policies.rounds.rounds_base import Called, Scalar
+from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
+from fedsync.server.driver import FlowerDriver
+from fedsync.server.nodes import Admission
+from fedsync.server.operator_requests import OperatorRequests, Requests, problem_with
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.protocol import InitialModel
+from fedsync.transport.port import Transport
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keywrap import ServerKeys
+    from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.policies.schema import Policy
+
+ARRAYS = "arrays"
+"""Folder of the large models and updates that a run has at the moment, in that of its files; it goes when it ends."""
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """Where a run begins: its first model, or the moment from which it goes on."""
+
+    origin: Origin
+    model: Vector
+    moment: Moment | None
+
+
+class FedSync(Shipped):
+    """Runs a FedSync configuration on a Flower grid.
+
+    Use it in any ServerApp::
+
+        FedSync.lb_bsp(batch_size=32).start(grid, initial_arrays, num_rounds=40)
+        FedSync.from_yaml("my-strategy.yaml").start(grid, initial_arrays)
+
+    Each shipped strategy has a constructor, all of which take `fedsync.flower.shipped.Options`. The nodes run
+    `fedsync.flower.client_app.app` as their ClientApp.
+
+    Args:
+        config: the strategy.
+        cluster: machines that the silos emulate, by partition; None in a real federation.
+        policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
+        on_round: says what orders of a round, from 1, are told: ``learning_rate``, and entries of ``train_config``. A
+            subclass may override `configure_train` instead.
+        train_metrics_aggr_fn: makes one record of the silos' training metrics in a commit, for the result of `start`.
+        evaluate_metrics_aggr_fn: the same of their evaluations of a version.
+        out: folder for the run's files; a new temporary one by default.
+        runtime: what the summary calls this runtime.
+        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
+        timing: how long to wait for what; by default as the strategy's ``waiting`` says.
+        listeners: called after every entry of the journal.
+        keys: the server's key file, for an encrypted run.
+        supervised: somebody watches over server and silos: by default the run waits without end for silos to come.
+        registered: accept only nodes that are registered by name, as the SuperLink of `fedsync server` demands.
+        regions: as in `Admission`.
+        resume: go on with the run in ``out``, from its newest checkpoint.
+        overwrite: replace the run that ``out`` has; by default `start` refuses its folder.
+        checkpoints: how many of the newest to keep in ``out``; 0 writes none.
+    """
+
+    def __init__(
+        self,
+        config: StrategyConfig,
+        cluster: ClusterConfig | None = None,
+        *,
+        policies: Mapping[str, Policy] | None = None,
+        on_round: Callable[[int], Mapping[str, Scalar]] | None = None,
+        train_metrics_aggr_fn: MetricsAggrFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggrFn | None = None,
+        out: str | Path | None = None,
+        runtime: str = "flower",
+        target_accuracy: float | None = None,
+        timing: Timeouts | None = None,
+        listeners: Sequence[Listener] = (),
+        keys: Path | None = None,
+        supervised: bool = False,
+        registered: bool = False,
+        regions: Mapping[str, Sequence[str]] | None = None,
+        resume: bool = False,
+        overwrite: bool = False,
+        checkpoints: int = KEPT,
+    ) -> None:
+        self._refuse_overridden()
+        by_round = {} if on_round is None else {"on_round": Called.of(on_round)}
+        self.config = config = config.with_policies({**(policies or {}), **by_round})
+        self._aggregates = train_metrics_aggr_fn, evaluate_metrics_aggr_fn
+        self.cluster = cluster
+        self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
+        self.run_summary: dict[str, Any] | None = None
+        self._runtime = runtime
+        self._target_accuracy = target_accuracy
+        self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
+        self._listeners, self._keys = listeners, keys
+        asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
+        expected = None if resume else asked  # Who goes on with a run has silos that did take part.
+        needed = config.quorum(cluster.at_start if cluster else None)
+        self._admission = Admission(config.silos, registered, expected, regions, config.most_examples, needed)
+        self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
+        self._resume, self._kept = resume, checkpoints
+
+    @classmethod
+    def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
+        """Strategy from a YAML file.
+
+        Args:
+            name: path of a file, or name of a shipped strategy.
+            overrides: ``a.b=value`` assignments.
+            options: as the constructor's.
+
+        Raises:
+            ConfigError: anything is wrong with the file; names the place and the remedy.
+        """
+        return cls(StrategyConfig.load(name, overrides), **options)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        **later: Any,
+    ) -> RunResult:
+        """Run the strategy to its end.
+
+        Args:
+            grid: of the ServerApp.
+            initial_arrays: model to start from, by the names of the silos' own; of any types, though what travels is
+                float32. By default the task's own, from the seed.
+            num_rounds: overrides ``stop.rounds``.
+            timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
+            train_config: for the silos' own training code, beside the strategy's own: numbers, text and switches.
+            evaluate_config: the same for their evaluation.
+            evaluate_fn: called at the server with every version and its arrays, from version 0 on.
+            later: what a later version of Flower knows beside these; it has no effect here.
+
+        Returns:
+            Final arrays, with names and types as they were given, none of an encrypted run; training and evaluation
+            metrics by version; the folder of the run's files.
+
+        Raises:
+            RunError: the run could not reach its end.
+            ConfigError: strategy and silos do not fit together, ``out`` has a run, or there is nothing to resume from.
+            TypeError: a keyword is known neither here nor to the installed Flower.
+        """
+        ours, theirs = (inspect.signature(start).parameters.keys() for start in (FedSync.start, Strategy.start))
+        for word in sorted(later.keys() - theirs):
+            raise unexpected("FedSync.start", word, (ours | theirs) - {"self", "later"})
+        self._refuse_overridden()
+        config, timing = self._adjusted(num_rounds, timeout)
+        config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
+        with claimed(self.out, self._existing), way_to_silos(grid, self.out) as silos:
+            result, final = self._run(silos, config, timing, evaluate_fn, initial_arrays)
+        if final is not None:
+            result.arrays = final.arrays(initial_arrays)
+        return result
+
+    def run(self, grid: Grid) -> FinalModel | None:
+        """As `start`, in a folder that the caller has claimed, and without Flower's arrays, which are one more copy."""
+        with way_to_silos(grid, self.out) as silos:
+            return self._run(silos, self.config, self._timing, None, None)[1]
+
+    def _surveyed(self, silos: Transport, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
+        """The run, with what silos found out together before it, where it has such a survey: a run of its own."""
+        survey = survey_of(config, None if self.cluster is None else len(self.cluster.silos))
+        if survey is None:
+            return spec
+        before = FedSync(
+            survey, self.cluster, out=self.out / SURVEY, runtime=self._runtime, timing=timing, keys=self._keys,
+            registered=self._admission.registered, regions=self._admission.regions, checkpoints=self._kept,
+        )  # fmt: skip
+        origin, aggregator = before._driven(silos, survey, timing, None, None)[2:]
+        clear(before.out)
+        return after_survey(spec, origin.spec, origin.layout, aggregator, self.out)
+
+    def _run(
+        self,
+        silos: Transport,
+        config: StrategyConfig,
+        timing: Timeouts,
+        evaluate_fn: EvaluateFn | None,
+        given: ArrayRecord | None,
+    ) -> tuple[RunResult, FinalModel | None]:
+        """The run, and the final model; None where updates are encrypted, for then only silos have it."""
+        return self._driven(silos, config, timing, evaluate_fn, given)[:2]
+
+    def _driven(
+        self,
+        silos: Transport,
+        config: StrategyConfig,
+        timing: Timeouts,
+        evaluate_fn: EvaluateFn | None,
+        given: ArrayRecord | None,
+    ) -> tuple[RunResult, FinalModel | None, Origin, DurableAggregator]:
+        """The same, and what the run began with, and what added its updates."""
+        listeners = (*self._listeners, RoundLog(config.stop.rounds))
+        run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
+        self.summary()
+        keeper = ArrayKeeper(self.out / ARRAYS, or_memory=True)
+        given = given or given_by(config, resumed=self._resume)
+        begin = self._resumed(run) if self._resume else self._fresh(silos, run, timing, given, keeper)
+        layout, moment, result = begin.origin.layout, begin.moment, RunResult(out=self.out)
+        spec = RunSpec.parse(begin.origin.spec)
+        logger.info("silos call this run %s", spec.run)
+        plan = spec.encryption_plan(layout)
+        if plan is not None and evaluate_fn is not None:
+            raise ConfigError("evaluate_fn", "the server of an encrypted run has no model", "Evaluate at the silos")
+        if plan is not None and given is not None and config.evaluation.cross_site is not None:
+            remedy = "Begin with the task's own model, or leave it out"
+            raise ConfigError(
+                "evaluation.cross_site", "silos of an encrypted run forget the model that was given", remedy
+            )
+        policies, metrics = run.policies(), SiloMetrics(*self._aggregates)
+        policies = metrics.joined(policies, sealed=plan is not None and plan.seal_metrics)
+        coordinator, keys = Coordinator(policies), self._server_keys(plan)
+        first = None if given is None else begin.model
+        aggregator = run.aggregator(layout, begin.model, policies, plan, keys, first, spec.run, keeper)
+        if moment is not None:
+            coordinator.restore(moment.coordinator)
+            aggregator.restore(moment.aggregator)
+
+        def current() -> FinalModel | None:
+            plain = aggregator if isinstance(aggregator, PlainAggregator) else None
+            return None if plain is None else FinalModel(plain.model, layout, begin.origin.kept)
+
+        def after_commit(version: int) -> None:
+            now = current()
+            metrics = None if evaluate_fn is None or now is None else evaluate_fn(version, now.arrays(given))
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[version] = metrics
+
+        if moment is None:
+            after_commit(0)
+        recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
+        models = KeptModels(self.out, model_writer(config, layout), resume=self._resume)
+
+        def keep_best(best: KeepBest) -> None:
+            if isinstance(aggregator, PlainAggregator):
+                models.keep(best, aggregator.best)
+
+        if moment is not None and coordinator.best is not None:
+            keep_best(coordinator.best)
+        checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
+        operator: Requests = OperatorRequests(self.out, partial(problem_with, config))
+        if plan is not None and plan.seal_metrics:
+            from fedsync.server.suspects import Suspects
+
+            operator = Suspects(operator, *coordinator.steered)
+        driver = FlowerDriver(
+            silos,
+            coordinator,
+            aggregator,
+            layout,
+            CommonForm(layout, begin.origin.frozen),
+            begin.origin.spec,
+            recorder,
+            timing,
+            report_s=run.config.report_s,
+            after_commit=after_commit,
+            keep_best=keep_best,
+            in_spare_time=models.write_if_due,
+            admission=self._admission,
+            checkpoints=checkpoints if self._kept else None,
+            resumed=moment,
+            operator=operator,
+            adds=adds_regions(config),
+        )
+        final = None
+        try:
+            driver.run()
+            final = current()
+        finally:
+            operator.close()
+            try:
+                models.finish(None if final is None else final.vector)
+            finally:  # a summary has room where a model has none
+                checkpoints.close()
+                keeper.close()
+                recorder.ledger.notes += [*driver.refusals(), *aggregator.notes()]
+                self.run_summary = result.summary = recorder.finish(models.digests)
+                for note in self.run_summary["notes"]:
+                    logger.warning("note: %s", note)
+                logger.info("files of the run: %s", self.out)
+        recorder.check_silos()
+        fill_metrics(result, recorder.out)
+        metrics.fill(result)
+        if final is None:
+            logger.info("the final model is at the silos; the server never had it")
+        return result, final, begin.origin, aggregator
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        config, about = self.config, "FedSync %s: barrier %s, balancer %s, task %s; files in %s"
+        task = f"{config.task.kind} {getattr(config.task, 'app', '')}".strip()
+        logger.info(about, config.name, config.barrier.kind, config.balancer.kind, task, self.out)
+
+    def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
+        """Configuration and timing with what `start` was told."""
+        config, timing = self.config, self._timing
+        if num_rounds is not None:
+            config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
+        if timeout is not None:
+            timing = replace(timing, order_timeout_s=timeout, order_limit_s=timeout)
+        return config, timing
+
+    def _resumed(self, run: RunBuilder) -> _Begin:
+        """From the newest checkpoint; the aggregator's state brings the model."""
+        found = prepare(self.out, digest(run.config, run.cluster))
+        return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
+
+    def _fresh(
+        self, silos: Transport, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
+    ) -> _Begin:
+        """From version 0: the one given, the task's own, or that of a silo where the task needs data to build it.
+
+        What is left of another run goes.
+        """
+        from fedsync.cipher.server.evidence import FOLDER as EVIDENCE
+
+        config = run.config
+        tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
+        task = (asked := run.spec()).task.started_from(tensors)
+        clear(self.out)
+        for folder in (EVIDENCE, SURVEY):
+            shutil.rmtree(self.out / folder, ignore_errors=True)
+        (self.out / STATISTICS).unlink(missing_ok=True)
+        told = asked.model_copy(update={"run": new_identity(config.name), "task": task})
+        spec = self._surveyed(silos, config, timing, told).dump()
+        if given is not None and task is not asked.task:
+            model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
+            about = InitialModel(layout)
+        else:
+            model, about = self._first_model(silos, config, spec, timing, given)
+        # Of tensors that nobody trains silos have the digest; where they seal, under a key that the server lacks.
+        frozen = about.frozen if sealing(config.cipher) is None else None
+        origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen)
+        return _Begin(origin, keeper.keep(model), None)
+
+    def _first_model(
+        self, silos: Transport, config: StrategyConfig, spec: str, timing: Timeouts, given: ArrayRecord | None
+    ) -> tuple[Vector, InitialModel]:
+        try:
+            built = task_model(config)
+            model, about = built.initial(), InitialModel(built.layout, built.parts.kept, built.frozen_digest.hex())
+        except (PartsError, HugeModel):
+            raise
+        except ConfigError as error:
+            logger.info("asking a silo for the model, for the server cannot build it: %s", error)
+            if given is None:
+                return ask_for_model(silos, spec, timing, self._admission)
+            about = ask_for_layout(silos, spec, timing, self._admission)
+        return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
+
+    def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
+        """What the server may know of the silos' keys, which opens nothing; None in the clear."""
+        if plan is None:
+            return None
+        if self._keys is None:
+            raise ConfigError(
+                "cipher.kind",
+                f"{plan.kind!r}, but the server was given no key file",
+                "Name the server.json that `fedsync keys issue` wrote in the run configuration, as `keys`",
+            )
+        from fedsync.cipher.keys.keywrap import read_server_file
+
+        return read_server_file(self._keys.read_bytes(), str(self._keys))

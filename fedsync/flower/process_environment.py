@@ -1,0 +1,51 @@
+"""What Flower's processes are told by environment variables. To be set before flwr is imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from fedsync.common.environment import environment
+from fedsync.common.processes import OWNER
+from fedsync.common.proxies import unproxied
+from fedsync.silo.protocol import STATE, STATE_FOLDER
+
+QUIET = {
+    # No program of Flower imports what lies in the folder where it is started.
+    "PYTHONSAFEPATH": "1",
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Ray would try to reach a metrics service and print about it.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def flower_environment(home: Path) -> Mapping[str, str]:
+    """The environment of a Flower process with a home folder of its own, and of what it starts.
+
+    Args:
+        home: folder for Flower's configuration and app bundles, and for resident trainers.
+    """
+    # Flower starts its helpers by name, and they stand beside the interpreter.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    mine = {**os.environ, **unproxied(os.environ)}
+    return {**mine, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
+
+
+def trainer_environment(home: Path) -> Mapping[str, str]:
+    """Variables by which resident trainers live in ``home`` and end with this process."""
+    return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
+
+
+def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
+    """Have Flower in this process, and what it starts, neither call home nor install anything.
+
+    Args:
+        home: folder for resident trainers.
+    """
+    return environment({**unproxied(os.environ), **QUIET, **trainer_environment(home)})

@@ -1,0 +1,81 @@
+"""The app of a relay: it runs on the relay's own SuperLink, and answers what comes to its SuperNode from the server.
+
+the server's hub <- agent of the relay -> socket -> this app -> the relay's hub -> silos of the region
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from fedsync.common import codec, foreign
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.flower.relays.relay_line import RelayLine
+from fedsync.model.transfer import Payload
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.protocol import Forward, Forwarded, write_reply
+from fedsync.silo.relays.relay import RelayService
+from fedsync.silo.relays.relay_messages import RelayCall
+from fedsync.silo.session import connection
+from fedsync.transport.port import Transport
+
+logger = foreign.logger(__name__)
+
+UPDATES = "updates"
+"""Folder of updates that wait for a sum, in that of the relay's run."""
+
+_LOOK_S, _IDLE_S = 0.02, 0.2
+
+
+def serve_relay(silos: Transport, socket: Path, keys: Path | None, folder: Path) -> None:
+    """Serve until this process ends.
+
+    Args:
+        silos: the way to those of the region.
+        socket: to listen on.
+        keys: what a server may know, of sealed runs; None where there are none.
+        folder: of the relay's run.
+    """
+    from fedsync.cipher.keys.keywrap import read_server_file
+
+    server = None if keys is None else read_server_file(keys.read_bytes(), str(keys))
+    line = RelayLine(silos)
+    service = RelayService(line, server, folder / UPDATES)
+    service.turn()
+    listener = connection.listen(socket)
+    listener.setblocking(True)
+
+    def let_in() -> None:
+        while True:
+            caller = Connection(listener.accept()[0].detach())
+            threading.Thread(target=_answer, args=(service, caller), daemon=True).start()
+
+    threading.Thread(target=let_in, daemon=True).start()
+    while True:
+        try:
+            service.turn()
+        except Exception:  # the SuperLink is started again
+            logger.exception("the silos of the region cannot be asked")
+            time.sleep(1.0)
+        line.wait(_LOOK_S if service.waits else _IDLE_S)
+
+
+def _answer(service: RelayService, caller: Connection) -> None:
+    """Answer one call, and wait until the caller has what was answered: it may be a file, which goes after that."""
+    with caller:
+        answer: Payload | None = None
+        try:
+            asked, payload = connection.receive(caller)
+            if not isinstance(asked, Forward):
+                raise ProtocolError(SERVER, "message", "a relay answers what is handed on to it")
+            call: RelayCall = codec.loads(RelayCall, asked.text, own=True)
+            text, answer = service.ask(call.spec, call.text, payload)
+        except Exception as error:
+            logger.exception("a question of the server could not be answered")
+            text = write_reply(refuse(error))
+        with suppress(OSError, EOFError):
+            connection.send(caller, Forwarded(text), answer)
+            caller.recv_bytes()

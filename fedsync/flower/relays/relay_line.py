@@ -1,0 +1,53 @@
+"""The way from a relay to the silos of its region: a transport, as a server has it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+
+from fedsync.model.transfer import Payload
+from fedsync.server.outbox import kind_of
+from fedsync.silo.protocol import Request
+from fedsync.silo.relays.relay_messages import RegionAsk, RelayedNode
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
+
+
+class RelayLine:
+    """A `fedsync.silo.relays.relay.Downstream`.
+
+    Args:
+        silos: the way to them.
+        look_s: shortest time between two looks at who is there [s].
+    """
+
+    def __init__(self, silos: Transport, look_s: float = 1.0) -> None:
+        self._silos = silos
+        self._look_s, self._looked_s = look_s, -inf
+        self._here: list[RelayedNode] = []
+        self._lock = threading.Lock()  # questions come by several threads
+
+    def nodes(self) -> Sequence[RelayedNode]:
+        if time.monotonic() - self._looked_s >= self._look_s:
+            self._looked_s = time.monotonic()
+            self._here = [RelayedNode(each.node_id, each.name, each.since) for each in self._silos.peers()]
+        return self._here
+
+    def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
+        question = SiloQuestion(ask.text, payload, ask.most, spec, kind_of(asked), ask.ttl_s)
+        with self._lock:
+            return self._silos.send([(node, question)])[0]
+
+    def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
+        with self._lock:
+            return self._silos.receive()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for answers, so long at most."""
+        self._silos.wait(seconds)
+
+    def forget(self, waited: Collection[str]) -> None:
+        with self._lock:
+            self._silos.keep(waited)

@@ -1,0 +1,212 @@
+"""Models on their way to silos in fewer than 32 bits: as differences, of which all silos make the same model.
+
+The *public* model is what silos have. Version 0 is the run's first model, and version n adds to version n - 1 what
+travels of the difference between the model n that the server has and the public model n - 1. So server and silos agree
+on every bit, and what one difference loses is in the next: the error of a version is that of one difference, however
+many came before.
+
+| a silo that holds | is sent | bytes a value |
+|---|---|---|
+| this version | nothing | 0 |
+| one of the last few | the differences since | those of the format, for each |
+| an older one, or none | the public model, as float32 | 4 |
+
+So many differences are kept as take fewer bytes than the model. A payload begins with two whole numbers (int64): the
+version that it continues, -1 for none, and the one that it leads to.
+
+A silo keeps its model in memory alone. A trainer that was restarted holds none, says so (`OtherVersion`), and is sent
+the whole model. After a rollback all are: the model then is the remembered one to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.layout import Vector
+from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, WireFormat, check_length
+from fedsync.model.transfer import OtherVersion, Payload
+
+HEAD_BYTES = 16
+
+
+def differences_kept(values: int, wire: WireFormat) -> int:
+    """How many differences take fewer bytes than the model."""
+    return max(FP32.payload_bytes(values) - 1, 0) // max(wire.payload_bytes(values), 1)
+
+
+def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
+    """What a silo is sent for the newest version.
+
+    Args:
+        values: of the model.
+        wire: how models travel.
+        behind: versions since the one that the silo holds; None if it holds none.
+    """
+    if wire is FP32:
+        return FP32.payload_bytes(values)
+    if behind is None or not 0 <= behind <= differences_kept(values, wire):
+        return HEAD_BYTES + FP32.payload_bytes(values)
+    return HEAD_BYTES + behind * wire.payload_bytes(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """What leads from one model to another, worked out span by span."""
+
+    to: Vector
+    base: Vector
+
+    @property
+    def size(self) -> int:
+        return self.to.size
+
+    def __getitem__(self, span: slice, /) -> Vector:
+        difference = self.to[span] - self.base[span]
+        give_back(self.to, self.base)
+        return difference
+
+
+class PublicModel:
+    """The server's side: the model that silos have, and what each is sent.
+
+    Where another process goes on, ``model`` and ``version`` are all that it needs: it has no differences yet.
+
+    Args:
+        model: version 0, float32 [values].
+        wire: how differences travel; as float32, every order brings the whole model instead, and silos hold none.
+        keeper: keeps models and what silos are sent; by default in memory.
+    """
+
+    def __init__(self, model: Vector, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
+        self.model = model
+        self.version = 0
+        self._wire = wire
+        self._keeper = keeper or ArrayKeeper()
+        self._differences: list[Payload] = []
+        self._made: dict[int, Payload] = {}
+        self._earlier: tuple[int, Payload] | None = None
+
+    def advance(self, exact: Vector) -> None:
+        """The next version; ``exact`` is what the server has of it, float32 [values]."""
+        self.version += 1
+        self._made.clear()
+        if self._wire is FP32:
+            self.model = exact
+            return
+        difference = self._wire.encode(_Difference(exact, self.model), keeper=self._keeper)
+        self.model = _moved(self._wire, self.model, [difference], self._keeper)
+        kept = differences_kept(exact.size, self._wire)
+        self._differences = [*self._differences, difference][-kept:] if kept else []
+
+    def restart(self, model: Vector) -> None:
+        """The next version is this public model, whatever came before."""
+        self.version += 1
+        self.model = model
+        self._made.clear()
+        self._differences = []
+
+    def payload(self, held: int) -> Payload:
+        """What a silo needs that holds version ``held``, -1 for none; the same object for the same."""
+        if self._wire is FP32:
+            return self.model
+        behind = self.version - held
+        if held < 0 or not 0 <= behind <= len(self._differences):
+            held, behind = -1, 0
+        if held not in self._made:
+            parts = self._differences[len(self._differences) - behind :] if held >= 0 else [self.model]
+            self._made[held] = self._headed(held, self.version, parts)
+        return self._made[held]
+
+    def whole(self, version: int, model: Vector) -> Payload:
+        """What a silo needs to have an earlier public model, whichever it holds; the same object for the same."""
+        if self._wire is FP32:
+            return model
+        if self._earlier is None or self._earlier[0] != version:
+            self._earlier = version, self._headed(-1, version, [model])
+        return self._earlier[1]
+
+    def _headed(self, held: int, version: int, parts: Sequence[Payload]) -> Payload:
+        return self._keeper.join([np.array([held, version], np.int64), *parts])
+
+
+class HeldModel:
+    """A silo's side.
+
+    Args:
+        values: of the model.
+        wire: as the server's.
+        keeper: keeps the model; by default in memory.
+    """
+
+    def __init__(self, values: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
+        self._keeper = keeper or ArrayKeeper()
+        self.version = -1
+        self.model: Vector = np.empty(0, np.float32)
+        self._values = values
+        self._wire = wire
+
+    def receive(self, payload: Payload, version: int) -> Vector:
+        """The model ``version``, float32 [values]; nothing changes here unless all of what came is in order.
+
+        Raises:
+            OtherVersion: it continues another version than the one here.
+            ProtocolError: the server sent something else.
+        """
+        if payload.dtype != np.uint8 or payload.ndim != 1 or payload.nbytes < HEAD_BYTES:
+            raise ProtocolError(SERVER, "length", f"{payload.dtype} {payload.shape} is no model")
+        base, leads_to = payload[:HEAD_BYTES].view(np.int64).tolist()
+        if leads_to != version or not -1 <= base <= version:
+            raise ProtocolError(SERVER, "version", f"it leads from {base} to {leads_to}, not to {version}")
+        if base < 0:
+            model = self._whole(payload[HEAD_BYTES:])
+        elif base != self.version:
+            raise OtherVersion(self.version, base)
+        else:
+            model = self._continued(payload[HEAD_BYTES:], version - base)
+        self.version, self.model = version, model
+        return model
+
+    def _whole(self, payload: Payload) -> Vector:
+        FP32.check(payload, self._values, SERVER)
+        _check_finite(payload.view(np.float32))
+        return payload.view(np.float32)
+
+    def _continued(self, payload: Payload, count: int) -> Vector:
+        nbytes = self._wire.payload_bytes(self._values)
+        check_length(payload, count * nbytes, SERVER)
+        if not count:
+            return self.model
+        parts = [payload[start : start + nbytes] for start in range(0, count * nbytes, nbytes)] if nbytes else []
+        for part in parts:
+            self._wire.check(part, self._values, SERVER)
+        model = _moved(self._wire, self.model, parts, self._keeper)
+        _check_finite(model)
+        return model
+
+
+def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], keeper: ArrayKeeper) -> Vector:
+    """``model`` after these differences."""
+
+    def part(start: int, stop: int) -> Vector:
+        moved = model[start:stop].copy()
+        for difference in differences:
+            moved += wire.decode(difference, start, stop)
+        give_back(model, *differences)
+        return moved
+
+    return keeper.make(np.float32, model.size, part)
+
+
+def _check_finite(model: Vector) -> None:
+    for start, stop in spans(model.size, 4):
+        low, high = np.min(model[start:stop]), np.max(model[start:stop])
+        give_back(model)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
+            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            raise ProtocolError(SERVER, "finite", told)

@@ -1,0 +1,293 @@
+"""The matrix of models and silos: ``cross_site.json`` in the run's folder, and how it is made.
+
+Rows are models, columns are silos, each cell is how a model does on one silo's test samples:
+
+```json
+{"split": "test",
+ "silos": ["basel", "bern"],
+ "models": [{"subject": "last", "silo": null, "version": 12},
+            {"subject": "best", "silo": null, "version": 9},
+            {"subject": "local", "silo": "basel", "samples": 7680},
+            {"subject": "tuned", "silo": "basel", "samples": 640}, ...],
+ "metrics": {"auroc": {"higher_is_better": true,
+                       "matrix": [[CELL, CELL], ...],
+                       "pooled": {"last": CELL, "best": CELL, "local": CELL, "tuned": CELL},
+                       "gain": {"last": {"basel": GAIN, "bern": GAIN}, "best": {...}, "tuned": {...}}}},
+ "missing": [{"subject": "local", "silo": "bern", "reason": "training diverged"}]}
+```
+
+- ``models`` are the rows of every ``matrix``, ``silos`` its columns. A model of the federation has ``version``, one
+  that a silo trained has the silo's name and the ``samples`` that it was trained with.
+- CELL is ``{"value", "low", "high", "support"}`` or null where nobody evaluated that: a local model travels with its
+  owner's ``share_local`` only, and what is ``missing`` was not trained, for the reason given. ``value`` is null where
+  the silo has no test samples, or the metric is not estimable of what it has; ``low`` and ``high`` are null where there
+  is no interval (95 %). ``support`` has the number of test samples by class, or as ``samples`` where there are none.
+- ``pooled``: over all silos' test samples together; ``local`` and ``tuned`` there are each silo's own model on its own
+  samples. A subject of which there is nothing is left out.
+- GAIN is ``{"value", "low", "high"}`` or null: how much better than the silo's own local model, positive is better,
+  also where a lower metric is. The interval is of the difference on the same samples, which both models judged; only
+  the silo can tell it, and ``low`` and ``high`` are null where it does not (`fedsync.evaluation.metrics.gain`).
+- Where figures are sealed, ``silos`` and every ``matrix`` are empty, ``gain`` too, and ``models`` have no silo of their
+  own: there is ``pooled``, and in its place ``pooled_gain``, ``{"last": GAIN, "best": GAIN, "tuned": GAIN}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsync.core.actions import Attested, Dispatch, Evaluate, KeepBest
+from fedsync.core.events import Evaluated, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation, Score, Split, Subject
+from fedsync.core.report_checks import usable
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Interval, statistics_of
+from fedsync.observe.quality.evaluations import cells, higher_is_better
+
+FILE = "cross_site.json"
+
+Document = dict[str, Any]
+"""What the file says; see above."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A row of the matrix.
+
+    Args:
+        subject: which model, or ``file`` where it is one from elsewhere.
+        silo: whose it is; None for the federation's.
+        about: what else is said of it.
+    """
+
+    subject: str
+    silo: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+
+@dataclass(slots=True)
+class Matrix:
+    """Evaluations by model and silo, and what follows from them.
+
+    Args:
+        silos: columns.
+        metrics: what is worked out of an evaluation's sums, beside accuracy and loss.
+        cells: what was found.
+        missing: models that are not there, and why.
+    """
+
+    silos: Sequence[str]
+    metrics: Sequence[AnyMetric] = ()
+    cells: dict[tuple[ModelRow, str], Evaluation] = field(default_factory=dict)
+    missing: list[tuple[ModelRow, str]] = field(default_factory=list)
+
+    def document(self) -> Document:
+        """See the module."""
+        models = sorted({model for model, _ in self.cells}, key=self._place)
+        found = {key: cells([each], self.metrics) for key, each in self.cells.items()}
+        pooled = {subject: cells(each, self.metrics) for subject, each in self._by_subject(models).items()}
+        names = higher_is_better(self.metrics)
+        metrics = {
+            name: {
+                "higher_is_better": better,
+                "matrix": [[found.get((model, silo), {}).get(name) for silo in self.silos] for model in models],
+                "pooled": {subject: figures[name] for subject, figures in pooled.items() if name in figures},
+                "gain": {
+                    subject: self._gains(found, subject, name, 1 if better else -1)
+                    for subject in pooled
+                    if subject != Subject.LOCAL and Subject.LOCAL in pooled
+                },
+            }
+            for name, better in names.items()
+            if any(name in figures for figures in pooled.values())
+        }
+        missing = [{"subject": each.subject, "silo": each.silo, "reason": reason} for each, reason in self.missing]
+        rows = [{"subject": each.subject, "silo": each.silo, **each.about} for each in models]
+        return {"split": "test", "silos": list(self.silos), "models": rows, "metrics": metrics, "missing": missing}
+
+    def _place(self, model: ModelRow) -> tuple[int, int]:
+        """Where a row stands: models of the federation first, then silo by silo."""
+        order = [*Subject, model.subject]
+        return order.index(model.subject), 0 if model.silo is None else [*self.silos, model.silo].index(model.silo)
+
+    def _by_subject(self, models: Iterable[ModelRow]) -> dict[str, list[Evaluation]]:
+        """What is pooled: of the federation's models all there is, of a silo's own what it found itself."""
+        found: dict[str, list[Evaluation]] = {}
+        for model in models:
+            for silo in self.silos:
+                each = self.cells.get((model, silo))
+                if each is not None and model.silo in (None, silo):
+                    found.setdefault(model.subject, []).append(each)
+        return found
+
+    def _gains(self, found: Mapping[tuple[ModelRow, str], Document], subject: str, name: str, sign: int) -> Document:
+        """How much better a subject is than the local model, by silo."""
+        gains: Document = {}
+        for silo in self.silos:
+            own = silo if subject == Subject.TUNED else None
+            pair = [found.get((each, silo)) for each in (ModelRow(subject, own), ModelRow(Subject.LOCAL, silo))]
+            values = [None if each is None or name not in each else each[name]["value"] for each in pair]
+            gain = None
+            if values[0] is not None and values[1] is not None:
+                low, high = self._told(subject, silo).get(name, (None, None))
+                gain = {"value": sign * (values[0] - values[1]), "low": low, "high": high}
+            gains[silo] = gain
+        return gains
+
+    def _told(self, subject: str, silo: str) -> Mapping[str, Interval]:
+        """What a silo told of a gain: with the model that it tested last of the two."""
+        of = Subject.TUNED if subject == Subject.TUNED else Subject.LOCAL
+        one, last = (self.cells.get((ModelRow(each), silo)) for each in (subject, Subject.LAST))
+        # Silos are asked once for a version that is both.
+        asked = Subject.LAST if one is not None and one is last else subject
+        return self.cells[ModelRow(of, silo), silo].gains.get(asked, {})
+
+
+def sealed_document(
+    scores: Mapping[Subject, Score],
+    metrics: Sequence[AnyMetric],
+    about: Mapping[Subject, Mapping[str, Any]],
+    missing: Sequence[tuple[ModelRow, str]],
+) -> Document:
+    """The same where single silos are sealed; see the module.
+
+    Args:
+        scores: what silos found together, by subject.
+        metrics: of the run.
+        about: what else is said of each subject.
+        missing: as of `Matrix`.
+    """
+    told: dict[str, Any] = {}
+    for name, better in higher_is_better(metrics).items():
+        pooled = {str(each): score.numbers[name] for each, score in scores.items() if name in score.numbers}
+        own, sign = pooled.get(Subject.LOCAL), 1 if better else -1
+        gains = {} if own is None else {each: sign * (value - own) for each, value in pooled.items()}
+        if pooled:
+            told[name] = {
+                "higher_is_better": better,
+                "matrix": [],
+                "pooled": {each: {**_estimate(value), "support": {}} for each, value in pooled.items()},
+                "gain": {},
+                "pooled_gain": {each: _estimate(gain) for each, gain in gains.items() if each != Subject.LOCAL},
+            }
+    rows = [{"subject": each, "silo": None, **about[each]} for each in scores]
+    left = [{"subject": each.subject, "silo": each.silo, "reason": reason} for each, reason in missing]
+    return {"split": "test", "silos": [], "models": rows, "metrics": told, "missing": left}
+
+
+def _estimate(value: float) -> Document:
+    return {"value": value, "low": None, "high": None}
+
+
+def without_matrix(document: Document) -> Document:
+    """What of a document goes into the run's summary: all but single cells."""
+    metrics = {
+        name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
+        for name, each in document["metrics"].items()
+    }
+    return {**document, "metrics": metrics}
+
+
+class CrossSiteBooks:
+    """Follows a journal, and knows what of it makes the matrix.
+
+    Args:
+        metrics: of the run.
+    """
+
+    def __init__(self, metrics: Sequence[AnyMetric] = ()) -> None:
+        self._metrics = metrics
+        self._known = statistics_of(metrics)
+        self._silos: dict[str, None] = {}
+        self._orders: dict[str, tuple[str, Subject]] = {}
+        self._samples: dict[tuple[Subject, str], int] = {}
+        self._problems: dict[tuple[Subject, str], str] = {}
+        self._found: dict[tuple[Subject, str, str], Evaluation] = {}
+        self._attested: dict[Subject, Score] = {}
+        self._sealed = False
+        self._versions: dict[Subject, int] = {}
+
+    def add(self, entry: JournalEntry) -> None:
+        """One more entry."""
+        for event in entry.events:
+            match event:
+                case SiloJoined(_, name):
+                    self._silos[name] = None
+                case UpdateArrived(_, meta, report) if meta.update_id in self._orders:
+                    name, subject = self._orders.pop(meta.update_id)
+                    self._samples[subject, name] = self._samples.get((subject, name), 0) + report.samples
+                    self._problems.pop((subject, name), None)
+                case WorkFailed(_, _, update_id, reason) if update_id in self._orders:
+                    name, subject = self._orders.pop(update_id)
+                    self._problems[subject, name] = reason
+                case SiloLost(_, lost, reason):
+                    for name, subject in self._orders.values():
+                        if name == lost:
+                            self._problems[subject, name] = f"it was lost: {reason}"
+                case Evaluated(split=Split.TEST) as told:
+                    found = usable(told.silo, told.evaluation, self._known)
+                    if found is not None:
+                        self._found[told.subject, told.owner, told.silo] = found
+        for action in entry.actions:
+            match action:
+                case Dispatch(name, order) if order.apart:
+                    self._orders[order.update_id] = name, order.subject
+                case KeepBest(score):
+                    self._versions[Subject.BEST] = score.version
+                case Attested(figures):
+                    self._sealed = True
+                    if figures.split is Split.TEST and figures.score is not None:
+                        self._attested[figures.subject] = figures.score
+                    elif figures.score is not None:
+                        # Versions that answer questions leave the model as it was.
+                        self._versions[Subject.LAST] = figures.score.version
+                case Evaluate(version, _, Split.TEST, subject) if not self._sealed:
+                    self._versions[subject] = version
+
+    def document(self) -> Document | None:
+        """See the module; None where nothing was trained apart."""
+        subjects = {subject for subject, _ in (*self._samples, *self._problems)}
+        if not subjects:
+            return None
+        if self._sealed:
+            return self._sealed_document(subjects)
+        matrix = Matrix(sorted(self._silos), self._metrics)
+        for (subject, owner, silo), found in self._found.items():
+            for row in self._rows(subject, owner or silo):
+                matrix.cells[row, silo] = found
+        for subject in Subject:
+            for silo in matrix.silos if subject in subjects else ():
+                if (subject, "", silo) not in self._found:
+                    reason = self._problems.get((subject, silo), "it did not answer")
+                    matrix.missing.append((ModelRow(subject, silo), reason))
+        return matrix.document()
+
+    def _sealed_document(self, subjects: Iterable[Subject]) -> Document:
+        scores, versions = dict(self._attested), self._versions
+        if Subject.LAST in scores and versions.get(Subject.LAST) == versions.get(Subject.BEST):
+            scores[Subject.BEST] = scores[Subject.LAST]  # silos are asked once
+        about: dict[Subject, Mapping[str, Any]] = {
+            each: {"samples": sum(samples for (of, _), samples in self._samples.items() if of is each)}
+            if each.own
+            else {"version": versions.get(each)}
+            for each in scores
+        }
+        missing = []
+        for subject in (each for each in Subject if each in subjects and each not in scores):
+            failed = {silo: reason for (of, silo), reason in self._problems.items() if of is subject}
+            missing += [(ModelRow(subject, silo), reason) for silo, reason in sorted(failed.items())] or [
+                (ModelRow(subject), "not the silos that told of the other models told of it")
+            ]
+        ordered = {each: scores[each] for each in Subject if each in scores}
+        return sealed_document(ordered, self._metrics, about, missing)
+
+    def _rows(self, subject: Subject, owner: str) -> list[ModelRow]:
+        """The rows that an evaluation belongs to: the last version may be the best."""
+        if subject.own:
+            return [ModelRow(subject, owner, {"samples": self._samples.get((subject, owner), 0)})]
+        version = self._versions.get(subject)
+        same = [subject]
+        if subject is Subject.LAST and self._versions.get(Subject.BEST) == version:
+            same.append(Subject.BEST)
+        return [ModelRow(each, None, {"version": version}) for each in same]

@@ -1,0 +1,61 @@
+"""What becomes of a survey at the server: a file and a table for people, and what silos are told in the run."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+from fedsync.common import foreign
+from fedsync.common.errors import PolicyError, RunError
+from fedsync.common.files import write_result
+from fedsync.config.run_spec import RunSpec, SealedSurvey
+from fedsync.config.sections.survey import rounds_of, standardised, surveyed_task
+from fedsync.evaluation.survey.findings import STATISTICS, scales_of, told
+from fedsync.evaluation.survey.table_sums import SurveyForm, read_sums
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Aggregator
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+
+logger = foreign.logger(__name__)
+
+FOLDER = "survey"
+"""Files of the survey, in the folder of the run that it comes before."""
+
+
+def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggregator, out: Path) -> RunSpec:
+    """The run, with what silos found out; writes `STATISTICS` where the server can read it.
+
+    Args:
+        spec: of the run.
+        survey: specification of the survey, as silos were sent it.
+        layout: of the survey's model.
+        aggregator: of the survey, at its end.
+        out: folder of the run.
+
+    Raises:
+        RunError: it came to nothing.
+        ProtocolError: what silos sent are no sums.
+        ConfigError: a column has so few cells that a mean tells of people.
+    """
+    asked = surveyed_task(RunSpec.parse(survey)).statistics
+    form = SurveyForm.of(layout, asked.bins)
+    if not isinstance(aggregator, PlainAggregator):
+        return spec.model_copy(update={"survey": _sealed(survey, form, rounds_of(asked.bins), aggregator)})
+    sums = read_sums(form, aggregator.model)
+    if sums is None:
+        raise RunError("the survey before the run came to nothing: no silo sent what its columns hold")
+    scales = scales_of(sums, asked.least)
+    found = told(sums, asked.least, asked.ranges, asked.bins)
+    write_result(out / STATISTICS, (json.dumps(found, indent=2) + "\n").encode())
+    logger.info("statistics of %d silos: %s", sums.silos, out / STATISTICS)
+    return standardised(spec, scales)
+
+
+def _sealed(survey: str, form: SurveyForm, rounds: int, aggregator: Aggregator) -> SealedSurvey:
+    from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
+
+    if not isinstance(aggregator, EncryptedAggregator):
+        raise PolicyError(f"{type(aggregator).__name__} adds up no survey")
+    sums = aggregator.from_the_beginning(rounds)
+    return SealedSurvey(spec=survey, columns=dict(form.columns), sums=base64.b64encode(sums.tobytes()).decode("ascii"))

@@ -1,0 +1,306 @@
+"""The figures of a report but for the timeline: one function each, from `RunData` to `Picture`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedsync.observe.quality.metric_pool import pooling
+from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
+from fedsync.observe.report.html import amount
+from fedsync.observe.report.style import (
+    COLOURS,
+    INK,
+    MARKERS,
+    PAPER,
+    SERIES,
+    Picture,
+    bars,
+    canvas,
+    legend_above,
+    markers,
+    name_of,
+    series,
+    thin,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_POINTS = 600
+"""Points of a line that are drawn; of more, as many evenly spaced."""
+MOST_SILOS = 24
+"""Silos that get a bar of their own."""
+
+_THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
+_POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
+
+
+def progress(runs: Sequence[RunData]) -> Picture | None:
+    """Accuracy of the runs; their training loss where nothing was evaluated. None where nothing was trained."""
+    scored = any(point.accuracy is not None for run in runs for point in run.points)
+    if not scored and not any(point.loss for run in runs for point in run.points):
+        return None
+    what = "accuracy" if scored else "training loss"
+    with canvas() as (figure, ax):
+        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, "time")
+        targets = {run.summary["target_accuracy"] for run in runs} - {None}
+        if scored and len(targets) == 1:
+            ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
+        scores = [point.accuracy for run in runs for point in run.points if point.accuracy is not None]
+        unit = "share correct" if all(0 <= score <= 1 for score in scores) else "score a sample"
+        ax.set_ylabel(f"accuracy [{unit}]" if scored else "training loss a sample")
+        if len(ax.get_legend_handles_labels()[1]) > 1:
+            legend_above(figure, ax)
+    ends = ", ".join(f"{run.label} {_final(run, scored)}" for run in runs)
+    shared = any(run.results.main is not None and run.results.main.shared for run in runs)
+    data = "one shared split" if shared else "their own test data, pooled"
+    notes = [f"A version is evaluated by the silos on {data}."] if scored else []
+    notes += ["Nothing was evaluated, so this is the loss in training."] if not scored else []
+    notes += [_THINNED] if thinned else []
+    title = f"{what.capitalize()} against time"
+    return Picture(
+        title,
+        f"Line chart of {what} against time. At the end: {ends}.",
+        " ".join(notes),
+        figure,
+    )
+
+
+def _lines(
+    ax: Axes, runs: Sequence[RunData], value_of: Callable[[Point], float | None], against: Literal["time", "rounds"]
+) -> bool:
+    """Draw a line a run over the commits that have a value; returns whether some were left out."""
+    from matplotlib.ticker import MaxNLocator
+
+    thinned = False
+    for index, run in enumerate(runs):
+        values = [(point.at_s if against == "time" else point.round, value_of(point)) for point in run.points]
+        rows = [(at, value) for at, value in values if value is not None]
+        kept = thin(rows, MOST_POINTS)
+        thinned = thinned or len(kept) < len(rows)
+        style = {**series(index), **markers(len(kept)), "marker": MARKERS[index % SERIES]}
+        ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
+    ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
+    if against == "rounds":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return thinned
+
+
+def metric(runs: Sequence[RunData], name: str) -> Picture | None:
+    """A figure that silos report, pooled over each round. None where no commit has it."""
+    totals = {run.label: run.summary["metrics"][name] for run in runs if name in run.summary.get("metrics", {})}
+    if not any(name in point.metrics for run in runs for point in run.points):
+        return None
+    with canvas() as (figure, ax):
+        thinned = _lines(ax, runs, lambda point: point.metrics.get(name), "rounds")
+        ax.set_ylabel(name)
+        if len(runs) > 1:
+            legend_above(figure, ax)
+    pooled = _POOLED[pooling(name)]
+    alt = f"Line chart of {name} against rounds, {pooled}. Whole run: "
+    alt += ", ".join(f"{label} {amount(name, total)}" for label, total in totals.items()) + "."
+    return Picture(name, alt, f"Reported by the silos, {pooled}. {_THINNED if thinned else ''}".rstrip(), figure)
+
+
+def _final(run: RunData, scored: bool) -> str:
+    values = [point.accuracy if scored else point.loss for point in run.points]
+    known = [value for value in values if value is not None]
+    return f"{known[-1]:.3f}" if known else "unknown"
+
+
+def batch_sizes(run: RunData) -> Picture | None:
+    """Batch size of every order against the time at which it was sent; of many silos, how they spread.
+
+    None where it was always the same.
+    """
+    if len({span.batch_size for span in run.orders}) < 2:
+        return None
+    with canvas() as (figure, ax):
+        if len(run.silos) <= SERIES:
+            for index, name in enumerate(run.silos):
+                mine = thin(
+                    sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
+                )
+                style = {**series(index), **markers(len(mine)), "marker": MARKERS[index]}
+                times, sizes = [at for at, _ in mine], [size for _, size in mine]
+                ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
+            caption = "A step is an order."
+        else:
+            _spread(ax, run.orders)
+            caption = (
+                f"{len(run.silos)} silos: median and range of the orders that were sent in the same stretch of time."
+            )
+        ax.set_xlabel("time [s]")
+        ax.set_ylabel("batch size [samples]")
+        ax.set_ylim(bottom=0)
+        legend_above(figure, ax)
+    sizes = [span.batch_size for span in run.orders]
+    alt = f"Line chart of batch sizes against time. They lie between {min(sizes)} and {max(sizes)} samples."
+    return Picture("Batch sizes", alt, caption, figure)
+
+
+def _spread(ax: Axes, orders: Sequence[OrderSpan], pieces: int = 60) -> None:
+    last = max(span.begin_s for span in orders) or 1.0
+    bins: dict[int, list[int]] = {}
+    for span in orders:
+        bins.setdefault(min(int(span.begin_s / last * pieces), pieces - 1), []).append(span.batch_size)
+    at = sorted(bins)
+    times = [(index + 0.5) * last / pieces for index in at]
+    ax.fill_between(
+        times,
+        [min(bins[index]) for index in at],
+        [max(bins[index]) for index in at],
+        alpha=0.3,
+        color=COLOURS[5],
+        label="range",
+    )
+    ax.plot(times, [median(bins[index]) for index in at], label="median", **series(0))
+
+
+def speeds(run: RunData) -> Picture | None:
+    """Forecast against measured speed of every order; None where there is no forecast."""
+    pairs = [
+        (span.silo, span.predicted, span.speed)
+        for span in run.orders
+        if span.predicted is not None and span.speed is not None
+    ]
+    if not pairs:
+        return None
+    kept = thin(pairs, 2 * MOST_POINTS)
+    named = run.silos if len(run.silos) <= SERIES else ()
+    with canvas() as (figure, ax):
+        for index, name in enumerate(named or ("all silos",)):
+            mine = [(speed, predicted) for silo, predicted, speed in kept if not named or silo == name]
+            ax.scatter(
+                [speed for speed, _ in mine],
+                [predicted for _, predicted in mine],
+                s=18,
+                marker=MARKERS[index],
+                color=COLOURS[index],
+                label=name_of(name),
+                linewidths=0,
+            )
+        most = max(max(predicted, speed) for _, predicted, speed in kept) * 1.05
+        ax.plot([0, most], [0, most], color=INK, linewidth=0.9, linestyle="--", label="exact")
+        ax.set(xlim=(0, most), ylim=(0, most))
+        ax.set_xlabel("measured speed [samples/s]")
+        ax.set_ylabel("forecast speed [samples/s]")
+        legend_above(figure, ax)
+    errors = [abs(predicted - speed) / speed for _, predicted, speed in pairs]
+    middle = f"{median(errors):.1%}"
+    alt = f"Scatter plot of forecast against measured speed of {len(pairs)} orders. The median error is {middle}."
+    caption = f"A mark is an order; on the line the forecast was exact. Median error {middle} of the measured speed."
+    caption += " Recomputed by showing the journal to the predictor."
+    if len(kept) < len(pairs):
+        caption += f" {len(kept)} of {len(pairs)} orders, evenly spaced."
+    return Picture("Forecast and measured speed", alt, caption, figure)
+
+
+def waiting(runs: Sequence[RunData]) -> Picture | None:
+    """Of one run, where every silo's time went; of several, the share of it that every silo waited."""
+    names = sorted({silo["name"] for run in runs for silo in run.summary["silos"]}, key=natural)
+    if not names or not any(run.summary["seconds"] for run in runs):
+        return None
+    kept = list(thin(names, MOST_SILOS))
+    rows = len(kept) * (1 if len(runs) == 1 else len(runs))
+    with canvas(height=min(1.1 + 0.16 * max(rows, 4) + 0.1 * len(kept), 9.0)) as (figure, ax):
+        if len(runs) == 1:
+            _one_run(ax, runs[0], kept)
+        else:
+            _several(ax, runs, kept)
+        ax.set_yticks(range(len(kept)), [name_of(name) for name in kept])
+        ax.invert_yaxis()
+        ax.grid(axis="y", visible=False)
+        ax.set_xlim(0, 100)
+        ax.set_xlabel("share of the run [%]" if len(runs) == 1 else "time spent waiting [% of the run]")
+        legend_above(figure, ax)
+    shares = ", ".join(f"{run.label} {run.summary['wait_fraction']:.0%}" for run in runs)
+    caption = (
+        "Waiting: neither training nor busy with an order otherwise; overhead is an order's time besides training."
+    )
+    if len(kept) < len(names):
+        caption += f" {len(kept)} of {len(names)} silos, evenly spaced."
+    return Picture(
+        "Who waited", f"Bar chart of waiting per silo. All silos together waited: {shares}.", caption, figure
+    )
+
+
+def _one_run(ax: Axes, run: RunData, names: Sequence[str]) -> None:
+    silos = {silo["name"]: silo for silo in run.summary["silos"]}
+    empty = {"facecolor": PAPER, "edgecolor": INK, "linewidth": 0.4}
+    styles: dict[str, dict[str, Any]] = {
+        "compute": bars(0),
+        "overhead": bars(1),
+        "wait": empty,
+    }
+    left = [0.0] * len(names)
+    for part, style in styles.items():
+        widths = [100 * silos[name][f"{part}_s"] / run.summary["seconds"] for name in names]
+        widths = [max(width, 0.0) for width in widths]
+        ax.barh(range(len(names)), widths, left=left, height=0.7, label="waiting" if part == "wait" else part, **style)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+
+
+def _several(ax: Axes, runs: Sequence[RunData], names: Sequence[str]) -> None:
+    height = 0.8 / len(runs)
+    for index, run in enumerate(runs):
+        waited = {silo["name"]: silo["wait_s"] for silo in run.summary["silos"]}
+        rows = [row for row, name in enumerate(names) if name in waited]
+        widths = [max(100 * waited[names[row]] / (run.summary["seconds"] or 1.0), 0.0) for row in rows]
+        places = [row - 0.4 + (index + 0.5) * height for row in rows]
+        ax.barh(places, widths, height=height, label=name_of(run.label), **bars(index))
+
+
+def staleness(runs: Sequence[RunData]) -> Picture | None:
+    """How many versions old the updates were when they were committed."""
+    counts = [run.updates_by_staleness for run in runs]
+    if not any(counts):
+        return None
+    # A lonely bar would fill the figure.
+    most = max(3, *(max(count, default=0) for count in counts))
+    step = -(-(most + 1) // 20)
+    with canvas() as (figure, ax):
+        width = 0.8 / len(runs)
+        groups = range(most // step + 1)
+        for index, (run, count) in enumerate(zip(runs, counts, strict=True)):
+            total = sum(count.values()) or 1
+            shares = [100 * sum(count[s] for s in range(g * step, (g + 1) * step)) / total for g in groups]
+            places = [group - 0.4 + (index + 0.5) * width for group in groups]
+            ax.bar(places, shares, width=width, label=name_of(run.label), **bars(index))
+        names = [str(group) if step == 1 else f"{group * step}-{(group + 1) * step - 1}" for group in groups]
+        ax.set_xticks(list(groups), names, rotation=0 if step == 1 else 60)
+        ax.grid(axis="x", visible=False)
+        ax.set_xlabel("staleness [versions]")
+        ax.set_ylabel("share of updates [%]")
+        if len(runs) > 1:
+            legend_above(figure, ax)
+    alts = [
+        f"{run.label}: {count[0] / (sum(count.values()) or 1):.0%} fresh, most {max(count, default=0)}"
+        for run, count in zip(runs, counts, strict=True)
+    ]
+    caption = "Versions committed between the one that a silo started from and its update's own commit; 0 is fresh."
+    return Picture("Staleness", f"Histogram of staleness. {'; '.join(alts)}.", caption, figure)
+
+
+def traffic(runs: Sequence[RunData]) -> Picture | None:
+    if not any(run.summary["bytes_up"] or run.summary["bytes_down"] for run in runs):
+        return None
+    with canvas(height=0.9 + 0.5 * max(len(runs), 2)) as (figure, ax):
+        for index, (key, label) in enumerate((("bytes_up", "to the server"), ("bytes_down", "to the silos"))):
+            widths = [run.summary[key] / 1e6 for run in runs]
+            places = [row - 0.2 + 0.4 * index for row in range(len(runs))]
+            ax.barh(places, widths, height=0.36, label=label, **bars(index))
+        ax.set_yticks(range(len(runs)), [name_of(run.label) for run in runs])
+        ax.set_ylim(len(runs) - 0.5, -0.5)
+        ax.grid(axis="y", visible=False)
+        ax.set_xlabel("payload [MB]")
+        legend_above(figure, ax)
+    alts = [f"{run.label}: {_megabytes(run, 'up')} up, {_megabytes(run, 'down')} down" for run in runs]
+    caption = "Payload of updates, and of one model for every order and evaluation, without the transport's own."
+    return Picture("Bytes", f"Bar chart of traffic. {'; '.join(alts)}.", caption, figure)
+
+
+def _megabytes(run: RunData, way: str) -> str:
+    return f"{run.summary[f'bytes_{way}'] / 1e6:.2f} MB"

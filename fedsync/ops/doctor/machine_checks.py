@@ -1,0 +1,293 @@
+"""Checks of what is on this machine: one small function each, which changes nothing and names the remedy."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from fedsync.common.errors import ConfigError, FedSyncError, SiloLocked
+from fedsync.common.files import OWNER_FOLDER
+from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, can_own_namespaces, landlock_abi
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.registration import node_public_key
+from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
+from fedsync.identity.node_keys import read_node_keys
+from fedsync.silo.owner.lockout import Lockout
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+LEAST_DISK_BYTES = 1_000_000_000
+LEAST_MEMORY_BYTES = 500_000_000
+MODELS_IN_MEMORY = 8
+"""Model, gradient, optimiser's state, base, update and what is sealed of it: a generous count."""
+
+WARN_DAYS, LEAST_DAYS = 30, 7
+"""Days before the end of a certificate from which its check says so, and from which it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What one check found.
+
+    Args:
+        name: of the check.
+        ok: whether it passed.
+        detail: what was found.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+def model_bytes(strategy: StrategyConfig) -> int:
+    """Size of the model that a strategy trains [bytes].
+
+    Raises:
+        ConfigError: the task cannot be built here.
+    """
+    from fedsync.train.weights import initial_model
+
+    return int(initial_model(strategy.task.build(), strategy.seed, strategy.model.build())[0].nbytes)
+
+
+def check_versions() -> Check:
+    """Python and the libraries that both sides have to agree on."""
+    found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
+    return Check("versions", True, f"Python {platform.python_version()}, {found}")
+
+
+def check_code(config: SiloStartConfig) -> Check:
+    """What keeps the client that a run brings along from the silo's keys and data."""
+    if config.code == "shipped":
+        return Check("code", True, "FedSync's client, and whatever client the server sends")
+    if not can_confine():
+        remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
+        return Check("code", False, "what a run brings along cannot be kept from keys and data here", remedy)
+    held = "files, memory and network" if landlock_abi() >= NETWORK_ABI else "files and memory"
+    few = "" if landlock_abi() >= NETWORK_ABI else "; Linux 6.7 would keep it from the network, too"
+    own = "have a network and shared memory of their own"
+    if not can_own_namespaces():
+        own = "cannot open sockets; runs with `workers` or several `processes` are refused without user namespaces"
+    return Check(
+        "code", True, f"what a run brings along is kept from the silo's {held} (Landlock){few}; trainers {own}"
+    )
+
+
+def check_certificate(path: Path, name: str, now: datetime) -> Check:
+    """That a certificate is there and has not expired."""
+
+    def found() -> Check:
+        facts = read_certificate(path)
+        hosts = f", for {', '.join(facts.hosts)}" if facts.hosts else ""
+        remedy = "Make another authority, for all silos" if facts.authority else "Run `fedsync certs init DIR --renew`"
+        return judge_expiry(name, f"{facts.subject}{hosts}", facts.expires, now, remedy)
+
+    return guarded(name, found)
+
+
+def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy: str) -> Check:
+    """Whether a certificate holds for long enough to renew it in time."""
+    left = (expires - now) / timedelta(days=1)
+    detail = f"{what}, until {expires:%Y-%m-%d}"
+    if left <= 0:
+        return Check(name, False, f"{detail}: expired", remedy)
+    few = "" if left >= WARN_DAYS else f": {left:.0f} days left"
+    return Check(name, left >= LEAST_DAYS, f"{detail}{few}", remedy if few else "")
+
+
+def check_fit(folder: Path) -> Check:
+    """That the server's key, its certificate and the authority belong together."""
+
+    def found() -> Check:
+        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
+        return Check("key", True, "fits the certificate, which the authority signed")
+
+    return guarded("key", found)
+
+
+def check_authority_key(folder: Path) -> Check:
+    """That the key which signs certificates is not on the server."""
+    key = Authority.at(folder).key
+    if not key.exists():
+        return Check("authority key", True, "not on this machine")
+    return Check("authority key", True, f"{key} lies here: whoever takes the server can sign; move it offline")
+
+
+def check_node_key(path: Path) -> Check:
+    """That the silo's node key is one, and its owner's alone."""
+
+    def found() -> Check:
+        keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
+        if not keys:
+            return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
+        return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")
+
+    return guarded("node key", found)
+
+
+def check_ring(folder: Path, name: str) -> Check:
+    """That the silo has its keys for encrypted runs, and which epoch they are of."""
+
+    def found() -> Check:
+        from fedsync.cipher.keys.keyring import open_ring
+
+        ring = open_ring(folder)
+        if ring.own.name != name:
+            return Check("keys", False, f"{folder} has the keys of {ring.own.name!r}", f"Name the folder of {name!r}")
+        members = ", ".join(ring.group.members)
+        return Check(
+            "keys", True, f"epoch {ring.group.epoch}, group {ring.group.fingerprint.hex()[:16]}, for {members}"
+        )
+
+    return guarded("keys", found)
+
+
+def check_open(folder: Path) -> Check:
+    """That failures of integrity have not locked the silo."""
+
+    def found() -> Check:
+        from fedsync.cipher.keys.keyring import open_ring
+
+        try:
+            Lockout(open_ring(folder)).check()
+        except SiloLocked as error:
+            return Check("lock", False, str(error))
+        return Check("lock", True, "open")
+
+    return guarded("lock", found)
+
+
+def check_server_keys(path: Path) -> Check:
+    """That the server's file for encrypted runs is whole, and which epoch it is of."""
+
+    def found() -> Check:
+        from fedsync.cipher.keys.keywrap import read_server_file
+
+        file = read_server_file(path.read_bytes(), str(path))
+        return Check(
+            "keys", True, f"epoch {file.epoch}, group {file.fingerprint.hex()[:16]}, {', '.join(file.senders)}"
+        )
+
+    return guarded("keys", found)
+
+
+def check_silos(config: ServerStartConfig) -> Check:
+    """That the public node keys of the silos are keys that the server takes, and no two of them the same."""
+    problems: list[ConfigError] = []
+    owners: dict[bytes, str] = {}
+    for name, path in config.node_keys.items():
+        try:
+            point = _point(node_public_key(name, Path(path)))
+        except ConfigError as error:
+            problems.append(error)
+            continue
+        owner = owners.setdefault(point, name)
+        if owner != name:
+            remedy = f"Have {name} make a key of its own with `fedsync certs silo {name}`"
+            problems.append(ConfigError(f"silos, {name}", f"its key is that of {owner}", remedy))
+    if problems:
+        found = "; ".join(f"{problem.place}: {problem.problem}" for problem in problems)
+        return Check("silos", False, found, ". ".join(problem.remedy for problem in problems))
+    return Check("silos", True, ", ".join(config.node_keys) or "none is listed; register their keys otherwise")
+
+
+def _point(key: EllipticCurvePublicKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def check_state(folder: Path) -> Check:
+    """That the state folder is, or can be, the owner's alone."""
+
+    def found() -> Check:
+        if _nearest(folder) != folder:
+            return Check("state", True, f"{folder} will be made")
+        mode = folder.stat().st_mode & 0o777
+        if mode & 0o077:
+            return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
+        return Check("state", True, f"{folder}, mode {mode:04o}")
+
+    return guarded("state", found)
+
+
+def check_disk(folder: Path) -> Check:
+    """That there is room where the state folder is."""
+
+    def found() -> Check:
+        free = shutil.disk_usage(_nearest(folder)).free
+        detail = f"{_size(free)} free"
+        remedy = f"Free {_size(LEAST_DISK_BYTES)} at least, or choose another state folder"
+        return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
+
+    return guarded("disk", found)
+
+
+def check_memory_for(strategy: StrategyConfig | None) -> Check:
+    """`check_memory` with the model that a strategy trains, if one is known; it may be one that cannot be built."""
+    if strategy is None or strategy.task.own_loop:
+        return check_memory(None)
+    return guarded("memory", lambda: check_memory(model_bytes(strategy)))
+
+
+def check_memory(model: int | None) -> Check:
+    """That the model fits, generously; without one, that there is some memory at all.
+
+    Args:
+        model: its size [bytes].
+    """
+    free = psutil.virtual_memory().available
+    wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
+    detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")
+    if free >= wanted:
+        return Check("memory", True, detail)
+    return Check("memory", False, f"{detail}, {_size(wanted)} wanted", "End other programs, or use a larger machine")
+
+
+def check_device(device: str) -> Check:
+    """That the device to train on is there."""
+
+    def found() -> Check:
+        from fedsync.train.machine.device import resolve
+
+        return Check("device", True, str(resolve(device, "device")))
+
+    return guarded("device", found)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the lowest one above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def _size(count: int) -> str:
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    return f"{count / unit:.1f} {name}"
+
+
+def guarded(name: str, found: Callable[[], Check]) -> Check:
+    """A check whose errors are what it found: the next ones are to be made all the same."""
+    try:
+        return found()
+    except ConfigError as error:
+        return Check(name, False, f"{error.place}: {error.problem}", error.remedy)
+    except (FedSyncError, OSError) as error:
+        return Check(name, False, str(error), "See the message")
+    except Exception as error:  # a task may be the user's own code, and a key anybody's
+        return Check(name, False, f"{type(error).__name__}: {error}", "See the message; if it says nothing, report it")

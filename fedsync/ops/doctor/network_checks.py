@@ -1,0 +1,137 @@
+"""Checks of the way between silo and server: one small function each, which sends nothing but greetings."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fedsync.common.proxies import ProxyRefused, Way
+from fedsync.identity.certificates import certificate_facts, read_certificate
+from fedsync.identity.server_proof import CertificateReplaced, prove_server, shown_certificate, trusting
+from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
+
+TIMEOUT_S = 5.0
+MOST_SKEW_S = 60.0
+"""Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
+
+
+def check_reachable(way: Way) -> Check:
+    """That somebody listens at the server's address, and how far away that is."""
+    times = []
+    try:
+        for _ in range(3):
+            begin = time.perf_counter()
+            way.connect(TIMEOUT_S).close()
+            times.append(time.perf_counter() - begin)
+    except ProxyRefused as error:
+        return Check("server", False, f"{way}: {error}", error.remedy)
+    except OSError as error:
+        remedy = "Check the address, that the server runs, and the firewalls between"
+        return Check("server", False, f"{way}: {error.strerror or error}", remedy)
+    through = "" if way.proxy is None else f" through the proxy {way.proxy}"
+    return Check("server", True, f"{way}{through}, round trip {1000 * min(times):.1f} ms")
+
+
+def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
+    """That the server proves who it is, by a certificate of the authority for its name that holds long enough."""
+
+    def found() -> Check:
+        try:
+            version, facts = prove_server(way, authority, TIMEOUT_S)
+            remedy = "Have the server's operator renew its certificate and restart the server"
+            covers = f"{version}, the certificate covers {way.host}"
+            return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
+        except ssl.SSLCertVerificationError as error:
+            remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+            return Check("TLS", False, error.verify_message, remedy)
+        except (ProxyRefused, CertificateReplaced) as error:
+            return Check("TLS", False, str(error), error.remedy)
+        except OSError as error:
+            return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
+
+    return guarded("TLS", found)
+
+
+def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
+    """That a server that runs shows silos the certificate that is on the disk.
+
+    Args:
+        address: of the server on its own machine.
+        certificate: file of the server's certificate.
+        now: the present, in UTC.
+        running: whether it runs.
+    """
+
+    def found() -> Check:
+        if not running:
+            return Check("served", True, "not running")
+        host, _, port = address.rpartition(":")
+        shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
+        if shown is None:
+            return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
+        facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
+        if facts.fingerprint != read_certificate(certificate).fingerprint:
+            detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
+            return Check("served", False, detail, remedy)
+        return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
+
+    return guarded("served", found)
+
+
+def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
+    """That this machine's clock and the server's agree, by the date of an answer, which has whole seconds.
+
+    Args:
+        way: to the server.
+        authority: certificate to trust.
+        clock: seconds since the epoch.
+    """
+
+    def found() -> Check:
+        connection = way.line(trusting(authority), TIMEOUT_S)
+        try:
+            before_s = clock()
+            connection.request("GET", "/health")
+            date = connection.getresponse().getheader("Date")
+            after_s = clock()
+            if date is None:
+                return Check("clock", True, "the server does not say what time it is")
+            there_s = parsedate_to_datetime(date).timestamp()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
+        finally:
+            connection.close()
+        return judge_skew(there_s, before_s, after_s)
+
+    return guarded("clock", found)
+
+
+def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
+    """Compare the server's time, which was cut to whole seconds, with the times of asking and of the answer [s]."""
+    ahead, behind = before_s - (there_s + 1.0), there_s - after_s
+    skew = max(ahead, behind, 0.0)
+    if skew <= MOST_SKEW_S:
+        return Check("clock", True, f"within {skew + 1.0:.0f} s of the server's")
+    way = "ahead of" if ahead > 0 else "behind"
+    return Check("clock", False, f"{skew:.0f} s {way} the server's", "Set both clocks, by NTP for example")
+
+
+def check_port(host: str, port: int, *, running: bool) -> Check:
+    """That the port is free, or the server's own that runs already."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if running:
+                return Check("port", True, f"{host}:{port}, this server's")
+            remedy = "End what listens there, or choose another port; below 1024 takes privileges"
+            return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
+    return Check("port", True, f"{host}:{port} is free")

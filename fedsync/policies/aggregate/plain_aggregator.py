@@ -1,0 +1,313 @@
+"""Where a driver keeps the model and the updates that wait for a commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.core.actions import Commit
+from fedsync.core.checkpoint_state import Names, fill, named
+from fedsync.core.orders import Subject, WorkOrder
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.broadcast_compression import PublicModel
+from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.control_downlink import ControlledModel, key_of, serial_of
+from fedsync.model.layout import Vector
+from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
+from fedsync.model.server_optimizer import Backing, Moments, Part, ServerOptimizer
+from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload
+from fedsync.policies.aggregate.combining import Combiner, Combining, CommitUpdates
+from fedsync.policies.aggregate.waiting_updates import Taken, WaitingUpdates
+
+_NAMES: Names = {
+    "model": "_exact",
+    "public": "_public.model",
+    "version": "_public.version",
+    "savepoint": "_remembered",
+    "moments": "_moments",
+    "counted": "_counted",
+    "pending": "_waiting.payloads",
+    "sums": "_waiting.sums",
+    "bases": "_bases",
+    "best": "_best",
+    "first": "_first",
+    "own": "_own",
+    "combined": "_combined",
+}
+"""What a checkpoint holds."""
+
+
+def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
+    """See that a silo's update can do no harm.
+
+    Raises:
+        ProtocolError: wrong type, shape or length, or a value that is not finite.
+    """
+    wire.check(update, size, silo)
+    for start, stop in spans(size, 4):
+        span = wire.decode(update, start, stop)
+        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+        low, high = np.min(span), np.max(span)
+        give_back(update)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
+            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            raise ProtocolError(silo, "finite", told)
+
+
+class PlainAggregator(InTheClear):
+    """The current model and the payloads of pending updates, by update id.
+
+    The model of each version is a new array that nobody may write to, so references to older versions stay valid. What
+    is large lies where ``keeper`` puts it, and is read in spans. There are two models where silos get less than 32
+    bits: the public one, which they have, and the exact one, to which updates are added; see `fedsync.model.broadcast_compression`.
+
+    Args:
+        model: version 0, float32 [values].
+        wire: how models and updates travel.
+        keeper: keeps models and updates; by default in memory.
+        optimizer: makes steps of the commits' sums; None has the model move by the sums.
+        combiner: makes the commits' changes by looking at their updates; None adds them up.
+    """
+
+    def __init__(
+        self,
+        model: Vector,
+        *,
+        wire: Wire | None = None,
+        keeper: ArrayKeeper | None = None,
+        optimizer: ServerOptimizer | None = None,
+        combiner: Combiner | None = None,
+    ) -> None:
+        self._keeper = keeper or ArrayKeeper()
+        self._wire = wire or Wire()
+        self._exact: Vector = self._keeper.keep(model)
+        self._public = PublicModel(self._exact, self._wire.down, self._keeper)
+        self._held: dict[str, int] = {}
+        self._waiting = WaitingUpdates(self._wire.up)
+        self._optimizer = optimizer
+        self._moments = Moments() if optimizer is None else optimizer.begin(model.size, self._keeper)
+        self._counted: dict[str, int] = {}
+        self._controlled: tuple[int, Payload] | None = None
+        self._remembered = self._exact, self._exact, self._moments
+        self._bases: dict[str, tuple[int, Vector]] = {}
+        self._best = self._first = 0, self.model
+        self._own: dict[str, Payload] = {}
+        self._combiner, self._combined = combiner, dict[str, Any]()
+
+    @property
+    def model(self) -> Vector:
+        """The model that silos have and evaluate, float32 [values]."""
+        return self._public.model
+
+    @property
+    def upload_bytes(self) -> int:
+        return self._wire.up.payload_bytes(self.model.size)
+
+    def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
+        self._held[silo] = version
+
+    def holds(self, silo: str, version: int) -> None:
+        self._held[silo] = version
+
+    def leave(self, silo: str) -> None:
+        self._held.pop(silo, None)
+
+    def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
+        if subject is Subject.BEST:
+            return self._public.whole(*self._best)
+        if self._optimizer is not None and self._optimizer.controls:
+            return self._with_control()
+        return self._public.payload(self._held.get(silo, -1))
+
+    def _with_control(self) -> Payload:
+        """The model with what silos correct their steps by; the same object for the same version."""
+        if self._controlled is None or self._controlled[0] != self._public.version:
+            counted = {key_of(silo): serial for silo, serial in self._counted.items()}
+            sent = ControlledModel(self.model, self._moments.vectors[0], counted)
+            self._controlled = self._public.version, sent.encode(self._keeper)
+        return self._controlled[1]
+
+    def apart(self, order: WorkOrder) -> Payload:
+        if order.after:
+            return NO_PAYLOAD
+        return self._public.whole(*(self._first if order.subject is Subject.LOCAL else self._best))
+
+    def put_own(self, silo: str, model: Payload) -> None:
+        check_values(FP32, self.model.size, silo, model)
+        self._own[silo] = self._keeper.keep(model)
+
+    def own(self, silo: str) -> Payload:
+        return self._own[silo]
+
+    def begin(self, update_id: str) -> None:
+        """An order starts from the current model, which stays until its update is committed or discarded.
+
+        The silo evaluates it on the way, so it may become the best.
+        """
+        self._bases[update_id] = self._public.version, self.model
+
+    def keep_best(self, version: int) -> None:
+        models = {self._public.version: self.model, **dict(self._bases.values())}
+        if version not in models:
+            raise PolicyError(f"version {version} is the best, and its model is gone")
+        self._best = version, models[version]
+
+    @property
+    def best(self) -> Vector:
+        """The model that is kept as the best, float32 [values]; that of version 0 before there is one."""
+        return self._best[1]
+
+    def put(self, silo: str, update_id: str, update: Payload) -> None:
+        """Keep an update, after a check that it can do no harm.
+
+        Raises:
+            ProtocolError: wrong type, shape or length, a value that is not finite, or a name that is taken.
+        """
+        check_values(self._wire.up, self.model.size, silo, update)
+        self._waiting.add(silo, (update_id,), self._keeper.keep(update))
+
+    def sum_bytes(self, members: int) -> int:
+        return FP32.payload_bytes(self.model.size)
+
+    def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
+        """Keep the mean of a region's updates, after a check that it can do no harm.
+
+        Raises:
+            ProtocolError: as of `put`, or the members began with different versions, or one was not ordered.
+        """
+        if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
+            raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
+        if not self._bases.keys() >= set(update_ids):
+            raise ProtocolError(relay, "update id", f"one of {', '.join(update_ids)} was not ordered")
+        check_values(FP32, self.model.size, relay, payload)
+        self._waiting.add(relay, update_ids, self._keeper.keep(payload))
+
+    def commit(self, commit: Commit) -> None:
+        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``.
+
+        Each value is worked out by itself, so the spans have the bits that whole vectors would have.
+        """
+        taken = self._waiting.take(commit.weights)
+        bases = self._begun(commit)
+        if self._optimizer is None:
+            folded = self._folded(self._exact, commit, taken, bases)
+            self._exact = self._keeper.make(np.float32, self._exact.size, folded)
+        else:
+            self._step(self._optimizer, commit, taken, bases)
+        self._public.advance(self._exact)
+
+    def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
+        """The versions that a commit's orders began with, as far as they are known."""
+        bases = dict[str, tuple[int, Vector]]()
+        for update_id in commit.weights:
+            base = self._bases.pop(update_id, None)
+            if base is not None:
+                bases[update_id] = base
+            elif commit.toward:
+                raise PolicyError(f"version {commit.version} moves towards {update_id!r}, which no order began")
+        return bases
+
+    def _folded(
+        self, before: Vector | None, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
+    ) -> Part:
+        """Makes parts of ``before`` with the updates added, or of their sum where it is None."""
+        if self._combiner is not None:
+            return self._moved_by(Combining(self._combiner, self._combined), before, taken)
+
+        def fold(start: int, stop: int) -> Vector:
+            new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
+            scaled = np.empty_like(new)
+            for update_id, weight in taken.weights.items():
+                update = taken.formats[update_id].decode(taken.payloads[update_id], start, stop)
+                if commit.toward and before is not None:
+                    # Of two models that are close, so what the subtraction rounds is small.
+                    np.subtract(bases[update_id][1][start:stop], before[start:stop], out=scaled)
+                    scaled += update
+                    scaled *= np.float32(weight)
+                else:
+                    np.multiply(update, np.float32(weight), out=scaled)
+                new += scaled
+            give_back(*taken.payloads.values(), *(base for _, base in bases.values()))
+            if before is not None:
+                give_back(before)
+            return new
+
+        return fold
+
+    def _moved_by(self, combining: Combining, before: Vector | None, taken: Taken) -> Part:
+        """As `_folded`, with the change that a combiner makes of the updates in the place of their sum."""
+        change = combining.change(CommitUpdates(taken, self._exact.size))
+
+        def moved(start: int, stop: int) -> Vector:
+            new = change(start, stop)
+            if before is not None:
+                new += before[start:stop]
+                give_back(before)
+            return new
+
+        return moved
+
+    def notes(self) -> list[str]:
+        return [] if self._combiner is None else Combining(self._combiner, self._combined).notes()
+
+    def _step(
+        self,
+        optimizer: ServerOptimizer,
+        commit: Commit,
+        taken: Taken,
+        bases: Mapping[str, tuple[int, Vector]],
+    ) -> None:
+        """Move the exact model by what the optimizer makes of the updates' sum."""
+        if commit.toward:
+            raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
+        before = self._exact
+        change = self._keeper.make(np.float32, before.size, self._folded(None, commit, taken, bases))
+        staleness = [self._public.version - version for version, _ in bases.values()]
+        backing, counted = None, self._counted
+        if optimizer.controls:
+            if taken.left_out:
+                return  # what silos think that their updates are worth, and the variates' mean, would part
+            if any(staleness):
+                raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
+            counted = {**counted, **dict(map(serial_of, commit.weights))}
+            newcomers = len(counted) - len(self._counted)
+            backing = Backing(commit.steps, commit.stands_for, len(commit.weights), newcomers)
+        advanced = optimizer.advance(self._moments, change, optimizer.pace(staleness), self._keeper, backing)
+        if advanced is None:
+            return
+        (self._moments, step), self._counted = advanced, counted
+
+        def moved(start: int, stop: int) -> Vector:
+            new = step(start, stop)
+            new += before[start:stop]
+            give_back(before)
+            return new
+
+        self._exact = self._keeper.make(np.float32, before.size, moved)
+
+    def savepoint(self) -> None:
+        self._remembered = self._exact, self.model, self._moments
+
+    def rollback(self) -> None:
+        """Go back to the model last remembered; at first that is version 0."""
+        self._exact, public, self._moments = self._remembered
+        self._public.restart(public)
+
+    def discard(self, update_id: str) -> None:
+        self._waiting.discard(update_id)
+        self._bases.pop(update_id, None)
+
+    def state(self) -> Mapping[str, Any]:
+        """Models and pending updates, for `restore` in another process."""
+        return named(self, _NAMES)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what another aggregator's `state` was."""
+        fill(self, _NAMES, state)
+
+    @property
+    def pending(self) -> tuple[str, ...]:
+        return self._waiting.ids

@@ -1,0 +1,69 @@
+"""A relay in the clear: it sends the server the weighted mean of its region's updates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from fedsync.common.errors import ProtocolError
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import give_back
+from fedsync.model.layout import Vector
+from fedsync.model.plain_wire import WireFormat
+from fedsync.model.region_sums import RegionSum
+from fedsync.model.transfer import Payload
+from fedsync.policies.aggregate.plain_aggregator import check_values
+
+
+class PlainRegion:
+    """A `fedsync.model.region_sums.RegionAdder` of updates in the clear.
+
+    Sums are float32, however updates travel: they are rounded once.
+
+    Args:
+        size: values of an update.
+        wire: how silos' updates are written.
+        keeper: keeps updates and sums; by default in memory.
+    """
+
+    def __init__(self, size: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
+        self._size = size
+        self._wire = wire
+        self._keeper = keeper or ArrayKeeper()
+        self._kept: dict[str, tuple[int, float, Payload]] = {}
+
+    @property
+    def upload_bytes(self) -> int:
+        return self._wire.payload_bytes(self._size)
+
+    def put(self, silo: str, update_id: str, base: int, share: float, update: Payload) -> None:
+        if update_id in self._kept:
+            raise ProtocolError(silo, "update id", f"{update_id!r} is here already")
+        check_values(self._wire, self._size, silo, update)
+        self._kept[update_id] = base, share, self._keeper.keep(update)
+
+    def discard(self, update_id: str) -> None:
+        self._kept.pop(update_id, None)
+
+    def sums(self, update_ids: Collection[str]) -> list[RegionSum]:
+        by_base: dict[int, dict[str, tuple[float, Payload]]] = {}
+        for update_id in sorted(update_ids):
+            base, share, payload = self._kept.pop(update_id)
+            by_base.setdefault(base, {})[update_id] = share, payload
+        return [self._sum(updates) for _, updates in sorted(by_base.items())]
+
+    def _sum(self, updates: dict[str, tuple[float, Payload]]) -> RegionSum:
+        if len(updates) == 1:
+            ((update_id, (_, payload)),) = updates.items()
+            return RegionSum((update_id,), payload)
+        whole = sum(share for share, _ in updates.values())
+
+        def mean(start: int, stop: int) -> Vector:
+            total = np.zeros(stop - start, np.float32)
+            for share, payload in updates.values():
+                total += np.float32(share / whole) * self._wire.decode(payload, start, stop)
+            give_back(*(payload for _, payload in updates.values()))
+            return total
+
+        return RegionSum(tuple(updates), self._keeper.make(np.float32, self._size, mean))

@@ -1,0 +1,409 @@
+"""The Flower driver: the coordinator, with silos behind a transport.
+
+The same loop serves Flower's simulation engine and real silos. Each turn hands everything that happened to the
+coordinator as one batch and carries out its actions:
+
+| what happened | event |
+|---|---|
+| a node is new | none: it is asked who it is; its `Hello` is `SiloJoined` |
+| a node is gone | `SiloLost`, and what it was sent is forgotten |
+| an order is in work | `Progressed`, and it is asked for again |
+| an update came, and is sound | `UpdateArrived` |
+| an order failed, was refused, is overdue, or was answered with nonsense | `WorkFailed` |
+| an evaluation came, or cannot | `Evaluated` |
+| nothing, and a predictor wants to train | `Spare` |
+| the operator asks for something | `OperatorAsked`; it is answered once a checkpoint has what follows |
+
+A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions: meanwhile orders
+and evaluations are held. Before anything goes out that silos learn from a commit, a checkpoint is on disk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedsync.common import foreign
+from fedsync.common.backoff import Backoff
+from fedsync.common.errors import ProtocolError, RunError
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Dispatch,
+    Evaluate,
+    HaltEarly,
+    KeepBest,
+    Rollback,
+    Savepoint,
+    Stop,
+    WakeAt,
+)
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Event, Progressed, SiloJoined, SiloLost, TimerFired, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.report_checks import check_sealed
+from fedsync.model.layout import Layout
+from fedsync.model.tensor_parts import CommonForm
+from fedsync.model.transfer import DurableAggregator, Payload, VersionMismatch, store
+from fedsync.observe.recorder import Recorder
+from fedsync.observe.steered import drops_in
+from fedsync.server.checkpoints import Checkpoints, Moment
+from fedsync.server.nodes import Admission, Nodes
+from fedsync.server.operator_requests import Requests
+from fedsync.server.outbox import Outbox
+from fedsync.server.pending_message import PendingMessage
+from fedsync.server.region_clients import Regions, Relayed
+from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
+from fedsync.silo.owner.refusals import explained
+from fedsync.silo.protocol import (
+    Answer,
+    AskSnapshot,
+    Attestation,
+    Describe,
+    EvaluateModel,
+    Hello,
+    InProgress,
+    Question,
+    Refused,
+    Snapshot,
+    Train,
+)
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloAnswer, needed
+
+logger = foreign.logger(__name__)
+
+
+class FlowerDriver:
+    """Runs a coordinator to its end.
+
+    Args:
+        transport: to the silos.
+        coordinator: decides.
+        store: adds updates, and knows what each silo needs.
+        layout: of the model.
+        form: what silos say of their models is measured by it.
+        spec: the run's specification as JSON, for the silos.
+        recorder: writes the run's files.
+        timing: how long to wait.
+        report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
+            reach a silo; None leaves it to ``timing``.
+        after_commit: called with each new version.
+        keep_best: called when a version is kept as the best.
+        in_spare_time: called when nothing has happened.
+        admission: who may take part.
+        checkpoints: keeps what is needed to resume the run; None keeps nothing.
+        resumed: the moment that coordinator and store are at, where another process began the run.
+        operator: what the server's user asks for; None where nobody can.
+        adds: updates of a region may be added up before they are committed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        coordinator: Coordinator,
+        aggregator: DurableAggregator,
+        layout: Layout,
+        form: CommonForm,
+        spec: str,
+        recorder: Recorder,
+        timing: Timeouts,
+        report_s: float | None = None,
+        after_commit: Callable[[int], None] | None = None,
+        keep_best: Callable[[KeepBest], None] = lambda best: None,
+        in_spare_time: Callable[[], None] = lambda: None,
+        admission: Admission | None = None,
+        checkpoints: Checkpoints | None = None,
+        resumed: Moment | None = None,
+        operator: Requests | None = None,
+        adds: bool = False,
+    ) -> None:
+        self._coordinator, self._aggregator = coordinator, aggregator
+        self._form, self._recorder = form, recorder
+        self._timing, self._in_spare_time = timing, in_spare_time
+        self._after_commit, self._keep_best = after_commit, keep_best
+        self._nodes = Nodes(transport, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
+        self.refusals = self._nodes.refusals
+        self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
+        report_s = timing.report_s if report_s is None else report_s
+        self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
+        self._held: list[Action] = []
+        self._timers = list(resumed.timers) if resumed is not None else []
+        self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
+        self._answered, self._spare = "", IdleTraining(timing.spare_s)
+        self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
+
+    def run(self) -> None:
+        """Run until the coordinator stops; the aggregator then has all that there is of the final model.
+
+        Raises:
+            RunError: no silo is there to work for too long, or the run ended in failure.
+        """
+        looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
+        events = self._come_back(self._resumed) if self._resumed is not None else []
+        if self._resumed is None:
+            self._save()
+        while True:
+            events = [*events, *self._replies(), *self._membership(), *self._overdue(), *self._flush()]
+            if not events:
+                self._check_alive()
+                self._in_spare_time()
+                if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
+                    events = self._spare.events(self._now_s())
+            if not events:
+                self._outbox.wait(looks.pause_s(idle))
+                idle += 1
+                continue
+            idle = 0
+            now_s = self._now_s()
+            while events:
+                began_s = time.monotonic()
+                entry = self._coordinator.handle(events, now_s)
+                self._spare.measure(events, time.monotonic() - began_s)
+                self._recorder.record(entry)
+                for dropped in drops_in(entry) if entry.steered else ():
+                    self._aggregator.leave(dropped.silo)
+                    self._go_on_if_open()
+                for action in entry.actions:
+                    self._carry_out(action)
+                if self._coordinator.able:
+                    self._vigil.wake(now_s)
+                self._save(entry)
+                # A push that fails at once is an event of its own.
+                events = self._flush()
+                if self._operator is not None:
+                    self._operator.settle(entry)
+                for action in entry.actions:
+                    if isinstance(action, Stop):
+                        if action.failed:
+                            raise RunError(action.reason)
+                        self._recorder.keep("predictor.json", self._coordinator.learned)
+                        return
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._start_s
+
+    def _come_back(self, moment: Moment) -> list[Event]:
+        """Wait for the silos that were here, which count as lost and joined again.
+
+        Where the run was about to end they only have to evaluate, and so were never away.
+        """
+        silos = moment.silos if moment.evaluating is None else ()
+        events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
+        missing, end_s = set(moment.silos), self._now_s() + self._timing.return_timeout_s
+        while missing and self._now_s() < end_s:
+            events += [*self._replies(), *self._membership(), *self._flush()]
+            missing -= self._nodes.by_name.keys()
+            time.sleep(self._timing.poll_s)
+        for name in missing:
+            self._aggregator.leave(name)
+        if moment.evaluating is None:
+            return events
+        for name in sorted(set(moment.silos) - missing):
+            self._outbox.evaluate(name, EvaluateModel.of(moment.evaluating), self._now_s())
+        return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
+
+    def _save(self, entry: JournalEntry | None = None) -> None:
+        """Write a checkpoint if one is due: before anything goes out that silos learn from ``entry``."""
+        if self._checkpoints is None or not self._checkpoints.due(entry):
+            return
+        position = self._recorder.position()
+        self._checkpoints.save(
+            self._coordinator, self._aggregator.state(), self._now_s(), position, tuple(self._timers)
+        )
+
+    def _check_alive(self) -> None:
+        able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
+        if self._coordinator.paused or (able and (self._timers or any(working))):
+            self._vigil.wake(self._now_s())
+        else:
+            self._vigil.check(self._now_s(), self._nodes.by_name)
+
+    # What happened.
+
+    def _replies(self) -> list[Event]:
+        events = [self._event(sent, answer) for sent, answer in self._outbox.replies(self._now_s())]
+        return [event for event in events if event is not None]
+
+    def _event(self, sent: PendingMessage, answer: SiloAnswer) -> Event | None:
+        now_s, name = self._now_s(), self._nodes.sender(sent.node)
+        try:
+            reply, payload = self._outbox.read(sent, answer)
+            match sent.request, reply:
+                case Describe(), Hello():
+                    return self._hello(sent.node, reply, payload, now_s)
+                case Train(order), InProgress():
+                    return self._go_on(sent, order, reply, now_s)
+                case Train(order), WorkReport():
+                    update = None if isinstance(answer, Relayed) and answer.summed else needed(payload, name)
+                    return self._update(name, order, reply, update, now_s)
+                case EvaluateModel(version) as asked, Attestation(pooled):
+                    self._aggregator.holds(name, version)
+                    return asked.answered(now_s, name, None, pooled)
+                case EvaluateModel() as asked, Evaluation() if not self._aggregator.seals_figures:
+                    if not asked.subject.own:
+                        self._aggregator.holds(name, asked.version)
+                    return asked.answered(now_s, name, reply)
+                case ((Train() | EvaluateModel()), VersionMismatch(holds, announcement)):
+                    if announcement:
+                        self._aggregator.announce(name, announcement)
+                    self._send_again(sent, name, holds)
+                case Question(), Answer():
+                    self._aggregator.answer(name, needed(payload, name))
+                    self._go_on_if_open()
+                case AskSnapshot(), Snapshot(version):
+                    self._aggregator.put_snapshot(name, version, needed(payload, name))
+                case asked, Refused():
+                    if isinstance(asked, Describe):
+                        self._nodes.refuses(sent.node, reply)
+                    return self._failed(sent, explained(name, reply), reply.back_s)
+                case asked, _:
+                    answered = f"{type(asked).__name__} is answered with {type(reply).__name__}"
+                    raise ProtocolError(name, "message", answered)
+        except ProtocolError as error:
+            return self._failed(sent, error)
+        return None
+
+    def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
+        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
+        now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
+        (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
+        match sent.request:
+            case Train(order):
+                self._outbox.over(order.update_id, now_s)
+                return WorkFailed(now_s, name, order.update_id, reason, back_s)
+            case EvaluateModel() as asked:
+                return asked.answered(now_s, name, None)
+            case Question():
+                self._aggregator.give_up(name)
+                self._go_on_if_open()
+            case Describe():
+                # It did not say who it is: ask again at the next look at the members.
+                self._nodes.ask_again(sent.node, why)
+        return None
+
+    def _send_again(self, sent: PendingMessage, name: str, holds: int) -> None:
+        """The silo keeps another version than was thought: send what continues that one."""
+        self._aggregator.holds(name, holds)
+        if sent.again or self._aggregator.blocked:
+            raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
+        if sent.order is not None and not sent.order.apart and sent.order.base_version != self._coordinator.version:
+            raise ProtocolError(name, "order", "it is lost, and the model has moved on since")
+        if sent.order is not None and sent.order.budget_s is not None and sent.collecting:
+            raise ProtocolError(name, "order", "it is lost, and its time with it")
+        self._outbox.repeat(sent, name, self._now_s())
+
+    def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
+        """An update is there, in ``update`` or, where that is None, in the sum of its region."""
+        self._answered = name
+        self._outbox.over(order.update_id, now_s)
+        if self._aggregator.seals_figures:
+            check_sealed(name, report)
+        nbytes = self._aggregator.upload_bytes if update is None else update.nbytes
+        store(self._aggregator, name, order, update)
+        self._aggregator.holds(name, order.base_version)
+        meta = UpdateMeta.of(name, order, report, self._nodes.examples[name], nbytes)
+        return UpdateArrived(now_s, meta, report)
+
+    def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
+        """Ask again for an order in work, unless nothing new was heard of it for too long."""
+        if progress.steps > sent.steps:
+            due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
+            sent = replace(sent, due_s=due_s, steps=progress.steps)
+        sent = replace(sent, asked=0)
+        if sent.due_s <= now_s:
+            return self._failed(sent, self._timing.why_late(sent.end_s <= now_s))
+        self._outbox.collect(sent, order, now_s)
+        return Progressed(now_s, self._nodes.sender(sent.node), order.update_id, progress.steps, progress.samples)
+
+    def _hello(self, node: int, hello: Hello, greeting: Payload | None, now_s: float) -> Event:
+        name = self._nodes.check(node, hello, self._form)
+        if self._checkpoints is not None:
+            self._checkpoints.agree(self._form.frozen)
+        self._aggregator.greet(name, hello.holds, greeting)
+        self._nodes.enrol(node, name, hello.facts.examples)
+        return SiloJoined(now_s, name, hello.facts)
+
+    def _membership(self) -> list[Event]:
+        """Greet new nodes and notice those that are gone."""
+        now_s = self._now_s()
+        gone, fresh = self._nodes.look()
+        events: list[Event] = []
+        for node in gone:
+            self._outbox.forget(node)
+            name = self._nodes.forget(node)
+            if name is not None:
+                events.append(SiloLost(now_s, name, "its node is gone"))
+                self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
+                self._aggregator.leave(name)
+                self._go_on_if_open()
+        for node in fresh:
+            self._outbox.ask(node, Describe(), now_s)
+        return events
+
+    def _overdue(self) -> list[Event]:
+        now_s = self._now_s()
+        events: list[Event] = [] if self._operator is None else [*self._operator.events(now_s)]
+        while self._timers and self._timers[0] <= now_s:
+            events.append(TimerFired(heapq.heappop(self._timers)))
+        late = [(sent, self._timing.why_late(sent.end_s <= now_s)) for sent in self._outbox.overdue(now_s)]
+        events += [event for sent, why in late if (event := self._failed(sent, why)) is not None]
+        for sent in self._outbox.unanswered(now_s):
+            name = self._nodes.sender(sent.node)
+            logger.warning("%s has not answered a message; asking for the answer again", name)
+            self._outbox.ask_again(sent, now_s)
+        return events
+
+    # What to do.
+
+    def _carry_out(self, action: Action) -> None:
+        if self._aggregator.blocked and isinstance(action, Dispatch | Evaluate):
+            self._held.append(action)
+            return
+        match action:
+            case Dispatch(silo, order):
+                if not order.apart:
+                    self._aggregator.begin(order.update_id)
+                self._outbox.train(silo, order, self._now_s())
+            case Commit(version, _):
+                self._aggregator.commit(action)
+                if self._after_commit is not None:
+                    self._after_commit(version)
+                self._outbox.snapshot(self._answered, self._now_s())
+                self._outbox.questions(self._now_s())
+            case HaltEarly(_, update_id):
+                if not self._outbox.halt(update_id) and self._aggregator.blocked:
+                    # Its order is held, and goes out first.
+                    self._held.append(action)
+            case Savepoint():
+                self._aggregator.savepoint()
+            case Rollback():
+                self._aggregator.rollback()
+            case Discard(update_id, _):
+                self._aggregator.discard(update_id)
+            case KeepBest(score):
+                self._aggregator.keep_best(score.version)
+                self._keep_best(action)
+            case Evaluate(_, silos):
+                for silo in silos:
+                    self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())
+            case WakeAt(at_s):
+                heapq.heappush(self._timers, at_s)
+
+    def _go_on_if_open(self) -> None:
+        """Ask on, or carry out what waited for the last commit to count."""
+        self._outbox.questions(self._now_s())
+        if not self._aggregator.blocked:
+            held, self._held = self._held, []
+            for action in held:
+                self._carry_out(action)
+            self._save()
+
+    def _flush(self) -> list[Event]:
+        """Push what waits; a node that is not known any more is an answer too."""
+        lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
+        return [event for event in lost if event is not None]

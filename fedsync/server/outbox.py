@@ -1,0 +1,356 @@
+"""What the server asks silos, and the answers that it waits for.
+
+| a message is | until | then |
+|---|---|---|
+| posted | `flush` | waiting, or lost at once where its node is not known any more |
+| waiting | its answer comes | answered: what asked for the same since is forgotten |
+| waiting | ``ask_s``, and twice as long as answers take lately | waiting, and asked for again; each time later |
+| waiting | ``ask_s``, but the transport cannot have lost it | waiting for as long again |
+| waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
+| any | its node is gone | forgotten |
+
+An order is asked for again by `Collect`, and so until it is done; anything else is sent once more. The time of an order
+that is queued at its silo begins when the one before it is over.
+
+What silos behind a relay are asked goes together (`fedsync.server.region_clients`), and is waited for one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Literal
+
+from fedsync.common import foreign
+from fedsync.common.errors import PolicyError, ProtocolError
+from fedsync.core.orders import Subject, WorkOrder
+from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
+from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
+from fedsync.server.pending_message import PendingMessage
+from fedsync.server.region_clients import Letter, Relayed
+from fedsync.server.timeouts import AnswerTimes, Timeouts
+from fedsync.silo.protocol import (
+    MAX_LAYOUT_TEXT,
+    MAX_TEXT,
+    AskModel,
+    AskSnapshot,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Question,
+    Reply,
+    Request,
+    Train,
+    read_reply,
+    write_request,
+)
+from fedsync.transport.port import Transport
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
+
+logger = foreign.logger(__name__)
+
+_QUESTION_S = 60.0
+_LEAST_S = 1.0
+_SOON_S = 5.0
+"""What is to be asked for again so soon is looked for with what is now."""
+
+_SMALL_ANSWER_BYTES = 2**20
+"""Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
+
+
+class Outbox:
+    """Asks the silos of one run: makes questions, and keeps them until they are answered.
+
+    Times are the driver's, in seconds.
+
+    They go out when told to, so that what they are made of can be put on disk before.
+
+    Args:
+        transport: carries them.
+        nodes: which node is which silo.
+        spec: the run's specification as JSON, for the silos.
+        timing: how long to wait.
+        report_s: after so long silos say how far an order in work is.
+        aggregator: knows what each silo needs to have the current model, and what it wants to know of silos; None as
+            long as there is no model.
+        model_bytes: size of the model.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        nodes: Nodes,
+        spec: str,
+        timing: Timeouts,
+        report_s: float,
+        aggregator: DurableAggregator | None = None,
+        model_bytes: int = MAX_SEALED_BYTES,
+    ) -> None:
+        self._transport = transport
+        self._nodes = nodes
+        self._spec = spec
+        self._timing = timing
+        self._report_s = report_s
+        self._aggregator = aggregator
+        self._model_bytes = model_bytes
+        self._answer_times = AnswerTimes(timing.ask_s)
+        self._posted: list[tuple[PendingMessage, SiloQuestion | Letter]] = []
+        self._sent: dict[str, PendingMessage] = {}
+
+    # What is asked.
+
+    def ask(self, node: int, request: Request, now_s: float) -> None:
+        """Ask a node something that no order hangs on."""
+        self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
+
+    def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        queued = bool(order.behind) and any(sent.asks_for(order.behind) for sent in self.waiting)
+        due_s, end_s = (inf, inf) if queued else self._timing.order_until(now_s)
+        node, request = self._nodes.by_name[silo], Train(order, self._report_s)
+        self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
+
+    def over(self, update_id: str, now_s: float) -> None:
+        """An order is over, so the time of the one that is queued behind it begins."""
+        if not any(sent.queued for sent in self.waiting):
+            return
+        due_s, end_s = self._timing.order_until(now_s)
+
+        def begun(sent: PendingMessage) -> PendingMessage:
+            behind = sent.queued and sent.order is not None and sent.order.behind == update_id
+            return replace(sent, due_s=due_s, end_s=end_s, queued=False) if behind else sent
+
+        self._change(begun)
+
+    def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
+        """Have a silo score a model."""
+        due_s = now_s + self._timing.order_timeout_s
+        self._send(PendingMessage(self._nodes.by_name[silo], request, due_s), silo, now_s)
+
+    def repeat(self, sent: PendingMessage, silo: str, now_s: float) -> None:
+        """Send an order or an evaluation once more, with what the aggregator now knows that the silo needs."""
+        self._send(replace(sent, again=True), silo, now_s)
+
+    def collect(self, sent: PendingMessage, order: WorkOrder, now_s: float) -> None:
+        """Ask for an order in work, which is also the way for the word to stop."""
+        request = Collect(order.update_id, self._report_s, sent.halt)
+        self._post(replace(sent, collecting=True), request, None, now_s)
+
+    def snapshot(self, answered: str, now_s: float) -> None:
+        """Ask for a sealed model if one is wanted and none is under way: ``answered`` if it is here, else any silo."""
+        here, asked = self._nodes.by_name, AskSnapshot()
+        if self._aggregator is None or not self._aggregator.wants_snapshot or not here:
+            return
+        if not any(sent.request == asked for sent in self.waiting):
+            self.ask(here.get(answered) or next(iter(here.values())), asked, now_s)
+
+    def questions(self, now_s: float) -> None:
+        """Ask what the aggregator wants to know of silos before the last commit counts; each is asked once."""
+        if self._aggregator is None:
+            return
+        while questions := self._aggregator.questions():
+            for silo, question in questions.items():
+                node = self._nodes.by_name.get(silo)
+                if node is None:
+                    self._aggregator.give_up(silo)  # which others may be asked for
+                    continue
+                timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
+                sent = PendingMessage(node, Question(), now_s + timeout_s)
+                self._posted.append((sent, self._message(sent, Question(), question, timeout_s)))
+
+    def ask_again(self, sent: PendingMessage, now_s: float) -> None:
+        """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""
+        match sent.request:
+            case Train(order):
+                self.collect(sent, order, now_s)
+            case EvaluateModel():
+                self._send(sent, self._nodes.sender(sent.node), now_s)
+            case request:
+                self._post(sent, request, None, now_s)
+
+    def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
+        """Post an order or an evaluation, with what its silo needs to have the model."""
+        if self._aggregator is None:
+            raise PolicyError("a silo is to train before there is a model")
+        before = [other.order for other in self.waiting if other.node == sent.node and other.request != sent.request]
+        rounds = {order.round: order.base_version for order in before if order is not None and not order.apart}
+        if rounds and not sent.again:
+            # That is what it holds when it comes to this.
+            self._aggregator.holds(silo, rounds[max(rounds)])
+        self._post(sent, sent.request, self._payload(self._aggregator, sent.request, silo), now_s)
+
+    @staticmethod
+    def _payload(aggregator: DurableAggregator, request: Request, silo: str) -> Payload:
+        match request:
+            case Train(order) if order.apart:
+                return aggregator.apart(order)
+            case EvaluateModel(owner=owner) if owner:
+                return aggregator.own(owner)
+            case EvaluateModel(subject=subject) if subject.own and not aggregator.seals_figures:
+                return NO_PAYLOAD
+            case EvaluateModel(subject=subject):
+                return aggregator.outgoing(silo, subject)
+            case _:
+                return aggregator.outgoing(silo, Subject.LAST)
+
+    def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
+        """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
+        sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=None if sent.queued else now_s)
+        left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
+        self._posted.append((sent, self._message(sent, request, payload, left_s)))
+
+    def _patience_s(self, sent: PendingMessage) -> float:
+        """How long an answer is waited for before it is asked for again."""
+        patience_s = self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
+        return max(patience_s, self._answer_times.patience_s)
+
+    def _message(
+        self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
+    ) -> SiloQuestion | Letter:
+        """A question with its bytes, or one for a relay's bundle."""
+        if sent.node not in self._nodes.regions:
+            most = self._most_bytes(sent.request)
+            return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
+        letter = Letter(write_request(request), payload, self._most_bytes(sent.request), left_s)
+        if sent.order is None or sent.order.apart or self._aggregator is None:
+            return letter
+        examples = self._nodes.examples.get(self._nodes.sender(sent.node), 1)
+        in_sum = -(-self._aggregator.sum_bytes(2) // 2)
+        return replace(letter, update_id=sent.order.update_id, examples=examples, in_sum=in_sum)
+
+    # What is waited for.
+
+    @property
+    def waiting(self) -> Sequence[PendingMessage]:
+        return [*self._sent.values(), *(sent for sent, _ in self._posted)]
+
+    def halt(self, update_id: str) -> bool:
+        """Mark an order that has no answer yet; False if there is none."""
+        found = any(sent.asks_for(update_id) for sent in self.waiting)
+        self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
+        return found
+
+    def _change(self, change: Callable[[PendingMessage], PendingMessage]) -> None:
+        self._sent = {identifier: change(sent) for identifier, sent in self._sent.items()}
+        self._posted = [(change(sent), message) for sent, message in self._posted]
+
+    def flush(self) -> list[PendingMessage]:
+        """Send what was posted; returns those whose node is not known any more."""
+        regions = self._nodes.regions
+        self._transport.keep({*self._sent, *regions.bundles})
+        posted, self._posted = self._posted, []
+        letters = [(sent, each) for sent, each in posted if isinstance(each, Letter)]
+        alone = [(sent, each) for sent, each in posted if isinstance(each, SiloQuestion)]
+        named = regions.push(self._transport, self._spec, [(sent.node, letter) for sent, letter in letters])
+        named += self._transport.send([(sent.node, question) for sent, question in alone])
+        lost = []
+        for (sent, _), name in zip([*letters, *alone], named, strict=True):
+            if name is None:
+                lost.append(sent)
+            else:
+                self._sent[name] = sent
+        return lost
+
+    def wait(self, seconds: float) -> None:
+        """Wait for answers, so long at most."""
+        self._transport.wait(seconds)
+
+    def replies(self, now_s: float) -> list[tuple[PendingMessage, SiloAnswer]]:
+        """Answers that have come, each with what it answers; those to what is forgotten are left out."""
+        regions, found = self._nodes.regions, list[tuple[PendingMessage | None, SiloAnswer]]()
+        for answer in self._transport.receive():
+            relayed = regions.unpack(answer, self._sent, self._aggregator)
+            if relayed is not None:
+                found += [(self._end(each.name), each) for each in relayed if not self._again(each)]
+            elif (sent := self._end(answer.name)) is not None and not self._is_relay(sent, answer):
+                if sent.sent_s is not None:
+                    self._answer_times.answered(now_s - sent.sent_s)
+                found.append((sent, answer))
+        return [(sent, answer) for sent, answer in found if sent is not None]
+
+    def _again(self, answer: Relayed) -> bool:
+        """Whether an answer has to be asked for once more, which is done at once."""
+        if answer.again and (sent := self._sent.get(answer.name)) is not None:
+            self._sent[answer.name] = replace(sent, ask_s=-inf)
+        return answer.again
+
+    def _is_relay(self, sent: PendingMessage, answer: SiloAnswer) -> bool:
+        """Whether a node that was asked for the first time has said that it is a relay."""
+        if not answer.relay:
+            return False
+        try:
+            self._nodes.relay(sent.node, answer)
+        except ProtocolError as error:
+            logger.warning("refused: %s", error)
+            self._nodes.ask_again(sent.node)
+        return True
+
+    def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
+        """The reply in an answer, and the bytes beside it, uint8.
+
+        Raises:
+            ProtocolError: there is none, or the silo sent something else.
+        """
+        name = self._nodes.sender(sent.node)
+        if answer.problem:
+            if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:
+                raise AnotherApp(name, answer.problem, answer.code)
+            raise ProtocolError(name, answer.check, answer.problem)
+        most = MAX_LAYOUT_TEXT if isinstance(sent.request, AskModel) else MAX_TEXT
+        return read_reply(answer.text, name, most), answer.payload
+
+    def _most_bytes(self, request: Request) -> int:
+        """Bytes that may come beside a reply."""
+        match request:
+            case Train(order) if self._aggregator is not None and not order.apart:
+                return self._aggregator.upload_bytes
+            case Train(order) if order.share:
+                return self._model_bytes
+            case AskSnapshot() if self._aggregator is not None:
+                return self._aggregator.snapshot_bytes
+            case AskModel():
+                return self._model_bytes + _SMALL_ANSWER_BYTES
+            case _:
+                return _SMALL_ANSWER_BYTES
+
+    def overdue(self, now_s: float) -> list[PendingMessage]:
+        """Those that nobody has answered in time; an answer that still comes is not looked at."""
+        late = [identifier for identifier, sent in self._sent.items() if sent.due_s <= now_s]
+        return [sent for identifier in late if (sent := self._end(identifier)) is not None]
+
+    def unanswered(self, now_s: float) -> list[PendingMessage]:
+        """Those to ask for again, which they are not a second time, nor while they cannot be lost."""
+        soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
+        if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
+            return []
+        for identifier in self._transport.waiting(soon):
+            sent = self._sent[identifier]
+            self._sent[identifier] = replace(sent, ask_s=now_s + self._patience_s(sent))
+        quiet = [identifier for identifier in soon if self._sent[identifier].ask_s <= now_s]
+        for identifier in quiet:
+            sent = self._sent[identifier]
+            self._sent[identifier] = replace(sent, ask_s=inf, asked=sent.asked + 1)
+        return [self._sent[identifier] for identifier in quiet]
+
+    def _end(self, identifier: str) -> PendingMessage | None:
+        """What was sent needs no answer any more, nor does what asked for the same since."""
+        sent = self._sent.pop(identifier, None)
+        if sent is not None and sent.asked:
+            self._sent = {each: other for each, other in self._sent.items() if not sent.is_like(other)}
+            self._posted = [(other, message) for other, message in self._posted if not sent.is_like(other)]
+        return sent
+
+    def forget(self, node: int) -> None:
+        self._sent = {identifier: sent for identifier, sent in self._sent.items() if sent.node != node}
+        self._posted = [(sent, message) for sent, message in self._posted if sent.node != node]
+
+
+def kind_of(request: Request) -> Literal["query", "train", "evaluate"]:
+    """What a request is, as Flower sorts messages."""
+    match request:
+        case Train():
+            return "train"
+        case EvaluateModel():
+            return "evaluate"
+        case _:
+            return "query"

@@ -1,0 +1,306 @@
+"""The server's end of relays: their silos are nodes like others, and what they are asked goes together.
+
+A node that says that it is a relay is none of the run's nodes; the nodes that it has are. Those have negative numbers,
+which Flower's have not. What is posted for a region in one turn is one message, a *bundle*. A relay has at least one
+bundle to answer at any time, so it is heard of at once.
+
+| a bundle is | until | then |
+|---|---|---|
+| sent | its answer comes | what is in it is unpacked; if it was the last, an empty one is sent |
+| sent | ``hold_s`` and some more | taken for lost; likewise |
+| any | its relay is gone | forgotten, and so are the nodes behind it |
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fedsync.common import foreign
+from fedsync.common.errors import ProtocolError
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import DurableAggregator, Payload
+from fedsync.silo.relays.relay_messages import (
+    MAX_SILOS,
+    RegionAsk,
+    RegionMembers,
+    RegionReply,
+    RegionRequest,
+    RelayedNode,
+    joined,
+    parted,
+    piece_of,
+    read_region_reply,
+    write,
+)
+from fedsync.transport.port import Peer, Transport
+from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
+
+logger = foreign.logger(__name__)
+
+_LOST_S = 35.0
+_PAUSE_S = 1.0
+_TEXTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A question for a silo behind a relay, and what goes with it; see `RegionAsk`.
+
+    Args:
+        in_sum: bytes that its update takes in a region's sum at most, by its part.
+    """
+
+    text: str
+    payload: Payload | None
+    most: int
+    ttl_s: float
+    update_id: str = ""
+    examples: int = 1
+    in_sum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Relayed(SiloAnswer):
+    """An answer of a silo behind a relay; the payload is None also of an update that is in a sum.
+
+    Args:
+        summed: it is an update in a region's sum, which the aggregator has.
+        again: it was in a sum that the aggregator does not take: it is to be asked for, and comes alone.
+    """
+
+    summed: bool = False
+    again: bool = False
+
+
+@dataclass(slots=True)
+class _Relay:
+    """A relay.
+
+    Args:
+        name: for people.
+        since: when it was activated.
+        here: its silos' nodes, by its numbers.
+        numbers: the server's numbers of them.
+        bundles: messages that have no answer, and when each is given up.
+        waiting: of each question that has no answer the bytes that may come with it, and which update it asks for.
+        room: bytes that the update of each silo took at most, by the relay's numbers.
+        knows: it knows the layout.
+        quiet_s: before that it is not asked without a question.
+    """
+
+    name: str
+    since: str
+    here: dict[int, RelayedNode] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)
+    bundles: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, tuple[int, str]] = field(default_factory=dict)
+    room: dict[int, int] = field(default_factory=dict)
+    knows: bool = False
+    quiet_s: float = 0.0
+
+
+class Regions:
+    """The relays of a run.
+
+    Args:
+        layout: of the model; relays are told.
+        adds: whether updates of a region may be added up before they are committed.
+        hold_s: for which a relay keeps a request.
+    """
+
+    def __init__(self, layout: Layout | None = None, *, adds: bool = True, hold_s: float = 0.0) -> None:
+        self._layout, self._hold_s = layout, hold_s
+        self.adds = adds
+        self._session = secrets.token_hex(8)
+        self._relays: dict[int, _Relay] = {}
+        self._behind: dict[int, tuple[int, int]] = {}
+        self._alone: set[str] = set()
+        self._serial = self._newest = 0
+
+    def __contains__(self, node: int) -> bool:
+        """Whether a node is behind a relay."""
+        return node in self._behind
+
+    # Who is there.
+
+    def around(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Nodes as the transport has them, but for relays, and those behind these."""
+        found = {peer.node_id: peer for peer in peers}
+        for node, relay in list(self._relays.items()):
+            if node not in found or found[node].since != relay.since:
+                self._forget(node)
+        silos = [
+            Peer(relay.numbers[number], each.name, each.since)
+            for relay in self._relays.values()
+            for number, each in relay.here.items()
+        ]
+        return [*(peer for node, peer in found.items() if node not in self._relays), *silos]
+
+    def relay_of(self, node: int) -> str:
+        """Name of the relay that a node is behind; empty for none."""
+        return self._relays[self._behind[node][0]].name if node in self._behind else ""
+
+    def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
+        """A node has said that it is a relay.
+
+        Raises:
+            ProtocolError: what else it says is none.
+        """
+        reply = read_region_reply(answer.text, name)
+        logger.info("%s is a relay", name)
+        self._relays[node] = _Relay(name, since)
+        self._hear(node, reply)
+
+    def _hear(self, node: int, reply: RegionReply) -> None:
+        relay = self._relays[node]
+        relay.knows = reply.knows
+        relay.here = {each.node: each for each in reply.here}
+        for number in relay.here.keys() - relay.numbers.keys():
+            self._newest -= 1
+            relay.numbers[number] = self._newest
+            self._behind[self._newest] = node, number
+        if len(relay.numbers) > MAX_SILOS:
+            for number in relay.numbers.keys() - relay.here.keys():
+                del self._behind[relay.numbers.pop(number)]
+                relay.room.pop(number, None)
+
+    def _forget(self, node: int) -> None:
+        relay = self._relays.pop(node)
+        for number in relay.numbers.values():
+            del self._behind[number]
+
+    # What is asked.
+
+    def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, Letter]]) -> list[str | None]:
+        """Send what is posted, a message for each relay; returns what names each question, None where its node is gone.
+
+        Args:
+            transport: to relays.
+            spec: the run's specification as JSON.
+            letters: each with the node that it is for.
+        """
+        named: list[str | None] = []
+        asks: dict[int, list[RegionAsk]] = {}
+        pieces: dict[int, list[Payload]] = {}
+        for node, letter in letters:
+            if node not in self._behind:
+                named.append(None)
+                continue
+            relay, number = self._behind[node]
+            self._serial += 1
+            question = f"{self._session}/{self._serial}"
+            named.append(question)
+            piece, apart = _place(pieces.setdefault(relay, []), letter.payload), letter.update_id in self._alone
+            asks.setdefault(relay, []).append(
+                RegionAsk(
+                    question, number, letter.text, piece, letter.most, letter.ttl_s,
+                    letter.update_id if self.adds and not apart else "", letter.examples,
+                )
+            )  # fmt: skip
+            most, room = max(letter.most, letter.in_sum), self._relays[relay].room
+            self._relays[relay].waiting[question] = most, letter.update_id
+            if letter.update_id:
+                room[number] = max(room.get(number, 0), most)
+        now_s = time.monotonic()
+        for node, relay_ in self._relays.items():
+            relay_.bundles = {name: until_s for name, until_s in relay_.bundles.items() if now_s < until_s}
+            if node in asks or (not relay_.bundles and now_s >= relay_.quiet_s):
+                question_ = self._bundle(node, spec, asks.get(node, []), pieces.get(node, []))
+                for name in transport.send([(node, question_)]):
+                    if name is not None:
+                        relay_.bundles[name] = now_s + question_.ttl_s
+        return named
+
+    def _bundle(self, node: int, spec: str, asks: Sequence[RegionAsk], pieces: list[Payload]) -> SiloQuestion:
+        relay = self._relays[node]
+        layout = None if relay.knows else self._layout
+        lengths = tuple(piece.nbytes for piece in pieces)
+        # It may be answered with what is asked later, so there is room for an update of each silo.
+        most = sum(bytes_ for bytes_, _ in relay.waiting.values())
+        most = max(most, sum(bytes_ for number, bytes_ in relay.room.items() if number in relay.here)) + _TEXTS
+        text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout, most))
+        ttl_s = self._hold_s + _LOST_S
+        return SiloQuestion(text, joined(pieces), most, spec, ttl_s=ttl_s, most_text=MOST_TEXT_BYTES)
+
+    @property
+    def bundles(self) -> set[str]:
+        """Names of all that are under way."""
+        return {name for relay in self._relays.values() for name in relay.bundles}
+
+    # What is answered.
+
+    def unpack(
+        self, answer: SiloAnswer, wanted: Container[str], aggregator: DurableAggregator | None
+    ) -> list[Relayed] | None:
+        """Answers of silos that a message has; None where it is no relay's. Sums are given to the aggregator.
+
+        Args:
+            answer: the message.
+            wanted: numbers of questions whose answers are waited for.
+            aggregator: of the run, if there is a model.
+        """
+        node = next((node for node, relay in self._relays.items() if answer.name in relay.bundles), None)
+        if node is None:
+            return None
+        relay = self._relays[node]
+        del relay.bundles[answer.name]
+        relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
+        try:
+            return self._read(node, answer, aggregator)
+        except ProtocolError as error:
+            logger.warning("%s", error)
+            relay.quiet_s = time.monotonic() + _PAUSE_S
+            return []
+
+    def _read(self, node: int, told: SiloAnswer, aggregator: DurableAggregator | None) -> list[Relayed]:
+        relay, payload = self._relays[node], told.payload
+        if told.problem:
+            raise ProtocolError(relay.name, told.check, told.problem)
+        reply = read_region_reply(told.text, relay.name)
+        pieces = parted(payload, reply.pieces, relay.name)
+        for number in (*(each.piece for each in reply.answers), *(each.piece for each in reply.sums)):
+            piece_of(pieces, number, relay.name)  # raises before anything of it counts
+        summed = dict[str, str]()
+        for each in reply.sums:
+            problem = self._add(relay, each, piece_of(pieces, each.piece, relay.name), aggregator)
+            summed.update(dict.fromkeys(each.numbers, problem))
+        found = []
+        for answer in reply.answers:
+            waiting = relay.waiting.pop(answer.number, None)
+            if waiting is None:
+                continue
+            again = bool(summed.get(answer.number)) and not answer.problem
+            (self._alone.add if again else self._alone.discard)(waiting[1])
+            piece, in_sum = piece_of(pieces, answer.piece, relay.name), answer.number in summed and not again
+            found.append(Relayed(answer.number, answer.text, piece, answer.problem, summed=in_sum, again=again))
+        if not found:
+            relay.quiet_s = time.monotonic() + _PAUSE_S / 10
+        self._hear(node, reply)
+        return found
+
+    @staticmethod
+    def _add(relay: _Relay, members: RegionMembers, whole: Payload | None, aggregator: DurableAggregator | None) -> str:
+        """Give a sum to the aggregator; returns why it does not take it."""
+        known = tuple(relay.waiting[number][1] for number in members.numbers if number in relay.waiting)
+        try:
+            if aggregator is None or whole is None or known != members.update_ids or "" in known:
+                raise ProtocolError(relay.name, "sum", "nobody waits for all that is in it")
+            aggregator.put_sum(relay.name, members.update_ids, whole)
+        except ProtocolError as error:
+            logger.warning("%s; its updates are asked for one by one", error)
+            return str(error)
+        return ""
+
+
+def _place(pieces: list[Payload], payload: Payload | None) -> int:
+    """Number of a payload among pieces, where it is put if it is not there."""
+    if payload is None:
+        return -1
+    for number, piece in enumerate(pieces):
+        if piece is payload:
+            return number
+    pieces.append(payload)
+    return len(pieces) - 1

@@ -1,0 +1,333 @@
+"""A silo's agent: one process that holds requests at the hubs of all runs that the silo takes part in.
+
+It has the network, and neither the silo's data nor anybody's training code: what a question is about, the trainer of
+its run does (`fedsync.silo`), over a Unix socket. It outlives the SuperNode and its ClientApp, which hands it joins.
+
+| a session is | until | then |
+|---|---|---|
+| joining | the hub takes the join | here; what the session needs is on disk |
+| joining | the hub refuses the join | forgotten: another join comes where the silo is wanted |
+| here | a question comes | here: a thread answers it, the next question is asked for at once |
+| here | the line breaks | here, after a pause; or joining, where another join names another hub |
+| here | the hub does not know it any more | joining, if there is another join by then; else it waits for one |
+| here | the hub says that all is over, or nobody answers for a day | forgotten |
+
+An agent that is killed goes on with the sessions that are on disk; what it had not answered it is asked again.
+
+Usage: ``python -m fedsync.silo.agent.agent FOLDER [--stay]``; with ``--stay``, for a supervisor, it does not end for want of
+runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import httpx
+
+from fedsync.common import foreign
+from fedsync.common.backoff import Backoff
+from fedsync.common.errors import FedSyncError
+from fedsync.common.files import private_folder
+from fedsync.common.locks import taken
+from fedsync.common.log_times import TimedFormatter
+from fedsync.common.processes import exit_with_owner
+from fedsync.model.chunked_arrays import digest, map_file
+from fedsync.model.transfer import Payload
+from fedsync.silo.agent.answers import Place
+from fedsync.silo.agent.joins import INBOX_FOLDER, LOCK, OWN_NODE, QUIT, SESSION, SOCKET, JoinedRun, dropped, trusted
+from fedsync.silo.owner.refusals import refuse
+from fedsync.silo.session.connection import listen
+from fedsync.silo.session.trainer_client import app_folder
+from fedsync.transport.join import Join, new_secret
+from fedsync.transport.line import HELD_S, HubLine, JoinRefused, Over, ReceivedQuestion
+from fedsync.transport.questions import Blob
+
+logger = foreign.logger(__name__)
+
+IDLE_S = 60.0
+"""An agent without any session for so long ends."""
+
+GIVE_UP_S, NEVER_HEARD_S = 86_400.0, 600.0
+"""A session whose hub nobody answers at for so long is forgotten; the second, if none ever did, or it refused."""
+
+WHOLE = ".parcel"
+"""Suffix of a large payload's file, in the folder of the trainer that it is for."""
+
+MOST_SESSIONS = 128
+"""Of all silos and runs."""
+
+_PAUSES = Backoff(0.2, 10.0)
+_LOOK_S = 1.0
+
+MOST_AT_WORK = 20
+"""Questions of a run that are answered at a time; an honest server has fewer that wait."""
+
+_BROKEN = (httpx.TransportError, httpx.StreamError, OSError)
+
+
+class AgentSession:
+    """One silo's in one run; `serve` ends when it is over.
+
+    Args:
+        file: that has what the session needs.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._newer: JoinedRun | None = None
+        self._changed = threading.Event()
+        self._room = threading.Semaphore(MOST_AT_WORK)
+        self._taking_in = threading.Lock()
+        self._used: WeakValueDictionary[Path, Payload] = WeakValueDictionary()
+        self._heard_s, self._breaks = time.monotonic(), 0
+        self._patience_s = NEVER_HEARD_S
+        self._line: tuple[str, HubLine] | None = None
+        self._working: set[int] = set()
+
+    @property
+    def unheard_s(self) -> float:
+        """Time since its hub was heard of."""
+        return time.monotonic() - self._heard_s
+
+    def give_up(self) -> None:
+        """Be over, without another word."""
+        self._patience_s = 0.0
+        self._file.unlink(missing_ok=True)  # so that nobody begins it again
+        self._changed.set()
+
+    def invite(self, newer: JoinedRun) -> None:
+        """Another join has come."""
+        self._newer = newer
+        self._changed.set()
+
+    def serve(self) -> None:
+        """Answer questions until the run is over."""
+        try:
+            while self.unheard_s < self._patience_s:
+                try:
+                    session = self._begun()
+                    if session is None:
+                        self._pause(_LOOK_S)
+                    else:
+                        self._hold(session)
+                except JoinRefused as error:
+                    logger.info("%s", error)
+                    self._file.unlink(missing_ok=True)
+                    self._patience_s = NEVER_HEARD_S
+                except _BROKEN as error:
+                    if self._breaks == 0:
+                        logger.info("the hub does not answer: %s", error or type(error).__name__)
+                    self._pause(_PAUSES.pause_s(self._breaks))
+                    self._breaks += 1
+        except Over:
+            logger.info("the run is over")
+        except FedSyncError as error:
+            refuse(error)  # for `fedsync doctor`
+        finally:
+            self._file.unlink(missing_ok=True)
+            if self._line is not None:
+                self._line[1].close()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait so long, or until another join comes."""
+        self._changed.wait(seconds)
+        self._changed.clear()
+
+    def _begun(self) -> JoinedRun | None:
+        """The session that there is, or one of the join that came last; None where there is neither."""
+        session, newer = _load(self._file), self._newer
+        if newer is not None and (session is None or _elsewhere(newer, session)):
+            self._newer, session = None, replace(newer, secret=new_secret())
+            session.save(self._file)  # before the hub knows it: its answer may be lost
+        return session
+
+    def _hold(self, session: JoinedRun) -> None:
+        """Hold requests at a hub, and have what comes answered, until the line breaks or another hub is named."""
+        if own := os.environ.get(OWN_NODE):
+            session = replace(session, node=json.loads(own))  # what its owner says counts, and no app's word
+        join, after = trusted(Join.parse(session.join), session.node), 0
+        line = self._line_of(join, session.secret)
+        line.join()
+        if self._patience_s != GIVE_UP_S:
+            logger.info("joined %s as %s", join.run, join.silo)
+        while True:
+            self._heard_s, self._breaks, self._patience_s = time.monotonic(), 0, GIVE_UP_S
+            newer, self._newer = self._newer, None  # this session is heard of, so one of the same hub is not needed
+            if newer is not None and _elsewhere(newer, session):
+                self._newer = newer
+                return
+            with self._room:  # a server that asks and asks has to wait
+                question = line.asked(after)
+            if question is not None:
+                after = question.number
+                self._begin(line, session, question)
+
+    def _line_of(self, join: Join, secret: str) -> HubLine:
+        """The session's line, also after it broke: those who work on answers have it."""
+        if self._line is None or self._line[0] != secret:
+            if self._line is not None:
+                self._line[1].close()
+            self._line, self._working = (secret, HubLine(join, secret)), set()
+        return self._line[1]
+
+    def _begin(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
+        """Have a question answered, unless somebody is at it: where the line broke, it is asked again."""
+        if question.number in self._working:
+            return
+        self._working.add(question.number)
+        self._room.acquire()
+        try:
+            threading.Thread(target=self._work, args=(line, session, question), daemon=True).start()
+        except RuntimeError as error:
+            self._room.release()
+            self._working.discard(question.number)
+            raise OSError("no more threads") from error  # it is asked for again
+
+    def _work(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
+        """Answer a question; what it is answered with is sent until the hub has it."""
+        app_folder.set(session.app)
+        place = Place(session.node, session.run, session.ids)
+        payload, breaks = question.payload, 0
+        try:
+            nbytes = 0 if payload is None else payload.nbytes
+            text, answer = place.answer(
+                question.spec, question.text, nbytes, lambda folder: self._payload(line, payload, folder)
+            )
+            while True:
+                try:
+                    return line.answer(question, text, answer, relay=place.relay is not None)
+                except _BROKEN:
+                    time.sleep(_PAUSES.pause_s(breaks))
+                    breaks += 1
+                    if self.unheard_s > self._patience_s:
+                        return None
+        except (JoinRefused, Over, RuntimeError):
+            return None  # nobody waits for it, or its line was closed
+        except FedSyncError as error:
+            logger.error("an answer does not go out: %s", error)
+        finally:
+            self._working.discard(question.number)
+            self._room.release()
+
+    def _payload(self, line: HubLine, payload: Payload | Blob | None, folder: Path) -> Payload | None:
+        """What comes with a question, uint8: a large one as a map of a file in ``folder``, one after the other."""
+        if not isinstance(payload, Blob):
+            return payload
+        with self._taking_in:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = folder / f"{payload.digest}{WHOLE}"
+            for other in folder.glob(f"*{WHOLE}*"):
+                if not other.name.startswith(payload.digest) and other not in self._used:
+                    other.unlink(missing_ok=True)
+            there = map_file(path) if path.exists() and path.stat().st_size == payload.nbytes else None
+            if there is None or digest(there).hex() != payload.digest:
+                line.fetch(payload, path)
+                there = map_file(path)
+            self._used[path] = there
+            return there
+
+
+def _load(path: Path) -> JoinedRun | None:
+    try:
+        return JoinedRun.load(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:
+    """Whether a join names another hub than that of a session."""
+    return Join.parse(newer.join).addresses != Join.parse(session.join).addresses
+
+
+class Agent:
+    """All sessions of a silo; at most `MOST_SESSIONS`.
+
+    Args:
+        folder: the agent's.
+        stay: whether it stays where there is none.
+    """
+
+    def __init__(self, folder: Path, *, stay: bool = False) -> None:
+        self._folder, self._stay = folder, stay
+        self._sessions: dict[str, tuple[AgentSession, threading.Thread]] = {}
+
+    def run(self) -> None:
+        """Serve until there is nothing more to do."""
+        listener, idle_s = listen(self._folder / SOCKET), time.monotonic()
+        while True:
+            self._tend()
+            if self._sessions or self._stay:
+                idle_s = time.monotonic()
+            elif time.monotonic() - idle_s > IDLE_S:
+                (self._folder / SOCKET).unlink(missing_ok=True)  # whoever comes now starts another agent
+                self._tend()
+                if not self._sessions:
+                    return
+                listener = listen(self._folder / SOCKET)
+            if select.select([listener], [], [], _LOOK_S)[0]:
+                with suppress(OSError):
+                    caller, _ = listener.accept()
+                    with caller:
+                        caller.settimeout(_LOOK_S)
+                        if caller.recv(1) == QUIT:
+                            return
+
+    def _tend(self) -> None:
+        """Begin sessions that are on disk or come by a join, and forget those that are over."""
+        self._sessions = {name: each for name, each in self._sessions.items() if each[1].is_alive()}
+        joins = dict[str, JoinedRun]()
+        try:
+            joins = dropped(self._folder / INBOX_FOLDER)
+        except Exception:  # no file in the inbox is to end the agent
+            logger.exception("the inbox cannot be read")
+        for name in {*joins, *(path.stem for path in self._folder.glob(f"*{SESSION}"))} - self._sessions.keys():
+            if len(self._sessions) >= MOST_SESSIONS and not self._make_room():
+                logger.warning("a join is refused: %d runs go on here", len(self._sessions))
+                break
+            session = AgentSession(self._folder / f"{name}{SESSION}")
+            if name in joins:
+                session.invite(joins.pop(name))
+            self._sessions[name] = session, threading.Thread(target=session.serve, name=name, daemon=True)
+            self._sessions[name][1].start()
+        for name, joined in joins.items():
+            if name in self._sessions:
+                self._sessions[name][0].invite(joined)
+
+    def _make_room(self) -> bool:
+        """Forget the session whose hub was not heard of for longest; False where all are."""
+        name = max(self._sessions, key=lambda each: self._sessions[each][0].unheard_s)
+        session, _ = self._sessions[name]
+        if session.unheard_s < 2 * HELD_S:
+            return False
+        session.give_up()
+        del self._sessions[name]
+        return True
+
+
+def main(arguments: list[str]) -> None:
+    """Be the agent of the folder that the first argument names, unless another process is."""
+    exit_with_owner()
+    folder = private_folder(Path(arguments[0]))
+    private_folder(folder / INBOX_FOLDER)
+    handler, stay = logging.StreamHandler(), "--stay" in arguments
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s") if stay else TimedFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with taken(folder / LOCK) as alone:
+        if alone:
+            Agent(folder, stay=stay).run()
+            os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

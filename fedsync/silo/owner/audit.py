@@ -1,0 +1,275 @@
+"""A silo's audit log: who asked what, what left the house, what was refused. Append-only, in a chain of digests.
+
+A line is on disk (``fdatasync``) before the answer that it speaks of leaves, each of them: what went out is in the log,
+also where the process is killed in the same instant. A line without its end was never said, and the next writer cuts
+it off and says so. A line that the disk does not take is taken back, and the answer is a refusal.
+
+Of the data there is nothing in it. What was asked and answered are names of `fedsync.silo.protocol`, and of bytes
+their number and SHA-256. Why something was refused is one code; where that is the owner's own rule, with its reason,
+which speaks of rules and of paths.
+
+The signed heads that a chain is measured by are `fedsync.ops.audit_heads`'s, which is no part of the way of a message.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from math import inf
+from pathlib import Path
+from typing import get_args
+
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.files import OWNER_FILE, private_folder
+from fedsync.common.locks import taken
+from fedsync.common.sandbox.path_sandbox import ALLOWED
+from fedsync.model.chunked_arrays import pieces
+from fedsync.model.transfer import Payload
+from fedsync.silo.owner.audit_chain import (
+    FIRST,
+    MOST_LINE,
+    UNWRITTEN,
+    AuditBroken,
+    AuditPlace,
+    Fields,
+    file_name,
+    log_files,
+    sealed_line,
+)
+from fedsync.silo.protocol import (
+    STATE,
+    Collect,
+    EvaluateModel,
+    Identity,
+    Refusal,
+    Reply,
+    Request,
+    Train,
+    read_request,
+)
+
+_LOCK = "audit.lock"
+_MOST_WORDS = 300
+_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.APPROVAL, Refusal.AWAY}
+"""Refusals whose reasons are rules of the owner's, and hold nothing of the data."""
+
+_REPLIES = {kind.__name__ for kind in get_args(Reply)}
+
+
+class AuditLog:
+    """Writes the log of a silo; processes of the silo take turns.
+
+    Args:
+        place: of the log.
+    """
+
+    def __init__(self, place: AuditPlace) -> None:
+        self._place, self.asks = place, place.asks
+        self._folder = Path(place.folder)
+        self._alone = threading.Lock()
+        self._file, self._size, self._n, self._digest = 0, -1, 0, FIRST
+
+    def add(self, kind: str, fields: Fields) -> None:
+        """Write a line; on disk when this returns.
+
+        Raises:
+            ConfigError: the disk does not take it, or the log is damaged; nothing of the line stays.
+        """
+        try:
+            with self._alone, taken(private_folder(self._folder) / _LOCK, inf):
+                if self._place.required and (self._folder / UNWRITTEN).exists():
+                    raise OSError(errno.EIO, "its head cannot be written off the machine, which the owner demands")
+                self._find_end()
+                if self._size > self._place.bytes:
+                    self._rotate()
+                self._write(kind, fields)
+        except AuditBroken as error:
+            remedy = "See `fedsync silo audit`. To begin another log, move this folder away"
+            raise ConfigError(str(self._folder), str(error), remedy) from error
+        except OSError as error:
+            problem = f"the audit log takes no line: {error.strerror}"
+            raise ConfigError(str(self._folder), problem, "Make room, or see that its head can be written") from error
+
+    def _write(self, kind: str, fields: Fields) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        said = {**fields, "n": self._n + 1, "at": at, "before": self._digest, "kind": kind}
+        line, digest = sealed_line(said)
+        with _opened(self._folder / file_name(self._file)) as descriptor:
+            try:
+                if os.write(descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fdatasync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, self._size)
+                raise
+        if self._size == 0:
+            _sync(self._folder)
+        self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
+
+    def _find_end(self) -> None:
+        """Learn what the last line is, unless this process wrote it; cut off what is none."""
+        files = log_files(self._folder)
+        number, path = files[-1] if files else (1, self._folder / file_name(1))
+        size = path.stat().st_size if files else 0
+        if (number, size) == (self._file, self._size):
+            return
+        found, torn = _last_line(path) if files else (None, 0)
+        for _, each in reversed(files[:-1]):  # a file that was begun may have no line yet
+            if found is not None:
+                break
+            found, _ = _last_line(each)
+        self._file, self._size = number, size - torn
+        self._n, self._digest = found or (0, FIRST)
+        if torn:
+            with _opened(path) as descriptor:
+                os.ftruncate(descriptor, self._size)
+            self._write("repaired", {"bytes": torn})
+
+    def _rotate(self) -> None:
+        """Begin another file, and remove the oldest, which the new one says first."""
+        self._file, self._size = self._file + 1, 0
+        surplus = log_files(self._folder)[: -(self._place.keep - 1) or None]
+        first = 0 if not surplus else _first_number(self._folder / file_name(surplus[-1][0] + 1))
+        if first:
+            self._write("pruned", {"first": first})
+            for _, path in surplus:
+                path.unlink(missing_ok=True)
+
+
+def audit_here() -> AuditLog | None:
+    """The log of the silo that this process is of; None where it has no owner."""
+    return _log_of(os.environ.get(ALLOWED) or "{}")
+
+
+@lru_cache(maxsize=2)
+def _log_of(allowed: str) -> AuditLog | None:
+    place = json.loads(allowed).get("audit")
+    return None if place is None else AuditLog(AuditPlace(**place))
+
+
+def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str, answer: Payload | None) -> None:
+    """Put down what is about to leave the silo, before it does.
+
+    Args:
+        identity: whose trainer was asked; None where the message did not say.
+        asked: the server's request, as text.
+        nbytes: that came with it.
+        reply: as text, which the silo itself wrote.
+        answer: beside it.
+
+    Raises:
+        ConfigError: it cannot be put down.
+    """
+    log = audit_here()
+    if log is None:
+        return
+    digest = hashlib.sha256(reply.encode())
+    for piece in () if answer is None else pieces(answer):
+        digest.update(piece)
+    beside = 0 if answer is None else answer.nbytes
+    fields = {**_run(identity), **_asked(asked), **_said(reply)}
+    fields.update(who=log.asks, got=nbytes, bytes=len(reply.encode()) + beside, sent=digest.hexdigest())
+    log.add("answered", fields)
+
+
+def _run(identity: Identity | None) -> dict[str, str | int]:
+    if identity is None:
+        return {"run": "", "spec": ""}
+    return {"run": run_name(identity.spec), "spec": identity.text.digest}
+
+
+@lru_cache(maxsize=8)
+def run_name(spec: str) -> str:
+    """The server's name for a run, cut; empty where it says nothing that can be read."""
+    try:
+        return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+
+
+def _asked(text: str) -> dict[str, str | int]:
+    """What the server asked: a name, and what of."""
+    try:
+        request: Request = read_request(text)
+    except ProtocolError:
+        return {"asked": "", "of": ""}
+    match request:
+        case Train(order):
+            of = order.update_id
+        case Collect(update_id):
+            of = update_id
+        case EvaluateModel(version, split, subject):
+            of = f"{subject} {version} {split}"
+        case _:
+            of = ""
+    return {"asked": type(request).__name__, "of": of[:_MOST_WORDS]}
+
+
+def _said(reply: str) -> dict[str, str | int]:
+    said = json.loads(reply)
+    kind = said["type"] if said["type"] in _REPLIES else ""
+    if kind != "Refused":
+        return {"said": kind}
+    code = Refusal(said["code"])
+    return {"said": kind, "code": code.value, "why": _why(code)[:_MOST_WORDS]}
+
+
+def _why(code: Refusal) -> str:
+    """Its reason, as the process that refused has just put it down."""
+    from fedsync.silo.owner.refusals import last_refusals
+
+    root = os.environ.get(STATE)
+    notes = last_refusals(Path(root)) if root and code in _TELLING else ()
+    return next((note.reason for note in reversed(notes) if note.code is code), "")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, OWNER_FILE)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
+    """Number and digest of the last whole line, and how many bytes there are behind it.
+
+    Raises:
+        AuditBroken: it is no line.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 2 * MOST_LINE))
+        end = file.read()
+    whole, _, torn = end.rpartition(b"\n")
+    if not whole:
+        if len(torn) > MOST_LINE:
+            raise AuditBroken(f"{path.name} ends in no line")
+        return None, len(torn)
+    try:
+        line = json.loads(whole.rpartition(b"\n")[2])
+        return (int(line["n"]), str(line["digest"])), len(torn)
+    except (ValueError, KeyError, TypeError):
+        raise AuditBroken(f"{path.name} ends in no line") from None
+
+
+def _first_number(path: Path) -> int:
+    with path.open("rb") as file:
+        return int(json.loads(file.readline(MOST_LINE))["n"])
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

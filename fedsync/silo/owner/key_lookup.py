@@ -1,0 +1,67 @@
+"""Where a process finds the keys that it may have: a silo its own, the server those that open nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.cipher import PlainConfig
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+
+KEYS = "FEDSYNC_KEYS"
+"""Environment variable of a silo: the folder of its keys, or a folder with one such folder for each silo."""
+
+
+def own_ring(name: str) -> Ring:
+    """The keys of the silo ``name``.
+
+    Raises:
+        ConfigError: there are none, or they are another silo's.
+    """
+    from fedsync.cipher.keys.keyring import SILO_FILE, open_ring
+
+    root = os.environ.get(KEYS)
+    if not root:
+        raise ConfigError(
+            "cipher.kind",
+            "the run is encrypted, and this silo was given no keys",
+            f"Make and accept keys with `fedsync keys`, and name their folder in {KEYS}",
+        )
+    folder = Path(root) if (Path(root) / SILO_FILE).exists() else Path(root) / name
+    ring = open_ring(folder)
+    if ring.own.name != name:
+        raise ConfigError(str(folder), f"these are the keys of {ring.own.name!r}", f"Name the folder of {name!r}")
+    return ring
+
+
+def many_keys() -> bool:
+    """Whether the folder of keys has those of several silos, as where silos are emulated."""
+    from fedsync.cipher.keys.keyring import SILO_FILE
+
+    root = os.environ.get(KEYS)
+    return bool(root) and not (Path(root or "") / SILO_FILE).exists()
+
+
+def has_keys() -> bool:
+    """Whether this silo was given keys: then it sends no update in the clear."""
+    return bool(os.environ.get(KEYS))
+
+
+def emulated_rings(config: StrategyConfig, cluster: ClusterConfig, home: Path) -> tuple[Path, Path] | None:
+    """Make keys for silos that are emulated here.
+
+    Returns:
+        Folder for `KEYS`, and the server's file; None if nothing is encrypted.
+    """
+    if isinstance(config.cipher, PlainConfig):
+        return None
+    from fedsync.cipher.keys.emulated import emulated_keys
+
+    made = emulated_keys([silo.name for silo in cluster.silos], home / "keys", config.seed)
+    return home / "keys" / "silos", made.server_file

@@ -1,0 +1,180 @@
+"""Counts failures of integrity, and locks a silo after three: who sends forgeries gets three answers, not thousands.
+
+The count is of one key epoch, on disk beside the keys before the answer leaves, so that neither a restart nor another
+run begins it anew. Keys in memory are counted in memory.
+
+| count | marker | the silo is |
+|---|---|---|
+| of this epoch, below the limit | there | open |
+| of this epoch, at the limit | there | locked |
+| of an earlier epoch | there | open, and counts from zero: what forgeries may have told is of no use any more |
+| missing, damaged or of a later epoch | there | locked: somebody took it away, or old keys are back |
+| missing | missing | new: count and marker are made |
+
+`unlock` begins at zero, whatever was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.common import codec, foreign
+from fedsync.common.errors import ConfigError, SiloLocked
+from fedsync.common.files import read_private, write_private
+from fedsync.common.locks import taken
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+
+logger = foreign.logger(__name__)
+
+LIMIT = 3
+"""Failures of integrity in one key epoch after which a silo takes no further part."""
+
+COUNT, MARKER = "integrity.json", "integrity.kept"
+"""Files in the folder of keys: the count, and that there is one."""
+
+_LOCK, _TURN = "integrity.lock", "integrity.turn"
+_MAX_BYTES = 2**16
+_MOST_REASON = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityFailure:
+    """A failure of integrity: when, ISO 8601, and what failed."""
+
+    at: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityCount:
+    """Failures of integrity in the epoch ``epoch`` of the group ``group`` (its fingerprint, hexadecimal)."""
+
+    epoch: int
+    group: str
+    failures: tuple[IntegrityFailure, ...] = ()
+
+
+class Lockout:
+    """The failures of integrity of one silo, over all of its runs.
+
+    Args:
+        ring: the silo's keys; the count is beside them, or in memory where they are.
+
+    Raises:
+        ConfigError: failures could not be counted here: the folder takes no files.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._folder = ring.folder
+        self._none = IntegrityCount(ring.group.epoch, ring.group.fingerprint.hex())
+        self._memory = self._none
+        self._uncounted: str | None = None
+        with self._held() as folder:
+            if folder is not None and not (folder / MARKER).exists():
+                if not (folder / COUNT).exists():
+                    self._write(self._none)
+                write_private(folder / MARKER, b"")
+
+    def check(self) -> None:
+        """See that the silo is open.
+
+        Raises:
+            SiloLocked: it is not.
+        """
+        if self._uncounted is not None:
+            self.count(self._uncounted)
+        try:
+            failures = self._read().failures
+        except (ConfigError, ValueError) as error:
+            raise SiloLocked(f"failures of integrity cannot be read: {error}. {_REMEDY}") from None
+        if len(failures) >= LIMIT:
+            last = failures[-1]
+            raise SiloLocked(f"{len(failures)} failures of integrity, the last at {last.at}: {last.reason}. {_REMEDY}")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One message at a time, of all trainers of the silo: from the check that it is open to the count.
+
+        Else a server that asks many trainers at once would hear of as many forgeries before the lock falls.
+
+        Raises:
+            SiloLocked: the silo is not open.
+            ConfigError: the folder takes no files.
+        """
+        with self._held(_TURN):
+            self.check()
+            yield
+
+    def count(self, reason: str) -> None:
+        """Count a failure; on disk when this returns.
+
+        Raises:
+            SiloLocked: it cannot be counted; nothing else is answered until it can.
+        """
+        failure = IntegrityFailure(datetime.now(UTC).isoformat(timespec="seconds"), reason[:_MOST_REASON])
+        self._uncounted = failure.reason
+        try:
+            with self._held():
+                counted = self._read()
+                self._write(replace(counted, failures=(*counted.failures, failure)[-LIMIT:]))
+        except (ConfigError, ValueError, OSError) as error:
+            raise SiloLocked(f"a failure of integrity ({failure.reason}) could not be counted: {error}") from None
+        self._uncounted = None
+
+    def unlock(self) -> tuple[IntegrityFailure, ...] | None:
+        """Begin to count at zero; returns what had happened, or None if that cannot be read.
+
+        Raises:
+            ConfigError: it cannot be put on disk.
+        """
+        with self._held():
+            try:
+                happened = self._read().failures
+            except (ConfigError, ValueError):
+                happened = None
+            self._write(self._none)
+        self._uncounted = None
+        return happened
+
+    @contextmanager
+    def _held(self, lock: str = _LOCK) -> Iterator[Path | None]:
+        """The folder, in which no other process does the same meanwhile."""
+        if self._folder is None:
+            yield None
+            return
+        path = self._folder / lock
+        try:
+            path.touch()
+        except OSError as error:
+            problem = f"cannot be written: {error.strerror}"
+            remedy = "Encrypted runs need a folder of keys that this silo can write to"
+            raise ConfigError(str(path), problem, remedy) from error
+        with taken(path, inf):
+            yield self._folder
+
+    def _read(self) -> IntegrityCount:
+        if self._folder is None:
+            return self._memory
+        counted: IntegrityCount = codec.loads(IntegrityCount, read_private(self._folder / COUNT, _MAX_BYTES), own=True)
+        if counted.group == self._none.group:
+            return counted
+        if counted.epoch > self._none.epoch:
+            raise ConfigError(str(self._folder / COUNT), f"of epoch {counted.epoch}, later than the keys", _REMEDY)
+        return self._none
+
+    def _write(self, counted: IntegrityCount) -> None:
+        if self._folder is None:
+            self._memory = counted
+        else:
+            write_private(self._folder / COUNT, codec.dumps(counted).encode())
+
+
+_REMEDY = "The silo takes no part until its owner says `fedsync silo unlock --silo silo.yaml`"

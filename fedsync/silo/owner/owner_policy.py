@@ -1,0 +1,348 @@
+"""What a real silo's owner allows of runs: said in silo.yaml, taken along in the environment, held to by the trainer.
+
+What a run is comes from the server, and so does all that it says about encryption and files. Here is what it is
+measured by. Emulated silos have no owner: there the run's own words count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from fedsync.common.errors import LimitReached, OwnerRefusal, SiloAway
+from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
+from fedsync.config.cipher import PlainConfig
+from fedsync.config.locate import BY_NAME
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.presence import PresenceConfig, utc_now
+from fedsync.config.sections.section import Section
+from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
+from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
+from fedsync.core.orders import WorkOrder
+from fedsync.core.silo_presence import Presence
+from fedsync.model.layout import matches
+from fedsync.silo.owner.approvals import APPROVALS, check_approved
+from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace
+from fedsync.silo.owner.bundle import unpacked
+from fedsync.silo.owner.key_lookup import KEYS, has_keys
+from fedsync.silo.owner.order_counts import OrderCounts
+from fedsync.silo.protocol import Identity
+
+if TYPE_CHECKING:
+    from fedsync.cipher.plan import EncryptionPlan
+
+_MOST_NAMES = 4
+_COUNTS = "orders.json"
+"""File in a silo's state folder."""
+
+
+class OwnerPolicy(Section):
+    """What runs may do at a silo. See `fedsync.config.silo_start.SiloStartConfig` for what each means."""
+
+    seal: SealConfig | None = None
+    """What a run must at least seal; None leaves it to the run."""
+
+    data: list[str] | None = None
+    """Absolute folders below which its files are, and files; None leaves them to the run."""
+
+    named: dict[str, str] = Field(default_factory=dict)
+    """Paths of its data, by the names that runs ask for."""
+
+    code_files: list[str] | None = None
+    """Absolute files of code that runs may name, see `fedsync.common.sandbox.named_code`; None leaves them to the run."""
+
+    reviewers: list[str] | None = None
+    """Public keys of those who review code; None where the owner names files of code one by one."""
+
+    never: list[str] = Field(default_factory=list)
+    """Absolute files and folders that are closed wherever ``data`` leads."""
+
+    presence: PresenceConfig | None = None
+    """When it takes orders; None for always."""
+
+    limits: LimitsConfig | None = None
+    """How small and how frequent orders may be; None leaves it to the run."""
+
+    counts: str | None = None
+    """File in which orders are counted; None counts none."""
+
+    state_bytes: int | None = None
+    """Bytes that trainers' folders may hold together; beyond, a run that has none is refused. None for any amount."""
+
+    approvals: str | None = None
+    """Folder of what the owner has decided on runs; None where the owner does not want to be asked."""
+
+    audit: AuditPlace | None = None
+    """Where it is put down what leaves the silo; None where nobody looks after that."""
+
+    statistics: Literal["sealed", "plain"] = "plain"
+    """Whether the server may read what the silo's columns hold, where the run is in the clear."""
+
+    share_local: bool | None = None
+    """Whether the model that the silo trains alone may go to others; None where nobody but the run says."""
+
+    emulate: bool = True
+    """Whether the silo may pretend to be another machine."""
+
+    first_model: str | None = "any"
+    """SHA-256 of the first model that the server may send; None for no other than the task's own."""
+
+    errors: Literal["codes", "text"] = "codes"
+    """Whether the server may read what went wrong in runs in the clear."""
+
+    hub_hosts: list[str] = Field(default_factory=list)
+    """Hosts at which the hub of a run may be."""
+
+    authority: str | None = None
+    """File with the certificate of who signed the hub's; None without TLS."""
+
+    @classmethod
+    def of(cls, config: SiloStartConfig) -> OwnerPolicy:
+        return cls(
+            seal=None if config.keys is None else config.seal or SealConfig(),
+            data=config.paths,
+            named=config.data if isinstance(config.data, dict) else {},
+            code_files=None if config.code == "shipped" else config.code_files,
+            reviewers=config.reviewers or None,
+            never=config.closed(),
+            presence=config.presence,
+            limits=config.limits,
+            counts=str(Path(config.state) / _COUNTS),
+            state_bytes=config.state_bytes,
+            approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
+            audit=audit_place(config),
+            statistics=config.statistics,
+            share_local=config.share_local,
+            emulate=config.emulate,
+            first_model=config.first_model,
+            errors=config.errors,
+            hub_hosts=config.trusted_hosts,
+            authority=config.authority,
+        )
+
+    @classmethod
+    def here(cls) -> OwnerPolicy:
+        text = os.environ.get(ALLOWED)
+        return cls.model_validate_json(text) if text else cls()
+
+    def checked(self, spec: RunSpec, index: int) -> RunSpec:
+        """The run as the silo ``index`` carries it out, with the paths of its task resolved.
+
+        They lead into the owner's folders, or are what the owner calls by the name that the run asks for. A silo
+        without an owner looks in the Flower app. Files of other silos are none of this silo's.
+
+        Raises:
+            OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one, or
+            asks for statistics in the clear.
+        """
+        if spec.emulate and not self.emulate:
+            problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
+            raise OwnerRefusal("emulate", problem, "Leave the machines out, or have the owner write emulate: true")
+        if isinstance(spec.task, SurveyConfig) and isinstance(spec.cipher, PlainConfig) and self.statistics != "plain":
+            problem = "the server asks what this silo's columns hold, in the clear, and its owner does not allow it"
+            remedy = "Ask for an encrypted run, or have the owner write statistics: plain in silo.yaml"
+            raise OwnerRefusal("task.standardise", problem, remedy)
+        self._check_statistics(spec.task)
+        if self.data is None:
+            return unpacked(spec)
+        fence = Fence(tuple(self.data), tuple(self.never))
+        for machine in spec.emulate:
+            if machine.trace is not None:
+                fence.located(machine.trace)
+        own = spec.task.own(index, spec.silos)
+        return spec.model_copy(update={"task": own.relocated(lambda path: str(fence.located(self._found(path))))})
+
+    def _found(self, path: str) -> str:
+        """The path of data that a run asks for by name, or the path that it names itself."""
+        if not path.startswith(BY_NAME):
+            return path
+        name = path.removeprefix(BY_NAME)
+        if name not in self.named:
+            problem = f"the run asks for data by the name {name!r}, and this silo's owner calls nothing so"
+            remedy = f"Have the owner write data: {{{name}: PATH}} in silo.yaml, or ask for another name"
+            raise OwnerRefusal("task", problem, remedy)
+        return self.named[name]
+
+    def _check_statistics(self, task: TaskConfig) -> None:
+        """See that statistics stand for as many cells as the owner demands; raises `OwnerRefusal`."""
+        asked = task.statistics if isinstance(task, SurveyConfig) else None
+        if isinstance(task, CsvConfig):
+            asked = task.survey()
+        if self.limits is not None and asked is not None and asked.least < self.limits.statistics:
+            problem = f"counts from {asked.least} on are told, and this silo's owner allows {self.limits.statistics}"
+            remedy = f"Write least: {self.limits.statistics}, or have the owner lower limits.statistics in silo.yaml"
+            raise OwnerRefusal("task.statistics.least", problem, remedy)
+
+    @property
+    def confines(self) -> bool:
+        """Whether what trains is kept from keys, state and network: the server ships no code of its own."""
+        return self.code_files is not None
+
+    def present(self) -> Presence | None:
+        """How long the silo is still there, for the server; None if always."""
+        return None if self.presence is None else self.presence.told(utc_now())
+
+    def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
+        """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
+
+        Args:
+            order: to begin.
+            survey: it asks what the silo's columns hold.
+            rounds: after which the run that the owner confirmed is to end.
+
+        Raises:
+            LimitReached: it is too small, or one too many.
+            SiloAway: the silo is not to be there.
+            OwnerRefusal: it trains on beyond what the owner confirmed.
+            ConfigError: it cannot be counted.
+        """
+        away_s = 0.0 if self.presence is None else self.presence.next_s(utc_now())
+        if away_s > 0:
+            raise SiloAway(away_s)
+        trains = not (order.scores_only or order.apart)
+        if self.approvals is not None and rounds is not None and trains and order.base_version >= rounds:
+            problem = f"version {order.base_version} is to be trained on, and the owner confirmed {rounds} rounds"
+            raise OwnerRefusal("approve", problem, "Begin another run, which its owner is asked about")
+        if self.limits is not None:
+            _at_least("batch_size", order.batch_size, self.limits.batch_size)
+            _at_least("samples", order.planned_samples, self.limits.samples)
+            if self._counted is not None:
+                evaluations, surveys = ("evaluations",) * order.evaluate, ("surveys",) * survey
+                self._counted.take("orders", *evaluations, *surveys)
+
+    def begin_evaluation(self) -> None:
+        """Count an evaluation; raises as `begin`."""
+        if self._counted is not None:
+            self._counted.take("evaluations")
+
+    @property
+    def least_samples(self) -> int:
+        """That an order processes before it may end [samples]."""
+        return 0 if self.limits is None else self.limits.samples
+
+    @property
+    def least_batch(self) -> int:
+        """Smallest batch of an order [samples]."""
+        return 1 if self.limits is None else self.limits.batch_size
+
+    def check_done(self, samples: int) -> None:
+        """See that what was done of an order may leave the silo.
+
+        Raises:
+            LimitReached: too few samples are behind it.
+        """
+        _at_least("samples", samples, self.least_samples)
+
+    @cached_property
+    def _counted(self) -> OrderCounts | None:
+        if self.limits is None or self.counts is None:
+            return None
+        limits = self.limits
+        most = {"orders": limits.orders_per_hour, "evaluations": limits.evaluations_per_hour}
+        return OrderCounts(Path(self.counts), {**most, "surveys": limits.surveys_per_hour})
+
+    def check_seal(self, plan: EncryptionPlan | None) -> None:
+        """See that a run seals what it must.
+
+        Args:
+            plan: of the run; None in the clear.
+
+        Raises:
+            OwnerRefusal: it seals less.
+        """
+        if plan is None:
+            if has_keys():
+                problem = "the server asks for updates in the clear, and this silo has keys"
+                remedy = "Ask for an encrypted run, or have the owner take keys out of silo.yaml"
+                raise OwnerRefusal("cipher.kind", problem, remedy)
+            return
+        if self.seal is None:
+            return
+        hidden = set(plan.sealed.names)
+        clear = [name for name in plan.layout.names if name not in hidden and not matches(name, self.seal.clear)]
+        if clear:
+            named = ", ".join(clear[:_MOST_NAMES]) + (", ..." if len(clear) > _MOST_NAMES else "")
+            problem = f"{named} would travel in the clear, and this silo's owner does not allow it"
+            raise OwnerRefusal(
+                "cipher.only", problem, "Seal them, or have the owner name them in seal.clear of silo.yaml"
+            )
+        if self.seal.masks and not plan.masked:
+            problem = f"{plan.kind!r} has no masks, and this silo's owner demands them"
+            remedy = "Write cipher: {kind: masked}, or have the owner take seal.masks out of silo.yaml"
+            raise OwnerRefusal("cipher.kind", problem, remedy)
+        from fedsync.cipher.masking.mask_roster import least_survivors
+
+        least = max(plan.members, least_survivors(plan.colluding)) if plan.masked else plan.members
+        if least < self.seal.members:
+            problem = f"a version may add {least} updates, and this silo's owner demands {self.seal.members}"
+            remedy = (
+                f"Write members: {self.seal.members} below cipher, or have the owner lower seal.members in silo.yaml"
+            )
+            raise OwnerRefusal("cipher.members", problem, remedy)
+        _check_bounds(plan, self.seal)
+        if self.seal.metrics == "sealed" and not plan.seal_metrics:
+            problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
+            remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
+            raise OwnerRefusal("cipher.metrics", problem, remedy)
+
+
+def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
+    """See that the numbers by which a run hides single silos are at least the owner's; raises `OwnerRefusal`."""
+    least = {
+        "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
+        "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
+    }
+    for place, (found, wanted, what) in least.items():
+        if found < wanted:
+            problem = f"the run goes by {found} {what}, and this silo's owner demands {wanted}"
+            name = "quorum" if place == "min_silos" else "colluding"
+            raise OwnerRefusal(place, problem, f"Write {wanted}, or have the owner lower seal.{name} in silo.yaml")
+    if plan.masked and plan.work_ratio > seal.work_ratio:
+        problem = (
+            f"one update in a sum may be {plan.work_ratio:g} times the work of another, and this silo's owner allows "
+            f"{seal.work_ratio:g}"
+        )
+        remedy = f"Write work_ratio: {seal.work_ratio:g} below cipher, or have the owner raise seal.work_ratio"
+        raise OwnerRefusal("cipher.work_ratio", problem, remedy)
+
+
+def audit_place(config: SiloStartConfig) -> AuditPlace:
+    """Where a silo's audit log is."""
+    said = config.audit
+    return AuditPlace(str(Path(config.state) / AUDIT), config.server, said.bytes, said.keep, said.required)
+
+
+def _at_least(limit: str, found: int, least: int) -> None:
+    if found < least:
+        problem = f"an order of {found}, and this silo's owner allows {least} at least"
+        raise LimitReached(f"limits.{limit}", problem, "Ask for more, or have the owner lower the limit in silo.yaml")
+
+
+def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
+    """Variables of whatever may start a silo's trainer: its keys, and what its owner allows.
+
+    All of them are set, so that what is in the environment of whoever starts the silo is not taken for its own.
+    """
+    from fedsync.cipher.keys.passphrase import NAMED_BY
+
+    return {
+        KEYS: config.keys or "",
+        NAMED_BY: config.passphrase_env,
+        ALLOWED: OwnerPolicy.of(config).model_dump_json(),
+    }
+
+
+def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
+    """Have this process do for a run what a trainer of the silo would: within the fence, and confirmed code alone.
+
+    Raises:
+        OwnerRefusal: the silo's owner approves runs, and did not approve this one.
+    """
+    os.environ.update(owner_environment(config))
+    check_approved(identity)
+    return OwnerPolicy.of(config)

@@ -1,0 +1,51 @@
+"""Checks of what a training process says: a user's code runs in it, and what it says may reach the server."""
+
+from __future__ import annotations
+
+import re
+
+from fedsync.common.errors import RunError
+from fedsync.core.orders import WorkOrder
+from fedsync.silo.room.room_messages import OrderDone, OrderProgress, RoomReply, RoomRequest, TrainerBuilt, TrainOrder
+
+_DEVICE = re.compile(r"[a-z]{1,8}(:[0-9]{1,3})?")
+_MOST_BYTES, _MOST_DIGEST, _MOST_WINDOWS = 2**40, 64, 64
+
+
+def checked_trainer(told: RoomReply) -> TrainerBuilt:
+    """The first thing that a process says; raises `RunError` where it is not a trainer that can be."""
+    if not isinstance(told, TrainerBuilt):
+        raise RunError(f"the training process begins with {type(told).__name__}")
+    layout = told.layout
+    named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
+    _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
+    _check(told.examples >= 0, "examples")
+    _check(_DEVICE.fullmatch(told.device) is not None, "device")
+    digest = re.fullmatch(r"([0-9a-f]{2})*", told.frozen) is not None
+    _check(digest and len(told.frozen) <= 2 * _MOST_DIGEST, "frozen")
+    _check(told.batch_cap is None or 1 <= told.batch_cap <= max(told.examples, 1), "batch_cap")
+    return told
+
+
+def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
+    """Progress of an order; raises `RunError` where it is further than it can be."""
+    most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
+    _check(0 <= told.steps <= most and told.samples >= 0, "progress")
+    return told
+
+
+def checked_order(order: WorkOrder, told: OrderDone, parts: int, examples: int) -> OrderDone:
+    """The end of an order; raises `RunError` where it is not the end of this one."""
+    report = told.report
+    _check(parts == 2, "parts")
+    _check(report.base_version == order.base_version, "base_version")
+    _check(1 <= report.steps <= order.max_steps and report.samples >= 0, "steps")
+    _check(report.compute_s >= 0 and len(report.windows) <= _MOST_WINDOWS, "times")
+    _check(report.batch_cap is None or 1 <= report.batch_cap <= order.batch_size, "batch_cap")
+    _check(told.epoch >= 0 and 0 <= told.position <= examples, "cursor")
+    return told
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise RunError(f"the training process says what cannot be of its {what}")

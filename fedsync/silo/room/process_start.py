@@ -1,0 +1,107 @@
+"""Starting and ending a training process, with all processes that a user's code starts in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from fedsync.common.processes import INTERPRETER
+from fedsync.common.sandbox.confinement import emptied
+from fedsync.common.sandbox.named_code import CONFIRMED
+from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.room.room_messages import RoomChannel, RoomReply, RoomRequest
+
+_PROGRAM = "fedsync.silo.room.program"
+_OWN = ("data", "never", "code_files", "reviewers")
+"""Settings of the owner's that the process needs."""
+
+_END_S, _MOST_LOG = 5.0, 2**16
+
+
+class StartedProcess:
+    """A training process that was started; it ends with this object.
+
+    Args:
+        home: its folder, which is emptied.
+        owner: what the silo's owner allows.
+
+    Raises:
+        ConfigError: the folder cannot be emptied, or a data folder holds a second name of a closed file.
+    """
+
+    def __init__(self, home: Path, owner: OwnerPolicy) -> None:
+        emptied(home)
+        fence = Fence(tuple(owner.data or ()), tuple(owner.never))
+        fence.check_names()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*INTERPRETER, _PROGRAM, str(theirs.fileno())],
+                env=_environment(home),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        ours.sendall(json.dumps([str(home), [str(each) for each in fence.ways()]]).encode() + b"\n")
+        self.channel = RoomChannel(ours, RoomRequest, RoomReply, trusted=False)
+        assert self._process.stdout is not None
+        threading.Thread(target=_log, args=(self._process.stdout,), daemon=True).start()
+        self.end = weakref.finalize(self, _end, self._process, self.channel)
+        """Kill it, and all that it started."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def exit_code(self, wait_s: float = 0.0) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        if wait_s > 0:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+        return self._process.poll()
+
+
+def _environment(home: Path) -> Mapping[str, str]:
+    """The owner's variables, without those of FedSync's own and without the passphrase."""
+    from fedsync.cipher.keys.passphrase import NAMED_BY
+
+    secret = os.environ.get(NAMED_BY, "")
+    kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
+    allowed = json.loads(os.environ.get(ALLOWED) or "{}")
+    kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
+    if CONFIRMED in os.environ:  # where no process of the room may read
+        kept[CONFIRMED] = str(shutil.copy(Path(os.environ[CONFIRMED]), home / "approval.json"))
+    return kept
+
+
+def _log(output: IO[bytes]) -> None:
+    """Copy its output to the log, which it cannot reach itself."""
+    with output:
+        while data := output.read1(_MOST_LOG):  # type: ignore[attr-defined]  # it is buffered
+            with suppress(OSError, ValueError):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()
+
+
+def _end(process: subprocess.Popen[bytes], channel: RoomChannel) -> None:
+    channel.close()
+    process.send_signal(signal.SIGTERM)  # on which it kills its whole group
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

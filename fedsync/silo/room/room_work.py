@@ -1,0 +1,188 @@
+"""The work of a silo's training process: one question after the other, while a second thread listens.
+
+The thread that listens is how an order is halted, how it is told where the work stands, and how the process ends with
+its session. Nothing here is trusted by the session: a user's code runs in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from fedsync.common import codec, foreign
+from fedsync.common.environment import FLOWER_IDS
+from fedsync.common.errors import ConfigError
+from fedsync.common.output import guard_output, output_may_be_lost
+from fedsync.config.run_spec import RunSpec
+from fedsync.silo.protocol import Identity
+from fedsync.silo.room.failures import failure_of
+from fedsync.silo.room.room_messages import (
+    MOST_PRIVATE,
+    AskCurrentLine,
+    BuildInitialModel,
+    BuildTrainer,
+    CurrentLine,
+    EvaluateGiven,
+    HaltOrder,
+    InitialModelBuilt,
+    ModelEvaluated,
+    OrderDone,
+    OrderProgress,
+    Part,
+    RoomChannel,
+    RoomReply,
+    RoomRequest,
+    TrainerBuilt,
+    TrainOrder,
+)
+from fedsync.silo.session.silo_setup import local_trainer
+from fedsync.train.batches import hand_over_by_value
+from fedsync.train.guarded_trainer import GuardedTrainer
+from fedsync.train.machine.throttle import Throttle
+
+logger = foreign.logger(__name__)
+
+_Questions = queue.SimpleQueue[tuple[RoomRequest, list[Part]]]
+
+_TELL_S = 0.02
+"""Pause between two words on how far an order is [s]."""
+
+
+class _Work:
+    """The trainer at work, and which order is halted.
+
+    Args:
+        channel: to the session.
+        trainer: of the silo.
+        throttle: to the pace of the machine that it emulates, if any.
+        least_samples: that an order processes before it may end.
+    """
+
+    def __init__(
+        self, channel: RoomChannel, trainer: GuardedTrainer, throttle: Throttle | None, least_samples: int
+    ) -> None:
+        self._channel, self._trainer, self._throttle, self._least = channel, trainer, throttle, least_samples
+        self.halted = ""
+
+    def do(self, asked: RoomRequest, parts: list[Part]) -> None:
+        """Answer a question; raises whatever the work raises."""
+        match asked:
+            case TrainOrder():
+                self._train(asked, *parts)
+            case EvaluateGiven(cursor, split, subject, gains, quiet, ids):
+                os.environ[FLOWER_IDS] = ids
+                model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
+                if quiet:
+                    found = self._trainer.try_evaluate(model, at, split)
+                else:
+                    found = self._trainer.judge(model, at, split, subject, gains=gains)
+                self._channel.send(ModelEvaluated(found))
+            case BuildInitialModel():
+                self._channel.send(InitialModelBuilt(), self._trainer.initial_model())
+
+    def where(self, thread: int) -> str:
+        return self._trainer.where(thread)
+
+    def _train(self, asked: TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
+        os.environ[FLOWER_IDS] = asked.ids
+        order, told_s = asked.order, 0.0
+
+        def watch(steps: int, samples: int) -> bool:
+            nonlocal told_s
+            now_s = time.monotonic()
+            if now_s - told_s > _TELL_S:
+                told_s = now_s
+                self._channel.send(OrderProgress(steps, samples))
+            return samples < self._least or not (order.scores_only or self.halted == order.update_id)
+
+        throttle = self._throttle if asked.throttled else None
+        corrected = None if correction is None else correction.view(np.float32)
+        cursor = replace(asked.cursor, private=private.tobytes())
+        outcome = self._trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
+        after = outcome.cursor
+        self._channel.send(
+            OrderDone(outcome.report, after.epoch, after.position, after.state), outcome.update, after.private
+        )
+
+
+def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> None:
+    """Build what trains, and answer until the session is gone.
+
+    Args:
+        end: of the pair to the session.
+        alone: the room has a network of its own.
+        failure: the room could not be entered: all that is answered.
+    """
+    guard_output()
+    output_may_be_lost()
+    hand_over_by_value()
+    channel = RoomChannel(end, RoomReply, RoomRequest, trusted=True)
+    asked, _ = channel.receive()
+    assert isinstance(asked, BuildTrainer)
+    try:
+        if failure is not None:
+            raise failure
+        trainer, throttle, built = _built(asked, alone=alone)
+    except Exception as error:
+        _tell_failure(channel, error)
+        return
+    channel.send(built)
+    work, questions = _Work(channel, trainer, throttle, asked.least_samples), _Questions()
+    most = (trainer.layout.nbytes, MOST_PRIVATE, trainer.layout.nbytes)
+    threading.Thread(target=_listen, args=(channel, most, work, questions), daemon=True).start()
+    while True:
+        question, parts = questions.get()
+        try:
+            work.do(question, parts)
+        except Exception as error:  # whoever asks is to have an answer
+            _tell_failure(channel, error)
+        del question, parts
+
+
+def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions: _Questions) -> None:
+    main = threading.main_thread().ident or 0
+    while True:
+        try:
+            asked, parts = channel.receive(most)
+            match asked:
+                case HaltOrder(update_id):
+                    work.halted = update_id
+                case AskCurrentLine():
+                    channel.send(CurrentLine(foreign.shown(work.where(main))))
+                case _:
+                    if isinstance(asked, TrainOrder):
+                        work.halted = ""  # the channel keeps the order of messages: what comes now is about this one
+                    questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
+        except (EOFError, OSError):
+            os._exit(0)
+
+
+def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttle | None, TrainerBuilt]:
+    identity: Identity = codec.loads(Identity, asked.identity, own=True)
+    spec = RunSpec.parse(asked.spec)
+    if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
+        problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
+        raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
+    trainer = local_trainer(spec, identity)
+    built = TrainerBuilt(
+        trainer.layout,
+        trainer.frozen_digest.hex(),
+        tuple(trainer.kept_names),
+        trainer.table,
+        trainer.device,
+        trainer.examples,
+        trainer.validates,
+        trainer.find_batch_cap_on_gpu(),
+    )
+    return trainer, spec.throttle(identity.index), built
+
+
+def _tell_failure(channel: RoomChannel, error: Exception) -> None:
+    logger.warning("%s", error, exc_info=error)
+    channel.send(failure_of(error))

@@ -1,0 +1,162 @@
+"""A silo's own control variate, and what its last update makes of it; see `fedsync.model.control_variates`.
+
+| it is | event | next |
+|---|---|---|
+| m_i, nothing proposed | an order is trained, which proposes ``m_i - m + u_i / K_i`` | m_i, proposed |
+| m_i, proposed | the next order comes, and that update was in a commit | what was proposed |
+| m_i, proposed | the next order comes, and it was not: it was discarded, or lost | m_i, nothing proposed |
+
+So m is the mean of what silos have. Both are written to one file before the last order is
+(`fedsync.silo.session.last_order`): after a crash in between, the order is done again, and what it proposed before is in no
+commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedsync.common import foreign
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import give_back
+from fedsync.model.control_downlink import serial_of
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Replica
+from fedsync.silo.session.vector_file import VectorFile
+
+logger = foreign.logger(__name__)
+
+VARIATE = "variate.bin"
+"""File in a resident trainer's folder."""
+
+_MEMORY = ArrayKeeper()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnVariate:
+    """What a silo corrects its steps by; a value.
+
+    Args:
+        own: m_i, float32 [values].
+        serial: number of the update that it goes by; 0 before any.
+        proposed: m_i once the update ``proposed_serial`` is in a commit, float32 [values].
+        proposed_serial: its number; 0 for none.
+    """
+
+    own: Vector
+    serial: int = 0
+    proposed: Vector | None = None
+    proposed_serial: int = 0
+
+    @classmethod
+    def begin(cls, values: int, file: Path | None) -> OwnVariate:
+        """What the file has; zeros where there is none, or none that is whole."""
+        found = None if file is None or not file.exists() else _read(file, values)
+        return found or cls(_MEMORY.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32)))
+
+    def settled(self, counted: int) -> OwnVariate:
+        """Once it is known which update of this silo was in a commit last; 0 for none."""
+        if self.proposed is not None and self.proposed_serial == counted:
+            return OwnVariate(self.proposed, counted)
+        if self.serial != counted:
+            logger.warning(
+                "update %d of this silo is in the model, and its control variate is lost: what the run comes to leans "
+                "to other silos' data by that much. Begin the run anew if that matters",
+                counted,
+            )
+        return OwnVariate(self.own, counted)
+
+    def correction(self, control: Vector, learning_rate: float) -> Vector:
+        """What is added to gradients: ``(m_i - m) / eta``, float32 [values]."""
+        made = self.own - control
+        made /= np.float32(learning_rate)
+        return made
+
+    def proposing(self, order: WorkOrder, control: Vector, arriving: Vector, steps: int) -> OwnVariate:
+        """With what an update makes of it.
+
+        Args:
+            order: whose update it is.
+            control: m that its steps were corrected by.
+            arriving: u_i as it arrives at the sum, float32 [values].
+            steps: K_i.
+        """
+        per_step = np.float32(1 / steps)
+
+        def part(start: int, stop: int) -> Vector:
+            made = arriving[start:stop] * per_step
+            made += self.own[start:stop] - control[start:stop]
+            give_back(control, self.own)
+            return made
+
+        proposed = _MEMORY.make(np.float32, self.own.size, part)
+        return replace(self, proposed=proposed, proposed_serial=serial_of(order.update_id)[1])
+
+    def save(self, file: Path) -> OwnVariate:
+        """Write the file; it is on disk when this returns.
+
+        Returns:
+            The same, whose arrays are maps of the file.
+
+        Raises:
+            ConfigError: the disk does not take it.
+        """
+        assert self.proposed is not None
+        about = {"serial": self.serial, "proposed": self.proposed_serial}
+        vectors = VectorFile(about, {"own": self.own, "proposed": self.proposed}).save(file)
+        return replace(self, own=vectors["own"], proposed=vectors["proposed"])
+
+
+class StepControl:
+    """Corrects the steps of a silo's orders, and has its variate go with what becomes of them.
+
+    Args:
+        silo: its name.
+        values: of the model.
+        replica: knows m, and which updates were in commits.
+        folder: where the variate is kept, or None to keep it in memory only.
+    """
+
+    def __init__(self, silo: str, values: int, replica: Replica, folder: Path | None) -> None:
+        self._silo = silo
+        self._replica = replica
+        self._file = None if folder is None else folder / VARIATE
+        self._variate = OwnVariate.begin(values, self._file)
+
+    def correction(self, order: WorkOrder) -> Vector | None:
+        """What is added to the gradients of an order's steps, float32 [values]; None where it makes none.
+
+        Raises:
+            ProtocolError: the server did not send what it takes.
+        """
+        if order.scores_only:
+            return None
+        control = self._replica.control
+        if control is None:
+            raise ProtocolError(SERVER, "payload", "no control variates came with the model")
+        self._variate = self._variate.settled(self._replica.counted(self._silo))
+        return self._variate.correction(control, order.learning_rate)
+
+    def trained(self, order: WorkOrder, update: Vector, report: WorkReport) -> None:
+        """An order came to this update, float32 [values], which is not sent yet."""
+        control = self._replica.control
+        if order.scores_only or control is None:
+            return
+        arriving = self._replica.arriving(update, order, report)
+        self._variate = self._variate.proposing(order, control, arriving, report.steps)
+        if self._file is not None:
+            self._variate = self._variate.save(self._file)
+
+
+def _read(file: Path, values: int) -> OwnVariate | None:
+    """None, with a warning, where it is not what was written."""
+    found = VectorFile.load(file)
+    if found is not None and all(each.size == values for each in found.vectors.values()):
+        about, vectors = found.about, found.vectors
+        return OwnVariate(vectors["own"], about["serial"], vectors["proposed"], about["proposed"])
+    logger.warning("%s is corrupt: this silo's control variate is lost", file)
+    return None

@@ -1,0 +1,306 @@
+"""The resident trainer: one process a silo that keeps model, data and device hot between messages.
+
+It listens on a Unix socket in a folder that only its owner can enter, and that no other trainer has as long as it
+lives. It listens before it loads anything, so that whoever asks learns that it does, and how long it has been at it.
+
+| state | what it does | goes to |
+|---|---|---|
+| loading | builds task, data and model; requests wait, and after ``load_s`` hear that it goes on | idle, failed |
+| idle | waits for requests | working; ends after a time without any, sooner when another run's trainer asks for room |
+| working | answers a request, or has an order in work; never ends by itself | idle |
+| failed | refuses what waits, as there is no trainer | ends |
+| hanging | tells who asks that its order failed, see `fedsync.silo.session.hangs` | ends |
+
+It ends in any state when told to (`Quit`), when its owner process is gone, and when its folder is. The times are longer
+where this process alone knows what its masks were. What has to survive is in its folder.
+
+Usage: ``python -m fedsync.silo.session.resident_trainer FOLDER``
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import select
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from fedsync.common.environment import FLOWER_IDS
+from fedsync.common.files import remove_unfinished
+from fedsync.common.log_times import TimedFormatter
+from fedsync.common.output import guard_output, output_may_be_lost
+from fedsync.common.processes import alive, exit_with_owner
+from fedsync.model.chunked_arrays import file_part, map_file, pieces
+from fedsync.model.transfer import Payload
+from fedsync.silo.owner.refusals import StillLoading, refuse
+from fedsync.silo.protocol import (
+    ANSWERS,
+    COPY,
+    IDENTITY,
+    LOG,
+    PASSING,
+    SOCKET,
+    Forward,
+    Forwarded,
+    Identity,
+    MakeRoom,
+    Quit,
+    Refusal,
+    Refused,
+    SocketReply,
+    SocketRequest,
+    TrainerState,
+    write_reply,
+)
+from fedsync.silo.session.connection import listen, receive, send
+from fedsync.silo.session.trainer_folder import FolderLock, bound_log
+
+if TYPE_CHECKING:
+    from fedsync.silo.session.service import TrainerService
+
+_IDLE_S, _IDLE_UNREVEALED_S = 900.0, 86_400.0
+"""A trainer that was not asked for so long [s] ends; the second, if it is the only one to know what its masks are."""
+
+_ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0
+"""A trainer that was not asked for so long [s] makes room for that of another run; the second as above."""
+
+_FAILED_S = 10.0
+"""How long a trainer that cannot be built waits for somebody to tell why, and one that hangs for who is asking [s]."""
+
+_LOOK_S = 1.0
+_LOG_BYTES = 10_000_000
+_IN_MEMORY_BYTES = 262_144
+"""A larger answer goes to whoever asks as a file."""
+
+
+class _Server:
+    """Answers requests on the socket, a thread each.
+
+    Args:
+        folder: of the trainer.
+        lock: on the folder.
+    """
+
+    def __init__(self, folder: Path, lock: FolderLock) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._service: TrainerService | None = None
+        self._failure: Refused | None = None
+        self._failure_known = False
+        self._settled = threading.Event()
+        self._began_s = self._asked_at_s = time.monotonic()
+        # Who comes in is counted under this lock, and nobody leaves without it.
+        self._entrance = threading.Lock()
+        self._inside = self._asking = 0
+        self._state, self._since = "", ""
+        self._note()
+        self._listener = listen(folder / SOCKET)
+
+    def start(self) -> None:
+        """Let callers in, and end this process once there is no more use for it."""
+        for work in (self._let_in, self._watch):
+            threading.Thread(target=work, daemon=True).start()
+
+    def loaded(self, service: TrainerService) -> None:
+        """Answer from now on what had to wait."""
+        with self._entrance:
+            self._service, self._asked_at_s = service, time.monotonic()
+            service.on_hang = lambda: (self._folder / SOCKET).unlink(missing_ok=True)
+            self._note()
+        self._settled.set()
+
+    def fails(self, error: Exception) -> None:
+        """Refuse everything that waits, and end."""
+        self._failure = refuse(error)
+        self._settled.set()
+        end_s = time.monotonic() + _FAILED_S
+        while True:
+            if self._failure_known or time.monotonic() > end_s:
+                self._leave(code=1)
+            time.sleep(0.05)
+
+    def _let_in(self) -> None:
+        while True:
+            select.select([self._listener], [], [])
+            try:
+                with self._entrance:
+                    caller, _ = self._listener.accept()
+                    self._inside += 1
+            except OSError:  # It hung up, or there are too many open files.
+                time.sleep(0.05)
+                continue
+            caller.setblocking(True)
+            connection = Connection(caller.detach())
+            try:
+                threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+            except RuntimeError:  # No more threads: this caller is turned away, the next one may be luckier.
+                connection.close()
+                with self._entrance:
+                    self._inside -= 1
+
+    def _serve_one(self, connection: Connection) -> None:
+        asks = False
+        try:
+            with connection:
+                request, payload = receive(connection)
+                asks = isinstance(request, Forward)
+                if asks:
+                    self._count(1)
+                reply, answer = self._reply(request, payload)
+                passing = answer is not None and answer.nbytes > _IN_MEMORY_BYTES and file_part(answer) is None
+                if answer is not None and passing:
+                    answer = self._on_disk(answer)
+                send(connection, reply, answer, passing=passing)
+        except (EOFError, OSError):
+            return  # Whoever asked is gone.
+        finally:
+            if asks:
+                self._count(-1)
+            with self._entrance:
+                self._inside -= 1
+
+    def _on_disk(self, answer: Payload) -> Payload:
+        """A large answer as a file, for whoever asks to send it from there."""
+        path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
+        try:
+            with path.open("xb") as file:
+                file.writelines(pieces(answer))
+            return map_file(path)
+        except OSError:  # the disk takes no more, and memory may
+            path.unlink(missing_ok=True)
+            return answer
+
+    def _count(self, more: int) -> None:
+        with self._entrance:
+            self._note()
+            self._asking += more
+            self._asked_at_s = time.monotonic()
+            self._note()
+
+    def _reply(
+        self, request: SocketRequest | SocketReply, payload: Payload | None
+    ) -> tuple[SocketReply, Payload | None]:
+        try:
+            match request:
+                case Forward(text, load_s, flower_ids):
+                    if flower_ids:
+                        os.environ[FLOWER_IDS] = flower_ids
+                    self._wait_until_loaded(load_s)
+                    if self._service is None:
+                        self._failure_known = True
+                        return _refusing(self._failure or Refused(Refusal.INTERNAL)), None
+                    said, answer = self._service.ask(text, payload)
+                    return Forwarded(said), answer
+                case MakeRoom():
+                    self._leave(_ROOM_UNREVEALED_S if self._unrevealed else _ROOM_S, own=1)
+                case Quit():
+                    os._exit(0)
+            with self._entrance:
+                self._note()
+                return TrainerState(self._state, self._since), None
+        except Exception as error:  # the one who asks is to have an answer
+            return _refusing(refuse(error)), None
+
+    def _wait_until_loaded(self, most_s: float) -> None:
+        if self._settled.wait(most_s):
+            return
+        raise StillLoading(
+            f"the resident trainer in {self._folder} has been loading its task, data and model for "
+            f"{time.monotonic() - self._began_s:.0f} s. It goes on, and a later message finds it ready; if none does, "
+            f"see {self._folder / LOG}, and end process {os.getpid()} for a fresh start"
+        )
+
+    def _watch(self) -> None:
+        """Keep the log short, and leave after a time without requests."""
+        while True:
+            time.sleep(_LOOK_S)
+            if not self._lock.lasts:  # Somebody removed the folder: nobody finds this one, and another may be there.
+                os._exit(1)
+            bound_log(self._folder / LOG, _LOG_BYTES)
+            with self._entrance:
+                self._note()
+                if self._state == "working":
+                    self._asked_at_s = time.monotonic()
+            if self._service is not None and self._service.hangs:
+                self._give_up()
+            if self._state == "idle":
+                self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
+
+    def _give_up(self) -> NoReturn:
+        """End, for a thread does what it will never end; but first, who asks is told. Nobody else finds the socket."""
+        end_s = time.monotonic() + _FAILED_S
+        while self._asking and time.monotonic() < end_s:
+            time.sleep(0.05)
+        os._exit(1)
+
+    @property
+    def _unrevealed(self) -> bool:
+        return self._service is not None and self._service.unrevealed
+
+    def _note(self) -> None:
+        """Note what the trainer does, and since when."""
+        if self._failure is not None:
+            state = "failed"
+        elif self._service is None:
+            state = "loading"
+        else:
+            state = "working" if self._asking or self._service.busy else "idle"
+        if state != self._state:
+            self._state, self._since = state, datetime.now(UTC).isoformat(timespec="seconds")
+
+    def _leave(self, idle_s: float = 0.0, own: int = 0, code: int = 0) -> None:
+        """End this process if it was not asked for so long, and if nobody but ``own`` is being answered or comes in."""
+        socket, aside = self._folder / SOCKET, self._folder / f"{SOCKET}.old"
+        with self._entrance:
+            busy = self._service is not None and self._service.busy
+            loading = not self._settled.is_set()
+            if loading or busy or self._inside > own or time.monotonic() - self._asked_at_s < idle_s:
+                return
+            socket.rename(aside)
+            # Whoever found the socket before it went is at the door by then.
+            if not select.select([self._listener], [], [], 0.05)[0]:
+                aside.unlink(missing_ok=True)
+                os._exit(code)
+            aside.rename(socket)
+
+
+def _refusing(refused: Refused) -> Forwarded:
+    return Forwarded(write_reply(refused))
+
+
+def main(folder: Path) -> None:
+    """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
+    exit_with_owner()
+    guard_output()
+    output_may_be_lost()  # a print in a user's code must not cost an order
+    lock = FolderLock.take(folder)
+    if lock is None:
+        return
+    for name in (*ANSWERS, COPY):
+        remove_unfinished(folder, name)
+    for left in folder.glob(f"{PASSING}*"):
+        left.unlink(missing_ok=True)
+    remove_unfinished(folder, IDENTITY, alive)
+    bound_log(folder / LOG, _LOG_BYTES)
+    if logging.lastResort is not None:  # what this process logs goes to `LOG`
+        logging.lastResort.setFormatter(TimedFormatter())
+    server = _Server(folder, lock)
+    server.start()
+    try:
+        # Much comes with it, and torch where nothing is confined: only who has the folder is to load it.
+        from fedsync.silo.session.service import TrainerService
+
+        server.loaded(TrainerService(Identity.load(folder), folder, confined=True))
+    except Exception as error:
+        server.fails(error)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

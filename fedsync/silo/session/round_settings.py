@@ -1,0 +1,37 @@
+"""The check of what orders say to training code beside ``train_config``: what the run's specification has."""
+
+from __future__ import annotations
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.tasks.user_config import UserConfig
+from fedsync.core.orders import WorkOrder
+from fedsync.policies.rounds.rounds_base import RATE, Called
+
+_SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserConfig)
+
+
+def check_settings(order: WorkOrder, spec: RunSpec) -> None:
+    """See that an order's settings are those that the specification has for its round.
+
+    An owner may have confirmed the specification. Where it says that a function of the server's decides, any are right.
+
+    Raises:
+        ProtocolError: the server sent something else.
+    """
+    if order.scores_only and not order.config:
+        return
+    if spec.on_round is None:
+        raise ProtocolError(SERVER, "order", "it has settings of its own, and the run has none by round")
+    try:
+        told = _SETTINGS.validate_json(order.config or "{}")
+    except ValidationError as error:
+        raise ProtocolError(SERVER, "order", f"its settings are none: {error.errors()[0]['msg']}") from error
+    if isinstance(spec.on_round, Called):
+        return
+    expected = dict(spec.on_round.settings(order.base_version + 1, spec.local.learning_rate))
+    expected.pop(RATE, None)
+    if told != expected:
+        raise ProtocolError(SERVER, "order", "its settings are not those that the run has for its round")

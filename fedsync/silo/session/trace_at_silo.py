@@ -1,0 +1,179 @@
+"""At a silo: its owner's consent to an examination, and the examination, with what the silo keeps of the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsync.cipher.keys.keyring import Ring, open_ring
+from fedsync.cipher.keys.passphrase import NAMED_BY
+from fedsync.cipher.masking.annex import Annex, commitment
+from fedsync.cipher.masking.mask_log import kept_pair
+from fedsync.cipher.masking.mask_roster import MaskRoster
+from fedsync.cipher.masking.mask_round import pair_seeds
+from fedsync.cipher.silo.history import History, run_digest
+from fedsync.cipher.suites import open_suite
+from fedsync.cipher.suites.suite import MASKED
+from fedsync.cipher.tracing.consent import Consent, Consents, give_consent
+from fedsync.cipher.tracing.disclosure import Disclosure
+from fedsync.cipher.tracing.notice import Notice
+from fedsync.cipher.tracing.update_trace import Finding, Tracer
+from fedsync.common.checksums import undigested
+from fedsync.common.errors import SERVER, ConfigError, ProtocolError
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.silo.owner.model_export import KeptRun, keeper_of, kept_runs, kept_state
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.protocol import STATE_FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Consented:
+    """What an owner is shown of a consent.
+
+    Args:
+        consent: his.
+        notice: of what it is about.
+        known: whether his silo came to the version by these updates; None where it keeps nothing of the run.
+        unmasks: whether it takes the masks off his silo's update; None where there are none.
+    """
+
+    consent: Consent
+    notice: Notice
+    known: bool | None
+    unmasks: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What an examination came to.
+
+    Args:
+        notice: of the version.
+        findings: one of each update.
+        consents: those that count, and why others do not.
+        known: whether this silo came to the version by these updates.
+    """
+
+    notice: Notice
+    findings: Sequence[Finding]
+    consents: Consents
+    known: bool
+
+
+def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str]) -> Consented:
+    """A consent of the silo's owner.
+
+    Args:
+        config: of the silo.
+        notice: of the version, from the server.
+        examiners: names of silos that may examine.
+
+    Raises:
+        ConfigError: there are no keys, or no such examiner, or the silo has forgotten the version.
+        ProtocolError: the notice is none, or not of what the silo came to.
+    """
+    ring = _ring(config)
+    read = _read(notice, ring)
+    members = ring.group.members
+    for name in examiners:
+        if name not in members:
+            remedy = f"These have a key: {', '.join(members)}"
+            raise ConfigError("--examiner", f"no silo {name!r} has a key of this group", remedy)
+    kept = _kept(config, read.run)
+    history = None if kept is None else _history(kept)
+    known = None if history is None else read.known(history)
+    pairs = None if kept is None or history is None else _pairs(ring, read, kept, history)
+    masked = read.head.form is MASKED and read.slip(ring.own.name) is not None
+    named = {name: members[name] for name in dict.fromkeys(examiners)}
+    return Consented(
+        give_consent(ring.own, read.matter, named, pairs), read, known, pairs is not None if masked else None
+    )
+
+
+def trace(config: SiloStartConfig, file: Path) -> Traced:
+    """Examine the updates of a version.
+
+    Args:
+        config: of the examining silo.
+        file: what the server gave out.
+
+    Raises:
+        ConfigError: there are no keys, the file cannot be read, or the silo keeps nothing of the run.
+        ProtocolError: too few owners consent, or the file is not of what the silo came to.
+    """
+    ring, disclosure = _ring(config), Disclosure.open(file)
+    notice = _read(disclosure.notice, ring)
+    kept = _kept(config, notice.run)
+    if kept is None:
+        problem = f"this silo keeps nothing of run {notice.run}, so it does not know what is agreed on in it"
+        raise ConfigError(config.state, problem, "Have a silo examine that took part")
+    spec = OwnerPolicy.of(config).checked(RunSpec.parse(kept.spec), config.index)
+    _, state, plan = kept_state(kept.copies, spec, keeper_of(kept.copies, spec).layout)
+    if plan is None:
+        raise ConfigError(config.state, f"run {notice.run} is not encrypted", "Nothing is hidden in it")
+    senders = _senders(ring)
+    files = [(f"consent {number} in it", one) for number, one in enumerate(disclosure.consents, 1)]
+    consents = Consents.read(files, notice.matter, senders, ring.own.name)
+    consents.check(len(senders), plan.members)
+    known = notice.known(state.history)
+    tracer = Tracer(plan, ring, open_suite(plan.kind, ring.group), state)
+    return Traced(notice, tracer.trace(notice, consents.by_silo, disclosure.updates), consents, known)
+
+
+def _ring(config: SiloStartConfig) -> Ring:
+    if config.keys is None:
+        raise ConfigError("keys", "this silo has none, so nothing of it is sealed", "There is nothing to examine")
+    os.environ[NAMED_BY] = config.passphrase_env
+    return open_ring(Path(config.keys))
+
+
+def _senders(ring: Ring) -> Mapping[str, bytes]:
+    return {name: keys.signing for name, keys in ring.group.members.items()}
+
+
+def _read(data: bytes, ring: Ring) -> Notice:
+    notice, group = Notice.read(data, _senders(ring)), ring.group
+    if (notice.matter.group, notice.matter.epoch) != (group.fingerprint, group.epoch):
+        detail = f"of key epoch {notice.matter.epoch}, or of another group; this silo has epoch {group.epoch}"
+        raise ProtocolError(SERVER, "notice", detail)
+    return notice
+
+
+def _kept(config: SiloStartConfig, run: str) -> KeptRun | None:
+    return next((one for one in kept_runs(Path(config.state) / STATE_FOLDER) if one.name == run), None)
+
+
+def _history(kept: KeptRun) -> History | None:
+    """The longest history in the copies that are whole."""
+    bodies = [body for path in kept.copies if (body := undigested(path.read_bytes())) is not None]
+    return max((History.from_bytes(body)[0] for body in bodies), key=lambda one: one.records.newest, default=None)
+
+
+def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[str, bytes] | None:
+    """Seeds of the masks that this silo's update shares with others; None if there are none, or they are gone.
+
+    Only those of an update that went into this very version, or began with the newest that the silo came to.
+
+    Raises:
+        ProtocolError: the roster in the notice is not the one that the update was masked with.
+        ConfigError: the book of used masks is damaged.
+    """
+    slip = notice.slip(ring.own.name)
+    if slip is None or slip.head.form is not MASKED:
+        return None
+    if not notice.known(history) and slip.head.round != history.records.newest:
+        raise ProtocolError(SERVER, "notice", "this silo's update in it is an older one")
+    group = ring.group
+    run = run_digest(kept.name, kept.text.lasting, group.epoch, group.fingerprint)
+    pair = kept_pair(ring, run)
+    if pair is None:
+        return None
+    annex = Annex.unpack(slip.head.annex, ring.own.name, SERVER)
+    roster = MaskRoster.read(notice.roster, group.members, run, colluding=0)
+    seeds = pair_seeds(pair, roster.keys, annex.context)
+    if {name: commitment(seed) for name, seed in seeds.items()} != annex.pairs:
+        raise ProtocolError(SERVER, "roster", "not the one that this silo's update was masked with")
+    return seeds

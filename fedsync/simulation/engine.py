@@ -1,0 +1,307 @@
+"""The virtual driver: the coordinator under a clock that jumps from one happening to the next.
+
+A discrete-event simulator on `fedsync.simulation.kernel`, which has the heap and the loop: the same seed gives the same
+journal, byte by byte. Durations come from the silo file. Training is real and happens when an update
+arrives: an order that is cut short costs no more than the steps it did, and one that is lost with its silo costs
+nothing.
+
+| on the heap | when its time has come |
+|---|---|
+| `SiloJoined` | the silo is here; its next `_Loss` goes on the heap |
+| `_Loss` | the silo is gone, and the order it had; its return goes on the heap |
+| `OrderInWork` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
+| `Turn` | an order is trained, and the one queued behind it begins; its end goes on the heap |
+| `_Question` | the model is evaluated: `Evaluated` |
+| `Progressed`, `TimerFired` | themselves |
+
+Not to be confused with the Flower driver (`fedsync.server.driver`), which does the same in real time, with messages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fedsync.common.errors import FedSyncError, RunError
+from fedsync.core.actions import (
+    Action,
+    Commit,
+    Discard,
+    Evaluate,
+    KeepBest,
+    Rollback,
+    Savepoint,
+)
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import (
+    Evaluated,
+    Event,
+    SiloJoined,
+    SiloLost,
+    Spare,
+    UpdateArrived,
+    WorkFailed,
+)
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.report_checks import check_sealed
+from fedsync.core.silo_presence import Presence
+from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
+from fedsync.observe.recorder import Recorder
+from fedsync.silo.protocol import Attestation, Completed, EvaluateModel
+from fedsync.simulation.backlog import OrderInWork
+from fedsync.simulation.kernel import Kernel, Priority
+from fedsync.simulation.machine import Machine
+from fedsync.simulation.machines import speed_windows
+from fedsync.simulation.outages import Outage, outages
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """Of an order that counts as carried out in full, though nobody trained: there is no payload to keep.
+
+    Args:
+        metrics: what the silo's report tells all the same.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Worker(Protocol):
+    """Trains for one silo: a `fedsync.silo.session.session.SiloSession`, or what stands in for one where nobody trains."""
+
+    @property
+    def facts(self) -> SiloFacts: ...
+
+    @property
+    def replica(self) -> Replica:
+        """Its copy of the model, where it keeps one, and its encryption."""
+
+    def train(self, order: WorkOrder, received: Payload) -> Completed | Untrained:
+        """Carry out an order; the times in the report are made virtual, and it has no speeds where nobody trains."""
+
+    def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation | None:
+        """Evaluate a model on a split of the silo; None where there is none.
+
+        Where figures are sealed, what silos found together in the commits that came with it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A model to be evaluated."""
+
+    silo: str
+    asked: Evaluate
+    received: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A silo is lost, until its return."""
+
+    silo: str
+    outage: Outage
+
+
+SPARE_EPOCHS = 10
+"""Epochs for each silo that predictors may train after a commit, where they learn at all."""
+
+
+class VirtualDriver(Kernel[Machine]):
+    """Runs a coordinator to its end in virtual time.
+
+    Args:
+        coordinator: decides.
+        aggregator: adds updates, and knows what each silo needs.
+        machines: how long each silo takes, by name.
+        workers: who trains, by name.
+        recorder: writes the run's files.
+        poll_s: the coordinator looks at multiples of this many seconds only and absorbs together what
+            happened in between, as a driver that polls would; 0 looks at every instant.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        aggregator: Aggregator,
+        machines: Mapping[str, Machine],
+        workers: Mapping[str, Worker],
+        recorder: Recorder,
+        poll_s: float = 0.0,
+    ) -> None:
+        super().__init__(coordinator, machines, poll_s)
+        self._aggregator = aggregator
+        self._workers = workers
+        self._recorder = recorder
+        self._committed = False
+        self._outages: dict[str, Iterator[Outage]] = {}
+        self._here: set[str] = set()
+
+    def run(self) -> None:
+        """Run until the coordinator stops.
+
+        Raises:
+            RunError: nothing is left to happen although the run has not ended, or it ended in failure.
+        """
+        for name, worker in self._workers.items():
+            config = self._machines[name].config
+            self._outages[name] = outages(config, self._machines[name].seed)
+            self._push(config.joins_at_s, SiloJoined(config.joins_at_s, name, worker.facts), Priority.PRESENCE)
+        super().run()
+        if self._stop is not None and self._stop.failed:
+            raise RunError(self._stop.reason)
+        self._recorder.keep("predictor.json", self._coordinator.learned)
+
+    @property
+    def upload_bytes(self) -> int:
+        return self._aggregator.upload_bytes
+
+    def added(self, now_s: float) -> list[Event]:
+        """After a commit: how large its updates were, and time for predictors to train."""
+        if not self._committed:
+            return []
+        return [Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else []
+
+    def decided(self, entry: JournalEntry) -> None:
+        self._recorder.record(entry)
+        self._committed = any(isinstance(action, Commit) for action in entry.actions)
+
+    def happens(self, happening: SiloJoined | _Question | _Loss, now_s: float) -> Event | None:
+        match happening:
+            case _Question(silo, asked, received):
+                return self._evaluate(now_s, silo, asked, received)
+            case _Loss(silo, outage):
+                self._backlog.lose(silo)
+                self._here.discard(silo)
+                self._aggregator.leave(silo)
+                if outage.back_s < math.inf:
+                    joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
+                    self._push(outage.back_s, joined, Priority.PRESENCE)
+                self._aggregator.leave(silo)
+                return SiloLost(now_s, silo, outage.reason)
+            case SiloJoined(_, silo, _):
+                replica = self._workers[silo].replica
+                self._here.add(silo)
+                self._aggregator.greet(silo, replica.holds, replica.greeting())
+                following = next(self._outages[silo], None)
+                if following is not None:
+                    self._push(following.at_s, _Loss(silo, following), Priority.PRESENCE)
+                return replace(happening, at_s=now_s, facts=replace(happening.facts, presence=self._told(silo, now_s)))
+
+    def ended(self, work: OrderInWork, now_s: float) -> Event:
+        """Train what was done of the order, now that its time has come."""
+        silo, order, course = work.silo, work.order, work.course
+        assert course is not None
+        worker, machine = self._workers[silo], self._machines[silo]
+        asked, steps = order, len(course.after_s)
+        if steps < order.max_steps or order.budget_s is not None:
+            # The virtual machine has decided how many steps there was time for.
+            asked = replace(order, max_steps=steps, budget_s=None)
+        try:
+            outcome = worker.train(asked, work.received)
+            if isinstance(outcome, Untrained):
+                self._aggregator.holds(silo, order.base_version)
+            else:
+                if self._aggregator.seals_figures:
+                    check_sealed(silo, outcome.report)
+                self._aggregator.holds(silo, worker.replica.holds)
+                store(self._aggregator, silo, order, outcome.update)
+        except FedSyncError as error:
+            self._aggregator.holds(silo, worker.replica.holds)
+            return WorkFailed(now_s, silo, order.update_id, str(error))
+        overhead_s = {"order": machine.overhead_s}
+        if machine.latency_s or machine.config.bandwidth_mbps is not None:
+            there_s, back_s = (
+                machine.transfer_s(work.received.nbytes),
+                machine.transfer_s(self._aggregator.upload_bytes),
+            )
+            overhead_s["transfer"] = there_s + back_s
+        if isinstance(outcome, Untrained):
+            samples, compute_s = steps * order.batch_size, course.last_s - work.start_s
+            report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s, metrics=outcome.metrics)
+            nbytes = self._aggregator.upload_bytes
+        else:
+            course, nbytes = course.cut(outcome.report.steps), outcome.update.nbytes
+            report = replace(
+                outcome.report,
+                compute_s=course.last_s - work.start_s,
+                overhead_s=overhead_s,
+                windows=speed_windows(order.batch_size, work.start_s, course.ends),
+            )
+        report = replace(report, presence=self._told(silo, now_s))
+        meta = UpdateMeta.of(silo, order, report, worker.facts.examples, nbytes)
+        return UpdateArrived(now_s, meta, report)
+
+    def _told(self, silo: str, now_s: float) -> Presence | None:
+        """What the silo says of when it is there."""
+        config = self._machines[silo].config
+        return None if config.presence is None else config.presence.told(now_s - config.joins_at_s)
+
+    def _evaluate(self, now_s: float, silo: str, asked: Evaluate, received: Payload) -> Evaluated:
+        worker = self._workers[silo]
+        try:
+            found = worker.evaluate(received, EvaluateModel.of(asked))
+        except FedSyncError:
+            found = None
+        self._aggregator.holds(silo, worker.replica.holds)
+        evaluation, pooled = (None, found.pooled) if isinstance(found, Attestation) else (found, ())
+        if self._aggregator.seals_figures:
+            evaluation = None
+        return EvaluateModel.of(asked).answered(now_s, silo, evaluation, pooled)
+
+    def act(self, action: Action, now_s: float) -> None:
+        match action:
+            case Savepoint():
+                self._aggregator.savepoint()
+            case Rollback():
+                self._aggregator.rollback()
+            case Commit():
+                self._aggregator.commit(action)
+                self._ask_questions()
+                if self._aggregator.wants_snapshot:
+                    self._take_snapshot()
+            case Discard(update_id, _):
+                self._aggregator.discard(update_id)
+            case KeepBest(score):
+                self._aggregator.keep_best(score.version)
+            case Evaluate(_, silos):
+                for silo in silos:
+                    self._push(now_s, _Question(silo, action, self._model_of(action, silo)), Priority.ANSWER)
+
+    def _model_of(self, asked: Evaluate, silo: str) -> Payload:
+        """What a silo needs to have the model that it is asked about."""
+        if asked.owner:
+            return self._aggregator.own(asked.owner)
+        if asked.subject.own and not self._aggregator.seals_figures:
+            return NO_PAYLOAD
+        if self._backlog.newest(silo) is not None:
+            self._aggregator.holds(silo, self._workers[silo].replica.holds)
+        return self._aggregator.outgoing(silo, asked.subject)
+
+    def given(self, silo: str, order: WorkOrder) -> Payload:
+        before = self._backlog.newest(silo)
+        if before is not None:
+            # That is what it will have when it begins this order.
+            self._aggregator.holds(silo, before.base_version)
+        if order.apart:
+            return self._aggregator.apart(order)
+        self._aggregator.begin(order.update_id)
+        return self._aggregator.outgoing(silo)
+
+    def _ask_questions(self) -> None:
+        """Have silos answer whatever the aggregator asks; it takes no virtual time."""
+        while self._aggregator.blocked:
+            for silo, question in self._aggregator.questions().items():
+                if silo not in self._here:
+                    self._aggregator.give_up(silo)
+                    break
+                self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
+
+    def _take_snapshot(self) -> None:
+        """Have the silo with the newest model seal it; it takes no virtual time."""
+        name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
+        replica = self._workers[name].replica
+        self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())

@@ -1,0 +1,176 @@
+"""A run in virtual time, from configuration to files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from fedsync.common.run_claim import Claim, claimed
+from fedsync.config.cipher import PlainConfig
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.survey import survey_of
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.coordinator import Coordinator
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.tensor_parts import CommonForm
+from fedsync.model.transfer import Aggregator, Replica
+from fedsync.observe.quality.kept_models import KeptModels
+from fedsync.observe.quality.survey_report import FOLDER, after_survey
+from fedsync.observe.recorder import Listener
+from fedsync.observe.run_builder import RunBuilder, measuring
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.silo.protocol import Identity
+from fedsync.silo.session.session import SiloSession
+from fedsync.simulation.engine import VirtualDriver
+from fedsync.simulation.machine import Machine
+
+if TYPE_CHECKING:
+    from fedsync.cipher.keys.keyring import Ring
+    from fedsync.cipher.keys.keywrap import ServerKeys
+
+
+def run_virtual(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path | Claim,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+    poll_s: float = 0.0,
+) -> dict[str, Any]:
+    """Run a strategy on simulated machines with real training, and with real keys where updates are encrypted.
+
+    Args:
+        config: the strategy.
+        cluster: the machines.
+        out: folder for the run's files, claimed already or not.
+        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
+        listeners: called after every entry of the journal.
+        poll_s: see `VirtualDriver`.
+
+    Returns:
+        The summary.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together.
+        RunError: the run could not reach its end.
+    """
+    keys, rings = _keys(config, cluster)
+    with claimed(out) as folder:
+        builder = RunBuilder(measuring(config), cluster, folder, "virtual", target_accuracy, listeners)
+        spec = _surveyed(config, cluster, builder.spec(), folder, keys, rings)
+        return _drive(builder, spec, keys, rings, poll_s).summary
+
+
+def surveyed_again(config: StrategyConfig, cluster: ClusterConfig, spec: RunSpec) -> RunSpec:
+    """A run's specification with what its silos found out before it, found once more from their data, which are here.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    plain = config.model_copy(update={"cipher": PlainConfig(kind="plain")})
+    with TemporaryDirectory() as folder:
+        return _surveyed(plain, cluster, spec, Path(folder), None, {})
+
+
+def _surveyed(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    spec: RunSpec,
+    out: Path,
+    keys: ServerKeys | None,
+    rings: Mapping[str, Ring],
+) -> RunSpec:
+    """The specification once silos have found out what they are asked before the run; as it is, if nothing."""
+    survey = survey_of(config, cluster.at_start)
+    if survey is None:
+        return spec
+    before = RunBuilder(survey, cluster, out / FOLDER, "virtual")
+    asked = before.spec()
+    done = _drive(before, asked, keys, rings)
+    return after_survey(spec, asked.dump(), done.layout, done.aggregator, out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What a run has come to.
+
+    Args:
+        layout: of its model.
+        aggregator: at its end.
+        summary: of the run.
+    """
+
+    layout: Layout
+    aggregator: Aggregator
+    summary: dict[str, Any]
+
+
+def _drive(
+    builder: RunBuilder, spec: RunSpec, keys: ServerKeys | None, rings: Mapping[str, Ring], poll_s: float = 0.0
+) -> _Done:
+    """One run, all of whose silos are in this process."""
+    text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
+    silos = [] if cluster is None else cluster.silos
+    workers = {
+        silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, rings.__getitem__)
+        for index, silo in enumerate(silos)
+    }
+    first = next(iter(workers.values()))
+    form = CommonForm(first.layout, first.form.frozen)
+    for name, worker in workers.items():
+        form.check(name, worker.form)
+    policies, plan = builder.policies(), spec.encryption_plan(first.layout)
+    given = None
+    if config.initial_model is not None:
+        from fedsync.train.weights import load_model
+
+        given = load_model(Path(config.initial_model), first.layout, {*first.layout.names, *first.kept_names})
+    begin = first.initial_model() if given is None else given
+    aggregator = builder.aggregator(first.layout, begin, policies, plan, keys, given)
+    recorder = builder.recorder(first.layout.nbytes, plan)
+    machines = {silo.name: Machine(silo, config.seed) for silo in silos}
+    driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
+    models, last = KeptModels(out, first.save_model), None
+    replicas = {name: each.replica for name, each in workers.items()}
+    try:
+        driver.run()
+        last = final_model(aggregator, replicas)
+    finally:
+        best = best_model(aggregator, replicas)
+        if recorder.ledger.best is not None and best is not None:
+            models.keep(recorder.ledger.best, best)
+        recorder.ledger.notes += aggregator.notes()
+        try:
+            models.finish(last)
+        finally:  # a summary has room where a model has none
+            summary = recorder.finish(models.digests)
+    recorder.check_silos()
+    return _Done(first.layout, aggregator, summary)
+
+
+def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:
+    """The best model, float32 [values]: the server's, or that of the silo with the newest; None where nobody has it."""
+    return aggregator.best if isinstance(aggregator, PlainAggregator) else _newest(replicas).best_model
+
+
+def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:
+    """The model at the end, float32 [values]: the server's, or that of the silo with the newest."""
+    return aggregator.model if isinstance(aggregator, PlainAggregator) else _newest(replicas).model
+
+
+def _newest(replicas: Mapping[str, Replica]) -> Replica:
+    return max(replicas.values(), key=lambda replica: replica.holds)
+
+
+def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | None, dict[str, Ring]]:
+    """What the server may know, and each silo's keys: made for this run, and kept in memory."""
+    if config.cipher.kind == "plain":
+        return None, {}
+    from fedsync.cipher.keys.emulated import emulated_rings
+
+    return emulated_rings([silo.name for silo in cluster.silos], config.seed)

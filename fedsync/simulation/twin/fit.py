@@ -1,0 +1,248 @@
+"""The twin of a federation: the silo file whose simulated machines do what a run's journal shows.
+
+| what | fitted to |
+|---|---|
+| speed, curve | seconds a step by batch size; affine where sizes differ enough to show it |
+| jitter | what single steps differ by, once curve and load are taken out |
+| contention, trace | times whose neighbours are alike; see `fedsync.simulation.twin.contention` |
+| overhead | what an order takes besides its steps, without the silo's first, in which everything is loaded |
+| bandwidth, latency | transfers that silos report; the latency where sizes differ |
+| crashes | times that a silo was there and away |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from fedsync.common.errors import FedSyncError
+from fedsync.config.cluster import SiloConfig
+from fedsync.core.speed.curve import Curve
+from fedsync.simulation.load import MOST_FACTOR, Piece
+from fedsync.simulation.twin.contention import Floats, LoadFound, TwoStates, find_load
+from fedsync.simulation.twin.records import TRANSFER, RunRecord, SiloRecord, Stretch
+
+LEAST_CHANGE = 0.02
+"""Logarithm by which the batch differs between two orders in a row that tell of the curve."""
+
+FEWEST_CHANGES = 3
+"""Such pairs below which a curve is a line through the origin."""
+
+MANY_CHANGES = 8
+SIMPLER, FEW_SIMPLER = 0.5, 0.1
+"""Part of the mean error of a simpler curve that another one may have, with so many pairs and with fewer."""
+
+EXACT = 0.002
+"""Mean error, as a logarithm, that needs no explanation."""
+
+_FASTEST, _MOST_JITTER = 1e9, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SiloFit:
+    """One machine as the journal shows it.
+
+    Args:
+        config: its entry in the silo file, without a trace.
+        orders: that were seen.
+        failed: orders that ended without an update.
+        speed_error: relative standard error of the speed.
+        overheads: mean seconds of an order by kind.
+        overhead_error: standard error of their sum, without transfers [s].
+        states: contention of two states, if there is any.
+        pieces: the trace of its speed, if it has one.
+        crashes: times that it was lost.
+    """
+
+    config: SiloConfig
+    orders: int
+    failed: int
+    speed_error: float
+    overheads: Mapping[str, float]
+    overhead_error: float
+    states: TwoStates | None = None
+    pieces: tuple[Piece, ...] = ()
+    crashes: int = 0
+
+    @property
+    def load(self) -> str:
+        """Of others, in few words."""
+        if self.states is not None:
+            return f"x {self.states.factor:.2f} for {self.states.on_s:.3g} s, then {self.states.off_s:.3g} s without"
+        return f"a trace of {len(self.pieces)} pieces" if self.pieces else "-"
+
+    def report(self) -> dict[str, Any]:
+        """For people and JSON."""
+        return {
+            "name": self.config.name,
+            "orders": self.orders,
+            "failed": self.failed,
+            "speed": self.config.speed,
+            "speed_error": self.speed_error,
+            "curve": self.config.curve.model_dump(),
+            "jitter": self.config.jitter,
+            "overhead_s": dict(self.overheads),
+            "bandwidth_mbps": self.config.bandwidth_mbps,
+            "latency_s": self.config.latency_s,
+            "contention": None if self.config.contention is None else self.config.contention.model_dump(),
+            "trace_pieces": len(self.pieces),
+            "crashes": self.crashes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Curve, jitter and load of a series."""
+
+    curve: Curve
+    jitter: float
+    error: float
+    load: LoadFound
+
+
+def fit_silos(record: RunRecord) -> tuple[SiloFit, ...]:
+    """Every silo that trained; a pure function of the record.
+
+    Raises:
+        FedSyncError: what a silo reports fits no machine.
+    """
+    fits = []
+    for name, silo in record.silos.items():
+        if silo.stretches:
+            try:
+                fits.append(_fit(name, silo, record))
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(map(str, first["loc"]))
+                raise FedSyncError(f"silo {name!r} fits no machine: {where}: {first['msg']}") from error
+    return tuple(fits)
+
+
+def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
+    speed = _fit_speed(silo.stretches)
+    plain: dict[str, Any] = {"name": name, "speed": min(speed.curve.speed, _FASTEST), "jitter": speed.jitter}
+    if speed.curve.launch_s or speed.curve.saturation:
+        plain["curve"] = {
+            "kind": "affine",
+            "launch_s": speed.curve.launch_s,
+            "saturation": round(speed.curve.saturation),
+        }
+    plain |= _line(silo)
+    mean, error, kinds = _overhead(silo, transfers="bandwidth_mbps" in plain)
+    plain |= {"overhead_s": mean, "examples": silo.facts.examples, "memory_samples": silo.facts.memory_samples}
+    if name in record.emulated:
+        plain["node_config"] = record.emulated[name].node_config
+    if record.runtime == "virtual":
+        plain["joins_at_s"] = silo.joined_s
+    states, pieces = speed.load.states, speed.load.pieces
+    if states is not None:
+        plain["contention"] = {
+            "kind": "markov",
+            "factor": states.factor,
+            "on_s": states.on_s,
+            "off_s": states.off_s,
+        }
+    plain |= _presence(silo)
+    config = SiloConfig.model_validate(plain)
+    return SiloFit(config, len(silo.overheads), silo.failed, speed.error, kinds, error, states, pieces, len(silo.ups))
+
+
+def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:
+    """Shape, then load, then level and jitter of what is left."""
+    times = np.array([each.step_s for each in stretches])
+    batches = np.array([each.batch for each in stretches])
+    steps = np.array([each.steps for each in stretches])
+    curve = _shape(batches, times)
+    curve = curve.scaled(float(np.sum(steps * times) / np.sum(steps * [curve.step_s(batch) for batch in batches])))
+    shape = curve.launch_s + np.maximum(batches, curve.saturation) / curve.speed
+    load = find_load(stretches, times / shape)
+    clean = load.clean
+    ratios = (times / (shape * load.slowness))[clean]
+    weights = steps[clean]
+    level = float(np.average(ratios, weights=weights))
+    variance = float(np.sum(weights * (ratios / level - 1) ** 2)) / max(len(ratios) - 1, 1)
+    jitter = min(math.sqrt(math.log1p(variance)), _MOST_JITTER) if variance > 1e-10 else 0.0
+    # A machine's curve is the median of its steps, what is measured their mean.
+    curve = curve.scaled(level / math.exp(jitter**2 / 2))
+    if load.pieces:
+        load = _levelled(load)
+    return _Speed(curve, jitter, math.sqrt(variance / float(weights.sum())), load)
+
+
+def _levelled(load: LoadFound) -> LoadFound:
+    pieces = [(max(at_s, 0.0), min(factor, MOST_FACTOR)) for at_s, factor in load.pieces]
+    return LoadFound(load.slowness, load.clean, None, ((0.0, pieces[0][1]), *(p for p in pieces[1:] if p[0] > 0)))
+
+
+def _shape(batches: Floats, times: Floats) -> Curve:
+    """Seconds of a step by its batch, but for their level, from orders of different sizes in a row.
+
+    Load stays from one order to the next, and balancers answer to it by other sizes. So what tells of the shape is
+    by how much times change where sizes do. The simplest shape is kept unless another leaves far less to be explained.
+    """
+    changed = np.abs(np.diff(np.log(batches))) > LEAST_CHANGE
+    if changed.sum() < FEWEST_CHANGES:
+        return Curve(1.0)
+    largest, gone = float(batches.max()), np.diff(np.log(times))[changed]
+
+    def loss(curve: Curve) -> float:
+        steps = curve.launch_s + np.maximum(batches, curve.saturation) / curve.speed
+        return float(np.abs(gone - np.diff(np.log(steps))[changed]).mean())
+
+    def affine(shares: Floats) -> tuple[float, float]:
+        return min((loss(Curve(1 / (1 - share), share * largest)), float(share)) for share in shares)
+
+    simpler = FEW_SIMPLER if changed.sum() < MANY_CHANGES else SIMPLER
+    best, unexplained = Curve(1.0), loss(Curve(1.0))
+    # Of a step of the largest batch, the part that is there whatever its size.
+    _, share = affine(np.linspace(0.02, 0.98, 97))
+    found, share = affine(np.linspace(share - 0.01, share + 0.01, 101))
+    if unexplained > EXACT and found < simpler * unexplained:
+        best, unexplained = Curve(1 / (1 - share), share * largest), found
+    bends = np.unique(batches)[1:-1]
+    for bend in bends[:: max(len(bends) // 16, 1)]:
+        bent = Curve(1.0, 0.0, float(bend))
+        if unexplained > EXACT and loss(bent) < simpler / 2 * unexplained:
+            best, unexplained = bent, loss(bent)
+    return best
+
+
+def _overhead(silo: SiloRecord, *, transfers: bool) -> tuple[float, float, dict[str, float]]:
+    """What an order costs besides: mean, standard error, kinds. Transfers are the line's, if it has one."""
+    later = silo.overheads[1:] or silo.overheads
+    kinds = {kind: fmean(each.get(kind, 0.0) for each in later) for kind in sorted({k for each in later for k in each})}
+    kinds = {kind: mean for kind, mean in kinds.items() if mean > 1e-9}
+    sums = [sum(s for kind, s in each.items() if not (transfers and kind == TRANSFER)) for each in later]
+    error = stdev(sums) / math.sqrt(len(sums)) if len(sums) > 1 else 0.0
+    mean = fmean(sums)
+    return (mean if mean > 1e-9 else 0.0), error, kinds
+
+
+def _line(silo: SiloRecord) -> dict[str, float]:
+    """Bandwidth, and latency where transfers of several sizes tell them apart."""
+    seconds = np.array([each.get(TRANSFER, 0.0) for each in silo.overheads])
+    sizes = np.array(silo.sizes, dtype=np.float64)
+    if seconds.max() <= 0 or sizes.max() <= 0:
+        return {}
+    slope, latency_s = float(seconds.sum() / sizes.sum()), 0.0
+    if sizes.max() > 1.2 * sizes.min():
+        fitted, constant = np.polyfit(sizes, seconds, 1)
+        if fitted > 0 and constant >= 0:
+            slope, latency_s = float(fitted), float(constant) / 2
+    return {"bandwidth_mbps": 8e-6 / slope, "latency_s": latency_s if latency_s > 1e-6 else 0.0}
+
+
+def _presence(silo: SiloRecord) -> dict[str, Any]:
+    if not silo.ups:
+        return {}
+    if not silo.downs and silo.lost_s is not None:
+        return {"leaves_at_s": silo.lost_s}
+    last_s = silo.stretches[-1].at_s - (silo.here_s or 0.0)
+    up_s = sum(silo.ups) + max(last_s, 0.0)
+    return {"crashes": {"mtbf_s": up_s / len(silo.ups), "repair_s": fmean(silo.downs)}}

@@ -1,0 +1,209 @@
+"""What a journal says of machines: how long steps took, what orders cost besides, when silos were away."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsync.common.errors import FedSyncError
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.journal import JournalEntry, read_journal
+from fedsync.core.orders import SiloFacts, WorkReport
+from fedsync.model.plain_replica import RECEIVED
+from fedsync.observe.ledger import Ledger
+from fedsync.observe.rounds import Round
+from fedsync.observe.shares import EndedOrder
+
+TRAVEL = "travel"
+"""Kind of overhead: what an order took beyond all that its silo reports."""
+
+TRANSFER = "transfer"
+"""Kind of overhead that virtual silos with a bandwidth report."""
+
+_LONGEST_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some local steps in a row.
+
+    Args:
+        order: number of the order that they belong to, from 0.
+        at_s: when they began, seconds since the run did.
+        step_s: mean seconds of one.
+        steps: how many they are; of a window a part of the order's, not whole.
+        batch: samples a step.
+    """
+
+    order: int
+    at_s: float
+    step_s: float
+    steps: float
+    batch: float
+
+
+@dataclass(slots=True)
+class SiloRecord:
+    """What one silo did.
+
+    Args:
+        facts: what it said when it joined last.
+        joined_s: when it joined first.
+        stretches: its steps, in order.
+        overheads: of each order, seconds by kind.
+        sizes: bytes down and up of each order.
+        ups: seconds that it was there, from each joining on.
+        downs: seconds that it was away, each time that it came back.
+        lost_s: when it was lost, if it is away.
+        here_s: since when it is here, if it is.
+        failed: orders that ended without an update.
+    """
+
+    facts: SiloFacts
+    joined_s: float
+    stretches: list[Stretch] = field(default_factory=list)
+    overheads: list[Mapping[str, float]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    ups: list[float] = field(default_factory=list)
+    downs: list[float] = field(default_factory=list)
+    lost_s: float | None = None
+    here_s: float | None = None
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a journal says.
+
+    Args:
+        config: of the strategy that ran.
+        runtime: ``virtual``, ``local``...
+        model_bytes: size of the model.
+        emulated: entries of the run's silo file by name, where it had one.
+        silos: by name, in the order of the silo file or of joining.
+        rounds: commits.
+    """
+
+    config: StrategyConfig
+    runtime: str
+    model_bytes: int
+    emulated: Mapping[str, SiloConfig]
+    silos: Mapping[str, SiloRecord]
+    rounds: tuple[Round, ...]
+
+
+def read_record(folder: Path) -> RunRecord:
+    """What the journal in a run's folder says of the machines.
+
+    Raises:
+        FedSyncError: it is no journal, a line of it is torn or cannot be, or nothing was trained; names the file.
+        OSError: it cannot be read.
+    """
+    path = folder / "journal.jsonl"
+    header, entries = read_journal(path)
+    try:
+        config = StrategyConfig.model_validate(header["config"])
+        model_bytes = int(header["model_bytes"])
+        reader = _MachineReader(model_bytes)
+        ledger = Ledger(model_bytes=model_bytes, on_end=reader.end)
+        for entry in entries:
+            reader.add(entry)
+            ledger.add(entry)
+            reader.settle(entry.events)
+        groups = [SiloConfig.model_validate(group) for group in header["silos"] or []]
+        emulated = {silo.name: silo for group in groups for silo in group.expanded()}
+        names = [name for name in emulated if name in reader.silos]
+        silos = {name: reader.silos[name] for name in dict.fromkeys([*names, *reader.silos])}
+        runtime = str(header["runtime"])
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise FedSyncError(f"{path}: not the journal of a run: {problem:.200}") from error
+    if not ledger.rounds or not any(silo.stretches for silo in silos.values()):
+        raise FedSyncError(f"{path}: nothing was trained in this run, so that it tells nothing of the machines")
+    return RunRecord(config, runtime, model_bytes, emulated, silos, tuple(ledger.rounds))
+
+
+def seconds_a_round(rounds: Iterable[Round]) -> float | None:
+    """Mean seconds from one commit to the next; the first, before which everything is loaded, is left out."""
+    ends = [row.at_s for row in rounds]
+    return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
+
+
+class _MachineReader:
+    """Follows a journal beside a `Ledger`, which says what became of each order."""
+
+    def __init__(self, model_bytes: int) -> None:
+        self.silos: dict[str, SiloRecord] = {}
+        self._model_bytes = model_bytes
+        self._uploads: dict[str, int] = {}
+        self._now_s = 0.0
+
+    def add(self, entry: JournalEntry) -> None:
+        if not self._now_s <= entry.at_s < _LONGEST_S:
+            raise ValueError(f"an entry at {entry.at_s:g} s comes after one at {self._now_s:g} s")
+        self._now_s = entry.at_s
+        for event in entry.events:
+            match event:
+                case SiloJoined(at_s, name, facts):
+                    self._join(name, facts, at_s)
+                case SiloLost(at_s, name, _) if name in self.silos:
+                    silo = self.silos[name]
+                    if silo.here_s is not None:
+                        silo.ups.append(at_s - silo.here_s)
+                        silo.here_s, silo.lost_s = None, at_s
+                case UpdateArrived(_, meta, _):
+                    self._uploads[meta.update_id] = meta.nbytes
+
+    def _join(self, name: str, facts: SiloFacts, at_s: float) -> None:
+        silo = self.silos.setdefault(name, SiloRecord(facts, at_s))
+        silo.facts = facts
+        if silo.lost_s is not None:
+            silo.downs.append(at_s - silo.lost_s)
+            silo.lost_s = None
+        if silo.here_s is None:
+            silo.here_s = at_s
+
+    def settle(self, events: Iterable[Event]) -> None:
+        """The books have what these events brought."""
+        for event in events:
+            match event:
+                case WorkFailed(_, name) if name in self.silos:
+                    self.silos[name].failed += 1
+                case UpdateArrived(_, meta):
+                    self._uploads.pop(meta.update_id, None)
+
+    def end(self, ended: EndedOrder) -> None:
+        report, silo = ended.report, self.silos[ended.silo]
+        if report is None or ended.order.scores_only or ended.order.apart:
+            return
+        took_s = ended.end_s - ended.begin_s
+        if not (report.steps >= 1 and report.samples >= 1 and 0 < report.compute_s < _LONGEST_S and took_s >= 0):
+            raise ValueError(f"order {ended.order.update_id!r:.80} cannot have taken what its report says")
+        known = {kind: max(float(seconds), 0.0) for kind, seconds in report.overhead_s.items()}
+        told_s = report.compute_s + sum(known.values())
+        if not math.isfinite(told_s):
+            raise ValueError(f"order {ended.order.update_id!r:.80} cannot have taken what its report says")
+        down = report.metrics.get(RECEIVED, self._model_bytes)
+        silo.overheads.append({**known, TRAVEL: max(took_s - told_s, 0.0)})
+        silo.sizes.append(int(down) + self._uploads.get(ended.order.update_id, 0))
+        train_s = ended.begin_s + (took_s - report.compute_s) / 2
+        silo.stretches += _stretches(len(silo.overheads) - 1, train_s, report)
+
+
+def _stretches(number: int, begin_s: float, report: WorkReport) -> list[Stretch]:
+    """The windows of an order, each with its part of the steps; the order as one where it has none."""
+    batch, speeds = report.samples / report.steps, [window.speed for window in report.windows]
+    if not speeds or not all(0 < speed < math.inf for speed in speeds) or len(speeds) > report.steps:
+        return [Stretch(number, begin_s, report.compute_s / report.steps, report.steps, batch)]
+    steps = report.steps / len(speeds)
+    whole_s = sum(steps * batch / speed for speed in speeds)
+    found = []
+    for speed in speeds:
+        step_s = batch / speed * report.compute_s / whole_s
+        found.append(Stretch(number, begin_s, step_s, steps, batch))
+        begin_s += steps * step_s
+    return found

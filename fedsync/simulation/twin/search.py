@@ -1,0 +1,235 @@
+"""Candidates for a federation, played on its twin: ranked by time to a target, or by what silos get through.
+
+With training, by successive halving: all candidates get a short time, the better third of them three times as much,
+and so on, until few are left. These are played to the target several times, each on another draw of the twin. A
+candidate is better that comes to the target earlier, or, where none does in its time, to a better accuracy.
+
+Source: successive halving, Jamieson and Talwalkar 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fedsync.common.errors import ConfigError, FedSyncError
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.locate import shipped_folder
+from fedsync.config.sections.stop import StopConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.simulation.twin.twin import MOST_ROUNDS, Interval, Predicted, Twin
+
+KEEP = 3
+"""One of so many candidates goes on, with so many times the time."""
+
+FINALISTS, FINAL_DRAWS = 3, 3
+
+FIRST_PART = 0.25
+"""Part of the run's time that each candidate gets first."""
+
+_OF_THE_RUN = (
+    "seed",
+    "stop",
+    "task",
+    "model",
+    "evaluation",
+    "train_config",
+    "evaluate_config",
+    "on_round",
+    "initial_model",
+    "fraction_evaluate",
+    "min_silos",
+    "most_examples",
+    "silos",
+    "plugin",
+    "waiting",
+    "cipher",
+    "wire",
+)
+
+Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]
+"""Plays a strategy with training; returns the summary."""
+
+Watch = Callable[[str], None]
+"""Told what is played now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to train.
+
+    Args:
+        strategy: that it is made of.
+        steps: local steps of an order.
+        interval_s: of a round, where the strategy has one.
+        optimizer: of the server, "" for none.
+        config: complete.
+    """
+
+    strategy: str
+    steps: int
+    interval_s: float | None
+    optimizer: str
+    config: StrategyConfig
+
+    def __str__(self) -> str:
+        interval = "" if self.interval_s is None else f", rounds of {self.interval_s:.3g} s"
+        return f"{self.strategy}, {self.steps} steps{interval}{self.optimizer and ', ' + self.optimizer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What became of a candidate.
+
+    Args:
+        candidate: which.
+        predicted: without training; None where it was not played so.
+        seconds: to the target; None where it was not reached in every draw, or was not played to it.
+        accuracy: where it was left; None without training.
+        once_s: seconds to the target where it was played last, if it got there.
+        problem: why it could not be played.
+    """
+
+    candidate: Candidate
+    predicted: Predicted | None = None
+    seconds: Interval | None = None
+    accuracy: float | None = None
+    once_s: float | None = None
+    problem: str = ""
+
+
+def shipped() -> list[str]:
+    """Names of all shipped strategies that do not encrypt."""
+    names = sorted(path.stem for path in shipped_folder().glob("*.yaml"))
+    return [name for name in names if StrategyConfig.load(name).cipher.kind == "plain"]
+
+
+def candidates(
+    twin: Twin, base: StrategyConfig, names: Iterable[str], steps: Sequence[int], optimizers: Sequence[str]
+) -> tuple[list[Candidate], list[str]]:
+    """Every strategy with every number of steps and every server optimizer that go together, and why others do not.
+
+    Task, data, cipher, seed and stop rules are those of ``base``; rounds that take a set time take what a silo in the
+    middle needs for the steps.
+    """
+    found, left = list[Candidate](), list[str]()
+    for name in names:
+        own = StrategyConfig.load(name).model_dump(mode="json")
+        for tau in steps:
+            for optimizer in optimizers:
+                try:
+                    found.append(_candidate(twin, base, own, name, tau, optimizer))
+                except ValidationError as error:
+                    left.append(f"{name}: {error.errors()[0]['msg'].removeprefix('Value error, ')}")
+    return found, list(dict.fromkeys(left))
+
+
+def _candidate(
+    twin: Twin, base: StrategyConfig, own: dict[str, Any], name: str, steps: int, optimizer: str
+) -> Candidate:
+    of_run = base.model_dump(mode="json")
+    local = {**of_run["local"], "steps": steps, "proximal": own["local"]["proximal"]}
+    data = {
+        **own,
+        **{key: of_run[key] for key in _OF_THE_RUN if key in of_run},
+        "local": local,
+        "name": f"{Path(name).stem}-tuned",
+    }
+    if optimizer:
+        data["server_optimizer"] = {"kind": optimizer}
+    barrier, interval_s = data["barrier"], None
+    if isinstance(barrier.get("interval"), dict) and barrier["interval"].get("kind") == "fixed":
+        times = (
+            fit.config.build_curve().step_s(base.local.batch_size) * steps + fit.config.overhead_s for fit in twin.fits
+        )
+        interval_s = float(f"{median(times):.3g}")
+        data["barrier"] = {**barrier, "interval": {"kind": "fixed", "interval_s": interval_s}}
+    return Candidate(name, steps, interval_s, optimizer, StrategyConfig.model_validate(data))
+
+
+def by_throughput(twin: Twin, field: Sequence[Candidate], watch: Watch) -> list[Ranked]:
+    """Without training: the more samples a second, the better; what they are worth is another question."""
+    done = []
+    for candidate in field:
+        watch(str(candidate))
+        try:
+            done.append(Ranked(candidate, twin.predict(candidate.config)))
+        except FedSyncError as error:
+            done.append(Ranked(candidate, problem=str(error)))
+    return sorted(done, key=lambda each: 0.0 if each.predicted is None else -each.predicted.samples_a_second)
+
+
+def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Trains, watch: Watch) -> list[Ranked]:
+    """With training, by successive halving; the best first.
+
+    Raises:
+        FedSyncError: none could be played, as where the data are not here; says why the first could not.
+    """
+    budget_s, left, out = FIRST_PART * twin.horizon_s, list(field), list[Ranked]()
+    rung = 0
+    while True:
+        played = []
+        for number, candidate in enumerate(left, start=1):
+            watch(f"{number} of {len(left)}, {budget_s:.0f} s each: {candidate}")
+            played.append(_played(twin, candidate, target, budget_s, rung, train))
+        played.sort(key=_order)
+        if rung == 0 and all(one.problem for one in played):
+            raise FedSyncError(played[0].problem)
+        kept = max(len(left) // KEEP, FINALISTS)
+        rung, budget_s = rung + 1, budget_s * KEEP
+        out = [*played[kept:], *out]
+        left = [one.candidate for one in played[:kept] if not one.problem]
+        if len(played) <= FINALISTS or kept == FINALISTS:
+            break
+    finals = [_final(twin, candidate, target, budget_s, train, watch) for candidate in left]
+    finals.sort(key=lambda one: (one.seconds is None, one.seconds.mean if one.seconds else -(one.accuracy or 0.0)))
+    return finals + out
+
+
+def _order(one: Ranked) -> tuple[bool, bool, float]:
+    return bool(one.problem), one.once_s is None, -(one.accuracy or 0.0) if one.once_s is None else one.once_s
+
+
+def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, draw: int, train: Trains) -> Ranked:
+    """One play."""
+    stop = StopConfig(seconds=budget_s, rounds=twin.rounds * MOST_ROUNDS, target_accuracy=target)
+    config = candidate.config.model_copy(update={"stop": stop, "seed": candidate.config.seed + draw, "export": None})
+    with TemporaryDirectory(prefix="fedsync-twin-") as folder:
+        try:
+            summary = train(config, twin.cluster(Path(folder), draw), Path(folder))
+        except FedSyncError as error:
+            return Ranked(candidate, problem=str(error))
+    return Ranked(candidate, accuracy=summary["accuracy"], once_s=summary["seconds_to_target"])
+
+
+def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, train: Trains, watch: Watch) -> Ranked:
+    """Several plays to the target."""
+    times, last = [], Ranked(candidate)
+    for draw in range(FINAL_DRAWS):
+        watch(f"to the target, {draw + 1} of {FINAL_DRAWS}: {candidate}")
+        last = _played(twin, candidate, target, budget_s, 100 + draw, train)
+        if last.once_s is None:
+            return last
+        times.append(max(last.once_s, 1e-9))
+    predicted = twin.predict(candidate.config)
+    return replace(last, predicted=predicted, seconds=twin.interval(times))
+
+
+def strategy_file(best: Ranked, why: str) -> str:
+    """The winner as a complete strategy file, with a comment why.
+
+    Raises:
+        ConfigError: it could not be played.
+    """
+    if best.problem:
+        raise ConfigError("--apply", f"no candidate could be played: {best.problem}", "Name others by --strategies")
+    config = best.candidate.config.model_dump(mode="json")
+    comment = "".join(f"# {line}\n" for line in f"{best.candidate}\n{why}".splitlines())
+    return comment + yaml.safe_dump(config, sort_keys=False)

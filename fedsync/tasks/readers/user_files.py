@@ -1,0 +1,101 @@
+"""Opening a user's files, and the complaints that all readers share.
+
+A complaint names file, row and column, and never what stands there: who reads it may have no right to the file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsync.common.errors import ConfigError
+from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.tasks.samples import MAX_CELLS
+
+_PIECE = 1 << 24
+
+
+def find(folder: str, *patterns: str) -> Path:
+    """The one file in ``folder`` that fits the first pattern that any file fits.
+
+    Raises:
+        ConfigError: no such folder, none fits, or several do.
+    """
+    if not Path(folder).is_dir():
+        raise ConfigError(folder, "there is no such folder", "Mend task.data.folder; it is relative to the YAML file")
+    for pattern in patterns:
+        found = sorted(path for path in Path(folder).glob(pattern) if path.is_file())
+        if len(found) > 1:
+            raise ConfigError(folder, f"{len(found)} files fit {pattern}", "Move all but one elsewhere")
+        if found:
+            return found[0]
+    raise ConfigError(folder, f"no file fits {' or '.join(patterns)}", "Put it there under its usual name")
+
+
+def optional(folder: str, *patterns: str) -> Path | None:
+    """As `find`, or None where no file fits."""
+    fits = any(path.is_file() for pattern in patterns for path in Path(folder).glob(pattern))
+    return find(folder, *patterns) if fits else None
+
+
+def read_at_most(path: Path, size: int) -> bytes:
+    """Up to ``size`` bytes of a file, unpacked if its name ends in .gz; never more, whatever it unpacks to.
+
+    Raises:
+        ConfigError: it cannot be read, or is not what its name says.
+    """
+    parts: list[bytes] = []
+    with reading(path), open_data(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
+        while size > 0 and (part := stream.read(min(size, _PIECE))):
+            parts.append(part)
+            size -= len(part)
+    return b"".join(parts)
+
+
+@contextmanager
+def reading(path: Path | str, key: str = "task.data") -> Iterator[None]:
+    """Complaints of the system about a file that ``key`` names become `ConfigError`."""
+    try:
+        yield
+    except EOFError as error:
+        raise ConfigError(str(path), "the file ends too early", "Copy it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise ConfigError(str(path), "the file is damaged", "Copy it again") from error
+    except OSError as error:
+        problem = f"cannot read the file: {error.strerror or type(error).__name__}"
+        raise ConfigError(str(path), problem, f"Mend the path in {key}") from error
+
+
+def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> None:
+    """Raise `ConfigError`, naming the first sample whose label is not in ``0 .. classes - 1``."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise ConfigError(
+            f"{path}, sample {wrong[0] + 1}",
+            f"the label is not one of the classes 0 to {classes - 1}",
+            "Mend the file, or task.data.classes",
+        )
+
+
+def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
+    """Raise `ConfigError`, naming the first sample (first axis) that has a value that is not a finite number."""
+    fine = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not fine.all():
+        raise ConfigError(
+            f"{path}, sample {int(np.argmin(fine)) + 1}",
+            "a value is missing or not finite",
+            "Mend or remove the sample",
+        )
+
+
+def check_cells(place: str, cells: int) -> None:
+    """Raise `ConfigError` if a header promises more values than a data set may have."""
+    if cells > MAX_CELLS:
+        problem = f"the header promises more than {MAX_CELLS} values"
+        raise ConfigError(place, problem, "Copy the file again, or cut it to pieces")

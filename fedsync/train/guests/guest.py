@@ -1,0 +1,213 @@
+"""A silo's own training code, called order by order: what `fedsync.client.SiloApp` holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from fedsync.client.app import SiloApp
+from fedsync.client.lasting import KeptLoader
+from fedsync.client.silo_facts import InUse, Silo
+from fedsync.client.work import Rows, Work
+from fedsync.common.errors import ConfigError
+from fedsync.common.names import near_miss
+from fedsync.common.rng import Stream, derive_seed
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.report_checks import METRIC_NAME
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.train.guests.guest_code import own_code
+from fedsync.train.guests.guest_measure import GuestMeasure
+from fedsync.train.guests.guest_reply import tested, whole
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
+from fedsync.train.module_parts import ModelParts, parts_of
+from fedsync.train.options import LocalOptions
+from fedsync.train.pace import BatchSizes, Pace
+from fedsync.train.sampler import Sampler
+from fedsync.train.weights import Weights
+
+MOST_STATE = 65_536
+"""Characters of ``work.state`` as JSON."""
+
+_KEPT = KeptLoader()
+"""One a process: where silos share one, in virtual time, only the workers of the last order stay."""
+
+
+class GuestTrainer(LocalTrainer):
+    """Trains by a user's functions.
+
+    A repeated order gives the same update as far as the functions draw random numbers from torch, NumPy or Python's
+    ``random``, and keep what an order leaves behind in the model or in ``work.state``.
+
+    Args:
+        app: the functions.
+        silo: what they are told.
+        options: how to train, as far as that is not theirs.
+        run: what the strategy file says of the model's parts.
+
+    Raises:
+        ConfigError: no such device, the silo holds no training sample, or functions that do not fit together.
+        RunError: the app's setup failed.
+    """
+
+    def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
+        device = open_device(options)
+        self._app = app
+        self._silo = silo
+        self._sizes = BatchSizes(silo.name)
+        model_seed = derive_seed(silo.seed, Stream.MODEL)
+        with own_code(torch.device("cpu"), model_seed):
+            self._used = _used(app, app.call("setup", {"silo": silo}))
+        with own_code(torch.device("cpu"), model_seed):
+            given = self._used.model
+            self._model = given if isinstance(given, nn.Module) else given()
+        self._parts = ModelParts(self._model, parts_of(self._model, run, self._used.patterns, "silo.use"))
+        self._model.to(device)
+        self._known = {"model": self._model, **self._used.parts}
+        super().__init__(silo.name, Weights(self._model, self._parts.shared), self._parts, device, options)
+        self._initial = self._weights.read()
+        self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
+
+    @property
+    def examples(self) -> int:
+        return self._used.examples
+
+    def initial_model(self) -> Vector:
+        return self._initial
+
+    def _recall(self, cursor: Cursor) -> None:
+        self._model.to(self._device)  # other libraries' trainers may leave it elsewhere
+        self._parts.restore(cursor.private)
+
+    def _begin(self, order: WorkOrder) -> None:
+        """Nothing: a user's function makes its own optimizer."""
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
+        state: dict[str, Any] = json.loads(cursor.state)
+        paces: list[Pace] = []
+
+        def begun() -> Pace:
+            paces.append(begin())
+            return paces[-1]
+
+        def drawn() -> Rows:
+            return self._sampler.take(cursor, order.planned_samples)[0]
+
+        def fetch(dataset: Dataset[Any], options: Mapping[str, Any]) -> Iterator[Any]:
+            walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
+            return _KEPT.of(dataset, options).order(walk, order.max_steps)
+
+        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order))
+        self._model.train()
+        with own_code(self._device, order.seed):
+            if self._app.opaque:
+                begun()
+            self._app.call("train", {"work": work, **self._known})
+        pace = self._ended(order, paces)
+        missized = self._sizes.check(
+            pace,
+            pace.follows,
+            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
+            "give them that size, or use work.loader",
+        )
+        means = _means(work.logged)
+        loss = means.pop("loss", None)
+        # What only scores changes no model: neither what travels nor what stays.
+        private = cursor.private if order.scores_only else self._parts.keep()
+        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
+        return LoopResult(pace, loss, left, {**means, **missized})
+
+    def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
+        if self._app.opaque:
+            paces[0].jump(order.max_steps)
+            paces[0].finish()
+        if not paces or not paces[0].steps:
+            problem = "the function under @app.train() took no batch of the order"
+            raise ConfigError(
+                "@app.train()", problem, "Loop over work.loader(...) or work.batches(...), or write opaque=True"
+            )
+        return paces[0]
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        """Evaluate the weights that are loaded; nothing, where the app does not evaluate."""
+        if not self._app.has("evaluate"):
+            return Evaluation(0.0, 0.0, 0)
+        self._model.eval()
+        measure = GuestMeasure(self._options.measured, self._device)
+        known = {"config": self._silo.evaluate_config, "measure": measure, **self._known}
+        with own_code(self._device, self._silo.seed), torch.no_grad():
+            found = self._app.call("evaluate", known)
+        return replace(_evaluation(found), sums=measure.sums())
+
+
+def _used(app: SiloApp, given: object) -> InUse:
+    if not isinstance(given, InUse):
+        problem = f"it returned {type(given).__name__}"
+        raise ConfigError("@app.setup()", problem, "End it with return silo.use(model, train, val)")
+    if given.examples < 1:
+        raise ConfigError("silo.use", "this silo holds no training samples", "Give it data, or leave it out")
+    for name in sorted(given.parts.keys() - {"train", "val", "silo"} - app.takes()):
+        allowed = {*signature(Silo.use).parameters} - {"self", "more"} | app.takes()
+        raise ConfigError("silo.use", f"no function of the app takes {name!r}", near_miss(name, allowed))
+    return given
+
+
+def _means(logged: Mapping[str, list[float | torch.Tensor]]) -> dict[str, float]:
+    """Mean of each figure over the order."""
+    means: dict[str, float] = {}
+    for name, values in logged.items():
+        if not METRIC_NAME.fullmatch(name):
+            raise ConfigError("work.log", f"{name!r} is no name of a figure", "Use small letters, digits and _")
+        mean = MeanLoss()
+        for value in values:
+            mean.add(torch.as_tensor(value).detach())
+        means[name] = mean.mean() or 0.0
+    return means
+
+
+def _kept(state: dict[str, Any]) -> str:
+    """``work.state`` as it is kept."""
+    try:
+        text = json.dumps(state, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            "work.state", f"it cannot be kept: {error}", "Keep numbers, text, lists and dicts in it"
+        ) from error
+    if len(text) > MOST_STATE:
+        raise ConfigError("work.state", f"it has {len(text)} characters, at most {MOST_STATE}", "Keep less in it")
+    return text
+
+
+def _evaluation(found: object) -> Evaluation:
+    """Sums of what a user's evaluation says: ``{"loss": (mean, samples), "dice": (mean, samples)}``."""
+    place = "@app.evaluate()"
+    if not isinstance(found, Mapping):
+        raise ConfigError(place, f"it returned {type(found).__name__}", 'Return {"accuracy": (mean, samples)}')
+    sums: dict[str, tuple[float, int]] = {}
+    for name, pair in found.items():
+        try:
+            mean, told = pair
+            value = float(mean)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                place, f"{name} is {pair!r}", "Return a pair, the mean and the number of samples"
+            ) from error
+        samples = whole(told, f"{place}, {name}")
+        # The mean of an empty validation set is NaN, and nothing was evaluated.
+        sums[str(name)] = value * samples if samples else 0.0, samples
+        if not math.isfinite(sums[str(name)][0]):
+            raise ConfigError(place, f"{name} is {pair!r}, which is not finite", "Mend the evaluation")
+    loss, samples = sums.pop("loss", (None, 0))
+    first = next(iter(sums), "")
+    score, samples = sums.pop(first, (None, samples))
+    others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
+    return Evaluation(loss, score, samples, tested(others))

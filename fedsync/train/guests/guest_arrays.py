@@ -1,0 +1,145 @@
+"""A model that is arrays by name, of whatever types, as the flat vector that travels; for code that keeps the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fedsync.common.errors import ConfigError
+from fedsync.model.layout import REAL_KINDS, Layout, Vector, as_type
+from fedsync.model.tensor_parts import UNSAID, PartPatterns, TensorFacts, divide
+from fedsync.train.module_parts import check_built, check_finite, frozen_digest
+from fedsync.train.weights import say_rounded
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+class NamedArrays:
+    """Not to be confused with `fedsync.train.weights.Weights`, whose tensors are those of a module that trains.
+
+    Whole numbers are rounded to the nearest on the way in. A name that stands for another's array (tied weights) does
+    not travel, and has the other's values.
+
+    Args:
+        arrays: the first model.
+        run: what the strategy file says of its parts.
+        tied: names of such, and whose array they have.
+        gradients: whether parameters have one, by name; what else there is are buffers.
+
+    Raises:
+        ConfigError: there are none, or some that cannot travel, or not such parts.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        run: PartPatterns = UNSAID,
+        tied: Mapping[str, str] | None = None,
+        gradients: Mapping[str, bool] | None = None,
+    ) -> None:
+        odd = [f"{name} ({array.dtype})" for name, array in arrays.items() if array.dtype.kind not in REAL_KINDS]
+        if odd or not arrays:
+            problem = f"{', '.join(odd)}: no real numbers" if odd else "the model has no arrays"
+            raise ConfigError("task.model", problem, "Give a model of real numbers")
+        self._tied = tied or {}
+        self._gradients = gradients or dict.fromkeys(arrays, True)
+        places = {name: place for place, name in enumerate(arrays)}
+        owners = {name: self._tied.get(name, name) for name in arrays}
+        facts = {name: TensorFacts(places[owner], self._gradients.get(owner, True)) for name, owner in owners.items()}
+        self.parts = divide(facts, run)
+        self.layout = Layout.of({name: arrays[name] for name in self.parts.shared if name not in self._tied})
+        check_finite({name: torch.from_numpy(np.asarray(arrays[name])) for name in self.layout.names})
+        say_rounded(tuple(name for name in self.layout.names if arrays[name].dtype == np.float64))
+        self.arrays: Arrays = arrays
+        self._first = arrays
+
+    @classmethod
+    def of_module(cls, module: nn.Module, run: PartPatterns = UNSAID) -> NamedArrays:
+        """Of a module's state dict; raises `ConfigError` as the constructor, and where NumPy has no such type."""
+        owners: dict[int, str] = {}
+        tied: dict[str, str] = {}
+        arrays = {}
+        gradients: dict[str, bool] = {}
+        check_built(module)
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            if isinstance(tensor, nn.Parameter):
+                gradients[name] = tensor.requires_grad
+            owner = owners.setdefault(id(tensor), name)
+            if owner != name:
+                tied[name] = owner
+            try:
+                arrays[name] = tensor.detach().cpu().numpy().copy()
+            except TypeError as error:
+                problem = f"{name} is {tensor.dtype}, which Flower cannot carry"
+                raise ConfigError("task.model", problem, "Use float32") from error
+        return cls(arrays, run, tied, gradients)
+
+    @property
+    def frozen_digest(self) -> bytes:
+        """SHA-256 over names, types, shapes and values of frozen arrays; empty where there are none."""
+        return frozen_digest((name, torch.from_numpy(self._first[name])) for name in self.parts.frozen)
+
+    @property
+    def kept_names(self) -> tuple[str, ...]:
+        """Names of the arrays that do not travel."""
+        return self.parts.kept
+
+    @property
+    def private(self) -> Arrays:
+        """The arrays that stay at the silo, as they are now."""
+        return {name: self.arrays[name] for name in self.parts.private}
+
+    def restore(self, private: Arrays) -> None:
+        """Set private arrays to what is kept of them; to what they were at first, where nothing is."""
+        self.arrays = {**self.arrays, **{name: private.get(name, self._first[name]) for name in self.parts.private}}
+
+    def load(self, vector: Vector) -> None:
+        """Set every array that travels.
+
+        Args:
+            vector: float32 [layout.size].
+
+        Raises:
+            ValueError: it has another length, or a value that is not finite.
+        """
+        self.layout.check(vector)
+        parts = self.layout.split(vector.copy())  # not the caller's memory
+        new = {name: as_type(parts[self._tied.get(name, name)], self.arrays[name].dtype) for name in self.parts.shared}
+        self.arrays = {**self.arrays, **new}
+
+    def take(self, arrays: Arrays, place: str) -> None:
+        """Set every array to what training made of it; frozen ones may be left out.
+
+        Raises:
+            ConfigError: names or shapes are others, or a frozen array is; says which.
+        """
+        frozen = frozenset(self.parts.frozen)
+        taken: dict[str, NDArray[np.generic]] = {}
+        for name, old in self.arrays.items():
+            new = arrays.get(name)
+            if name in frozen:
+                # What is no parameter, as a running mean, changes where nobody trains it.
+                if new is not None and name in self._gradients and not np.array_equal(new, old):
+                    problem = f"training changed {name}, which is frozen and does not travel"
+                    remedy = "Build it with a gradient, or name it below model.share or model.private"
+                    raise ConfigError(place, problem, remedy)
+                continue
+            if new is None:
+                known = ", ".join(list(arrays)[:4])
+                raise ConfigError(place, f"its arrays ({known}, ...) lack {name}", "Reply with the whole model")
+            if new.shape != old.shape:
+                raise ConfigError(place, f"{name} has the shape {new.shape}, not {old.shape}", "Reply with the model")
+            taken[name] = new.astype(old.dtype, copy=False)
+        self.arrays = {**self.arrays, **taken}
+
+    def read(self) -> Vector:
+        """All arrays, float32 [layout.size], in memory of their own."""
+        return self.layout.join(self.arrays)
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        """As a state dict."""
+        return {name: torch.from_numpy(array.copy()) for name, array in self.arrays.items()}

@@ -1,0 +1,419 @@
+"""A Flower ClientApp, called order by order in the trainer's process.
+
+The one module outside ``fedsync/flower`` that imports flwr at run time, itself imported only where such an app is
+trained. Messages do not leave the process: no SuperLink has heard of them.
+
+An order becomes a message of type ``train`` with the base model in ``arrays`` and what the order asks for in
+``config``. The reply's arrays minus the base are the update. What an app keeps in ``context.state`` is kept with the
+last order on disk, so an order that is repeated finds what it found the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, Metadata, MetricRecord, RecordDict
+from flwr.app.message import make_message
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedsync.client.silo_facts import Scalar, Silo
+from fedsync.client.work import Steps, counted
+from fedsync.common.environment import flower_ids
+from fedsync.common.errors import ConfigError, RunError
+from fedsync.common.rng import Stream, derive_seed
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.evaluation.metrics.metric_types import statistics_of
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.train.guests.guest_arrays import NamedArrays
+from fedsync.train.guests.guest_code import own_code, watched_loaders
+from fedsync.train.guests.guest_reply import (
+    EXAMPLES,
+    LOSSES,
+    REPLY,
+    declared,
+    evaluation_of,
+    figures_of,
+    metrics_of,
+    only,
+    sums_of,
+)
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, open_device
+from fedsync.train.options import LocalOptions
+from fedsync.train.pace import BatchSizes, Pace
+from fedsync.train.private import MOST_BYTES
+
+T = TypeVar("T")
+_ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
+"""Records of messages, and of private arrays among what an app keeps in ``context.state``."""
+
+_COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001, seed=0)
+"""The order by which an app is asked for the number of its samples; nobody gets its update."""
+
+_LARGER = replace(_COUNTING, batch_size=1024)
+"""The same, for an app whose answer may be how many samples it trained on."""
+
+
+class Counted(BaseException):
+    """A loader has told how many samples there are. Not an `Exception`: an app that catches those is to let it pass."""
+
+    def __init__(self, examples: int) -> None:
+        super().__init__(examples)
+        self.examples = examples
+
+
+class OrderSteps:
+    """The order that a message brings, for `fedsync.client.steps`.
+
+    Args:
+        order: what the server asks for.
+        begin: starts the clock of the first step; None where samples are counted only.
+    """
+
+    def __init__(self, order: WorkOrder, begin: BeginPace | None) -> None:
+        self.max_steps, self.batch_size = order.max_steps, order.batch_size
+        self.sized = False
+        self.pace: Pace | None = None
+        self._begin = begin
+
+    def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
+        """The batches, up to where the order ends.
+
+        Raises:
+            Counted: the app was called for the number of its samples, and the loader knows it.
+            ConfigError: the order's steps were counted already.
+        """
+        if self._begin is None:
+            samples = getattr(loader, "dataset", None)
+            if isinstance(samples, Sized):
+                raise Counted(len(samples))
+            yield next(batches)
+            return
+        if self.pace is not None:
+            problem = "there is a second loop over steps of one order"
+            remedy = "Train in one loop: it has all steps of the order. Where epochs are a setting, write 1"
+            raise ConfigError("fedsync.client.steps", problem, remedy)
+        self.pace = self._begin()
+        steps: Steps = self.pace
+        yield from counted(batches, steps, self.max_steps, None if self.sized else self.batch_size)
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """See `fedsync.client.untimed`."""
+        return nullcontext() if self.pace is None else self.pace.untimed()
+
+
+class OrderConfig(ConfigRecord):
+    """The ``config`` record of a message; notes what an app reads in it."""
+
+    def __init__(self, values: Mapping[str, Scalar], order: OrderSteps) -> None:
+        super().__init__(dict(values))
+        self.order = order
+        self.has_read: set[str] = set()
+
+    def __getitem__(self, item: str) -> Any:
+        self.has_read.add(item)
+        return super().__getitem__(item)
+
+    def items(self) -> Any:
+        self.has_read |= self.keys()
+        return super().items()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstModel:
+    """Where an app's first model comes from.
+
+    Args:
+        make: a module, an ``ArrayRecord`` or a list of arrays comes of calling it; None where silos do not make it.
+        tensors: names, types and shapes where they do not.
+    """
+
+    make: Callable[[], object] | None = None
+    tensors: Sequence[tuple[str, str, tuple[int, ...]]] = field(default=())
+
+    def arrays(self, seed: int, run: PartPatterns = UNSAID) -> NamedArrays:
+        """The model; zeros where silos do not make it.
+
+        Raises:
+            ConfigError: nobody says what it consists of, or it is no model, or has no such parts as the run says.
+            RunError: making it failed.
+        """
+        if self.make is None:
+            if not self.tensors:
+                problem = "nobody says what the first model is"
+                remedy = "Write model: package.module:Net, or give FedSync.start the initial_arrays"
+                raise ConfigError("task.model", problem, remedy)
+            described = NamedArrays({name: np.zeros(shape, dtype) for name, dtype, shape in self.tensors}, run)
+            if described.parts.kept:
+                problem = f"{min(described.parts.kept)} does not travel, and silos cannot make it"
+                raise ConfigError("task.model", problem, "Write model: package.module:Net, which makes it at each silo")
+            return described
+        with own_code(torch.device("cpu"), derive_seed(seed, Stream.MODEL)):
+            made = self.make()
+        if isinstance(made, nn.Module):
+            return NamedArrays.of_module(made, run)
+        if isinstance(made, list | tuple):
+            made = ArrayRecord([np.asarray(each) for each in made])
+        if not isinstance(made, ArrayRecord):
+            problem = f"it makes {type(made).__name__}"
+            raise ConfigError("task.model", problem, "Name what makes a module, an ArrayRecord or a list of arrays")
+        return NamedArrays({name: array.numpy() for name, array in made.items()}, run)
+
+
+class ClientAppTrainer(LocalTrainer):
+    """Trains by a Flower ClientApp.
+
+    Args:
+        app: the app.
+        first: where its first model comes from.
+        silo: what it is told of its site.
+        partitions: number of silos that the data are dealt to.
+        options: how to train, as far as that is not the app's.
+        folder: where its ``pyproject.toml`` is, if there is one.
+        run: what the strategy file says of the model's parts.
+
+    Raises:
+        ConfigError: no such device, no ClientApp, or no first model.
+        RunError: making the model failed.
+    """
+
+    def __init__(
+        self,
+        app: object,
+        first: FirstModel,
+        silo: Silo,
+        partitions: int,
+        options: LocalOptions,
+        folder: Path,
+        run: PartPatterns = UNSAID,
+    ) -> None:
+        device = open_device(options)
+        if not isinstance(app, ClientApp):
+            raise ConfigError("task.app", f"it is a {type(app).__name__}, no ClientApp", "Name a ClientApp")
+        if getattr(app, "_call", None) is not None:
+            problem = "it is made of a client_fn, whose clients take no messages"
+            raise ConfigError("task.app", problem, "Write functions under @app.train() and @app.evaluate()")
+        self._app = app
+        self._silo = silo
+        self._sizes = BatchSizes(silo.name)
+        self._knows_first = first.make is not None
+        self._arrays = first.arrays(silo.seed, run)
+        super().__init__(silo.name, self._arrays, self._arrays, device, options)
+        self._known = statistics_of(options.measured.metrics(lambda: ()))
+        self._initial = self._arrays.read()
+        self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}
+        self._run_config = {**declared(folder / "pyproject.toml"), **silo.run_config}
+        self._round = 1
+        self._recall(Cursor())
+        self._examples: int | None = None
+
+    @property
+    def examples(self) -> int:
+        """As `LocalTrainer.examples`; the app is asked once.
+
+        Raises:
+            ConfigError: it does not say.
+            RunError: it failed.
+        """
+        self._examples = self._examples or self._count()
+        return self._examples
+
+    def initial_model(self) -> Vector:
+        """As `LocalTrainer.initial_model`; raises `ConfigError` where only the server knows it."""
+        if not self._knows_first:
+            problem = "the server gave this run's first model, and silos cannot make it"
+            raise ConfigError("task.model", problem, "Write model: package.module:Net")
+        return self._initial
+
+    def _recall(self, cursor: Cursor) -> None:
+        """A context of its own for each order: what a failed one left in it is gone."""
+        state = read_state(cursor.private)
+        kept = state.array_records.pop(_PRIVATE, ArrayRecord())
+        self._arrays.restore({name: array.numpy() for name, array in kept.items()})
+        run_id, node_id = flower_ids(self._silo.index)
+        self._context = Context(
+            run_id=run_id,
+            node_id=node_id,
+            node_config=self._node_config,
+            state=state,
+            run_config=self._run_config,
+        )
+
+    def _begin(self, order: WorkOrder) -> None:
+        self._round = order.base_version
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
+        self._round = order.base_version + 1
+        steps = OrderSteps(order, begin)
+        config = OrderConfig(self._asked(order), steps)
+        message = self._message(MessageType.TRAIN, config)
+        with own_code(self._device, order.seed):
+            whole = begin()
+            content = self._call(message)
+        pace = steps.pace or whole
+        if steps.pace is None:
+            pace.jump(order.max_steps)
+            pace.finish()
+            missized = self._sizes.check(
+                pace,
+                {"batch-size", "max-steps"} <= config.has_read,
+                "the app does not read batch-size and max-steps of config, so what it does is not what is balanced: "
+                "have it read both, or loop over fedsync.client.steps(msg, loader)",
+            )
+        elif not pace.steps:
+            raise ConfigError("fedsync.client.steps", "the app took no batch of the order", "Loop over the steps")
+        else:
+            missized = self._sizes.check(
+                pace,
+                steps.sized or (pace.follows and "batch-size" in config.has_read),
+                "the app's loader is no plain DataLoader, and its batches do not have the batch-size of config, so "
+                'balancing does not reach them: give them the size that msg.content["config"]["batch-size"] says',
+            )
+        arrays = only(list(content.array_records.values()), "arrays")
+        self._arrays.take({name: array.numpy() for name, array in arrays.items()}, REPLY)
+        figures = figures_of(content)
+        loss = next((figures[name] for name in LOSSES if name in figures), None)
+        # What only scores changes nothing that is kept.
+        if private := self._arrays.private:
+            self._context.state[_PRIVATE] = ArrayRecord({name: Array(array) for name, array in private.items()})
+        kept = cursor.private if order.scores_only else write_state(self._context.state)
+        return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        """Evaluate the arrays that are loaded; nothing, where the app does not evaluate."""
+        config = ConfigRecord({**self._silo.evaluate_config, "server-round": self._round})
+        message = self._message(MessageType.EVALUATE, config)
+        with own_code(self._device, self._silo.seed):
+            try:
+                content = self._call(message)
+            except ValueError as error:
+                if str(error).startswith("No evaluate function registered"):
+                    return Evaluation(0.0, 0.0, 0)
+                raise
+        return replace(evaluation_of(figures_of(content)), sums=sums_of(content, self._known))
+
+    def _asked(self, order: WorkOrder) -> dict[str, Scalar]:
+        """What an app reads of an order; ``lr`` is what most read, and may be the run's own."""
+        asked: dict[str, Scalar] = {"lr": order.learning_rate, **self._silo.told(order)}
+        asked |= {
+            "batch-size": order.batch_size,
+            "max-steps": order.max_steps,
+            "learning-rate": order.learning_rate,
+            "server-round": order.base_version + 1,
+        }
+        return asked if order.budget_s is None else {**asked, "deadline-s": order.budget_s}
+
+    def _message(self, kind: str, config: ConfigRecord) -> Message:
+        metadata = Metadata(
+            run_id=self._context.run_id,
+            message_id="1",
+            src_node_id=0,
+            dst_node_id=self._context.node_id,
+            reply_to_message_id="",
+            group_id=str(self._round),
+            created_at=time.time(),
+            ttl=86_400.0,
+            message_type=kind,
+        )
+        arrays = ArrayRecord({name: Array(array) for name, array in self._arrays.arrays.items()})
+        return make_message(metadata, RecordDict({_ARRAYS: arrays, _CONFIG: config}))
+
+    def _call(self, message: Message) -> RecordDict:
+        reply = self._app(message, self._context)
+        if not isinstance(reply, Message):
+            raise ConfigError("task.app", f"it answers {type(reply).__name__}", "Return Message(content, reply_to=msg)")
+        if reply.has_error():
+            raise RunError(f"the app answers an error: {reply.error.reason}")
+        return reply.content
+
+    def _ask(self, order: WorkOrder) -> tuple[Any, list[tuple[int, int]]]:
+        """The number of samples in the app's reply, and those of samples and batches of the loaders that it used."""
+        message = self._message(MessageType.TRAIN, OrderConfig(self._asked(order), OrderSteps(order, None)))
+        with watched_loaders() as held, own_code(self._device, self._silo.seed):
+            try:
+                told: Any = figures_of(self._call(message)).get(EXAMPLES)
+            except Counted as counted_samples:
+                told = counted_samples.examples
+        return told, held
+
+    def _count(self) -> int:
+        """Samples of the site: as its owner says, or as the app says when it is asked to train."""
+        told = self._silo.node_config.get(EXAMPLES)
+        if told is None:
+            told, held = self._ask(_COUNTING)
+            if held and told == held[0][1]:
+                told = held[0][0]  # an app that says len(loader) counts batches
+            elif isinstance(told, int | float) and told <= _COUNTING.batch_size:
+                # It may be what was trained: the loader knows better, or else a larger batch is asked for.
+                told = max(told, *(samples for samples, _ in held)) if held else self._ask(_LARGER)[0]
+        self._recall(Cursor())
+        if not isinstance(told, int | float) or not float(told).is_integer() or told < 1:
+            problem = f"the number of this silo's samples is {told}"
+            remedy = f"Have the app's metrics say {EXAMPLES}, or the node's configuration"
+            raise ConfigError(EXAMPLES, problem, remedy)
+        return int(told)
+
+
+def write_state(state: RecordDict) -> bytes:
+    """``context.state`` as it is kept: a line of JSON, then the arrays' bytes, one after another.
+
+    Raises:
+        ConfigError: it is too large.
+    """
+    about: dict[str, Any] = {}
+    parts: list[bytes] = []
+    for name, record in state.items():
+        if isinstance(record, ArrayRecord):
+            parts += [each.data for each in record.values()]
+            arrays = {key: [each.dtype, list(each.shape), each.stype, len(each.data)] for key, each in record.items()}
+            about[name] = {"arrays": arrays}
+        else:
+            kind = "metrics" if isinstance(record, MetricRecord) else "config"
+            about[name] = {kind: {key: _kept(value) for key, value in record.items()}}
+    whole = b"".join([json.dumps(about, separators=(",", ":")).encode() + b"\n", *parts]) if about else b""
+    if len(whole) > MOST_BYTES:
+        problem = f"it takes {len(whole)} bytes, at most {MOST_BYTES}"
+        raise ConfigError("context.state", problem, "Keep less in it, or files of your own")
+    return whole
+
+
+def read_state(kept: bytes) -> RecordDict:
+    """The inverse of `write_state`."""
+    text, _, values = kept.partition(b"\n")
+    state, position = RecordDict(), 0
+    for name, about in json.loads(text or b"{}").items():
+        ((kind, entries),) = about.items()
+        if kind == "arrays":
+            arrays = ArrayRecord()
+            for key, (dtype, shape, stype, length) in entries.items():
+                arrays[key] = Array(dtype, tuple(shape), stype, values[position : position + length])
+                position += length
+            state[name] = arrays
+        else:
+            told = {key: _read(value) for key, value in entries.items()}
+            state[name] = MetricRecord(told) if kind == "metrics" else ConfigRecord(told)
+    return state
+
+
+def _kept(value: Any) -> Any:
+    """Of a record; bytes, which JSON has not, as an object."""
+    if isinstance(value, list):
+        return [_kept(each) for each in value]
+    return {"bytes": b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_read(each) for each in value]
+    return b64decode(value["bytes"]) if isinstance(value, dict) else value

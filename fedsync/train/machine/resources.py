@@ -1,0 +1,203 @@
+"""How much of its machine a trainer can have: what others take, what limits allow, where the kernel stalls it.
+
+Every source is optional: what a system does not offer is left out.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from fedsync.train.machine.cgroups import find_limits, read_text
+
+_STAT, _MEMINFO = Path("/proc/stat"), Path("/proc/meminfo")
+"""Linux's; read here, since psutil's way takes four times as long. Elsewhere psutil is asked."""
+
+_TICK_S = 0.01
+"""Linux counts the processors' time in steps of this length [s]."""
+
+
+def machine_busy_s() -> float:
+    """Seconds that the machine's processors have worked since boot, for other guests of a hypervisor too."""
+    words = (read_text(_STAT) or "").split(maxsplit=9)
+    if len(words) > 8 and words[0] == "cpu":
+        user, nice, system, _idle, _iowait, *interrupts, stolen = map(int, words[1:9])
+        return (user + nice + system + sum(interrupts) + stolen) * _TICK_S
+    times = psutil.cpu_times()._asdict()
+    # `user` and `nice` hold the time of guests already.
+    return float(sum(times.values()) - sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")))
+
+
+def machine_memory_share() -> float:
+    """Share of the machine's memory in use, 0..1."""
+    words = (read_text(_MEMINFO) or "").split(maxsplit=8)
+    if words[:1] == ["MemTotal:"] and words[6:7] == ["MemAvailable:"]:
+        return 1.0 - int(words[7]) / int(words[1])
+    return float(psutil.virtual_memory().percent) / 100.0
+
+
+def own_memory_bytes() -> int:
+    """Bytes of memory that this process has resident."""
+    words = (read_text(Path(f"/proc/{os.getpid()}/statm")) or "").split(maxsplit=2)
+    if len(words) > 1:
+        return int(words[1]) * mmap.PAGESIZE
+    return int(psutil.Process().memory_info().rss)
+
+
+def allowed_processors() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def stalled_s(path: Path | None, kind: str) -> float | None:
+    """Seconds since boot that a pressure file counts as stalled.
+
+    Args:
+        path: for example ``/proc/pressure/memory``; None is no file.
+        kind: ``some`` (something waited) or ``full`` (nothing could work).
+
+    Returns:
+        None if the kernel does not count them.
+    """
+    for line in ((path and read_text(path)) or "").splitlines():
+        if line.startswith(kind):
+            total = line.rpartition("total=")[2]
+            return int(total) / 1e6 if total.isdecimal() else None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """What was counted up to one moment; all in seconds."""
+
+    at_s: float
+    own_s: float
+    busy_s: float | None
+    quotas: tuple[tuple[float | None, float | None], ...]  # processors allowed and seconds used, a group
+    cpu_stalled_s: float | None
+    memory_stalled_s: float | None
+
+
+class Resources:
+    """Reads what a silo tells of its machine: means since the reading before.
+
+    The share of processors available to the trainer is the least of
+
+    - ``(allowed - others) / nominal``: others is the busy time of the machine's processors less this
+      process's own, a second, spread evenly over the processors;
+    - ``(quota - others in the group) / nominal`` for every control group with a quota;
+    - 1 less the share of time in which the process's own control group stood still for want of a processor
+      (the kernel's ``cpu.pressure``, full)
+
+    where nominal is the number of processors it may use: its affinity, or the tightest quota at first.
+    1 is a machine of one's own, busy as the trainer may keep it: what it uses is available to it.
+
+    Memory pressure is ``1 - (1 - used) (1 - stalled)``: used is the share in use of the machine's memory or of
+    a control group's limit, whichever is larger, and stalled the share of time in which something waited for
+    memory (``memory.pressure``, some; of the own control group, or else of the machine).
+
+    A reading takes tens of microseconds. Processor time comes in ticks of 10 ms: over 50 ms a reading is
+    coarse, the mean of several is not.
+
+    Args:
+        root: where ``proc`` and ``sys`` are.
+        busy_s: seconds that all processors have worked.
+        own_s: seconds that they have worked for this process.
+        used: share of the machine's memory in use, 0..1.
+        allowed: processors that this process may run on.
+        processors: of the machine.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        busy_s: Callable[[], float] = machine_busy_s,
+        own_s: Callable[[], float] = time.process_time,
+        used: Callable[[], float] = machine_memory_share,
+        allowed: int | None = None,
+        processors: int | None = None,
+    ) -> None:
+        self._busy_s, self._own_s, self._used = busy_s, own_s, used
+        self._allowed = allowed or allowed_processors()
+        self._processors = max(processors or os.cpu_count() or 1, self._allowed)
+        limits = find_limits(root)
+        self._quotas, self._limits = limits.cpu, limits.memory
+        quotas = [quota for quota in (limit.processors() for limit in self._quotas) if quota is not None]
+        self._nominal = min([float(self._allowed), *quotas])
+        home = limits.home
+        self._cpu_pressure = None if home is None else home / "cpu.pressure"
+        own = None if home is None else home / "memory.pressure"
+        counted = stalled_s(own, "some") is not None
+        self._memory_pressure = own if counted else root / "proc/pressure/memory"
+        self._before: _Counters | None = None
+        # By how much ticks have made others seem to work less than nothing; it is made up for by the next ones.
+        self._owed_s = 0.0
+
+    def begin(self, now_s: float) -> None:
+        """Forget what was before ``now_s``, a reading of any clock in seconds."""
+        self._before, self._owed_s = self._count(now_s), 0.0
+
+    def read(self, now_s: float) -> tuple[float | None, float | None]:
+        """Processor share and memory pressure, both 0..1, since the last call or `begin`; None what is unknown."""
+        before, after = self._before, self._count(now_s)
+        self._before = after
+        used = self._memory_share()
+        if before is None or after.at_s <= before.at_s:
+            return None, used
+        seconds = after.at_s - before.at_s
+        stalled = _share(before.memory_stalled_s, after.memory_stalled_s, seconds) or 0.0
+        return self._available(before, after, seconds), None if used is None else 1 - (1 - used) * (1 - stalled)
+
+    def _count(self, now_s: float) -> _Counters:
+        return _Counters(
+            at_s=now_s,
+            own_s=self._own_s(),
+            busy_s=_attempt(self._busy_s),
+            quotas=tuple((limit.processors(), limit.used_s()) for limit in self._quotas),
+            cpu_stalled_s=stalled_s(self._cpu_pressure, "full"),
+            memory_stalled_s=stalled_s(self._memory_pressure, "some"),
+        )
+
+    def _available(self, before: _Counters, after: _Counters, seconds: float) -> float | None:
+        own_s = after.own_s - before.own_s
+        found = []
+        if before.busy_s is not None and after.busy_s is not None:
+            others_s = after.busy_s - before.busy_s - own_s + self._owed_s
+            self._owed_s = max(min(others_s, 0.0), -_TICK_S * self._processors)
+            found.append(self._allowed * (1 - max(others_s, 0.0) / seconds / self._processors))
+        for (_, used_before), (quota, used_after) in zip(before.quotas, after.quotas, strict=True):
+            if quota is not None and used_before is not None and used_after is not None:
+                found.append(quota - max(used_after - used_before - own_s, 0.0) / seconds)
+        stalled = _share(before.cpu_stalled_s, after.cpu_stalled_s, seconds)
+        if stalled is not None:
+            found.append((1 - stalled) * self._nominal)
+        return min(max(min(found) / self._nominal, 0.0), 1.0) if found else None
+
+    def _memory_share(self) -> float | None:
+        used = _attempt(self._used)
+        for limit in self._limits:
+            share = limit.share(at_least=used or 0.0)
+            if share is not None:
+                used = max(used or 0.0, share)
+        return None if used is None else min(max(used, 0.0), 1.0)
+
+
+def _attempt(read: Callable[[], float]) -> float | None:
+    try:
+        return read()
+    except OSError:
+        return None
+
+
+def _share(before: float | None, after: float | None, seconds: float) -> float | None:
+    if before is None or after is None:
+        return None
+    return min(max((after - before) / seconds, 0.0), 1.0)

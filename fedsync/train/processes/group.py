@@ -1,0 +1,345 @@
+"""Several processes that train one silo: the first, which takes orders, starts and ends the others.
+
+| the group is | an order or evaluation | goes to |
+|---|---|---|
+| forming | waits until all have loaded task, data and model | ready, or fails with the first error |
+| ready | goes to each, with base and place in the data; each does its share, and says that it is done | ready, broken |
+| broken | fails once, with what broke it; the others are killed | forming, with the next order |
+
+A process breaks the group when it ends, however it does, or when its share fails. Orders depend on nothing that ran
+before, so one that failed can be repeated by new processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+
+import psutil
+import torch
+
+from fedsync.common import foreign
+from fedsync.common.errors import Diverged, RunError
+from fedsync.common.processes import exit_with_parent
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.model.layout import Vector
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.tasks.task_protocol import SiloSlot, Task
+from fedsync.train.loop import Trainer
+from fedsync.train.machine import device as devices
+from fedsync.train.machine.machine_probe import MachineProbe
+from fedsync.train.machine.resources import Resources, allowed_processors
+from fedsync.train.machine.throttle import Throttle
+from fedsync.train.options import LocalOptions
+from fedsync.train.processes.rank import OthersGone, Rank
+from fedsync.train.silo_trainer import Outcome, Watch
+
+MakeTask = Callable[[], Task]
+"""Builds the task; it pickles."""
+
+logger = foreign.logger(__name__)
+
+_Asked = tuple[WorkOrder | Split, Cursor]
+"""An order, or the split of an evaluation, and the place in the data."""
+
+_LAST_WORDS_S = 2.0
+"""For which a process that breaks the group may say why."""
+
+
+class GroupTrainer(Trainer):
+    """Trains a task in ``options.processes`` processes, of which this is the first; see `Trainer`.
+
+    The update is that of one process but for the order in which floats are summed, and for what a model makes of a
+    whole batch (batch normalisation) or draws at random (dropout): each process does that for its own rows.
+
+    Args:
+        make: builds the task, in every process.
+        slot: which silo this is.
+        options: how.
+        run: parts of the model that the run names.
+
+    Raises:
+        ConfigError: as `Trainer`, in whichever process; or the machine has fewer GPUs.
+    """
+
+    def __init__(self, make: MakeTask, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
+        places = devices.several(options.device, options.processes)
+        threads = options.threads or (max(1, allowed_processors() // len(places)) if places[0] == "cpu" else None)
+        each = [replace(options, device=place, threads=threads, processes=1) for place in places]
+        self._size = len(each)
+        self._start = partial(_Group, make, slot, each, run)
+        group = self._start()  # They load while this process does.
+        try:
+            super().__init__(make(), slot, each[0], run)
+            self.rank = group.form(self._device)
+        except BaseException:
+            group.end()
+            raise
+        self._group: _Group | None = group
+        self._probe = MachineProbe(self._device, options.resources, Resources(own_s=self._own_s))
+
+    def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
+        """See `Trainer.find_batch_cap`; of a batch, each process has its share."""
+        found = super().find_batch_cap(limit_s)
+        return None if found is None else found * self._size
+
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+        correction: Vector | None = None,
+    ) -> Outcome:
+        """See `LocalTrainer.run`; the report is the group's.
+
+        Raises:
+            RunError: another process ended; the next order is done by new ones.
+        """
+        with self._together((order, cursor), base, correction) as group:
+            outcome = super().run(order, base, cursor, throttle, watch, correction)
+            held = outcome.report.metrics.get("peak_memory_bytes")
+            others = group.done()
+        if held is None:
+            return outcome
+        metrics = {**outcome.report.metrics, "peak_memory_bytes": held + others}
+        return replace(outcome, report=replace(outcome.report, metrics=metrics))
+
+    def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
+        """See `LocalTrainer.evaluate`; raises `RunError` likewise."""
+        with self._together((split, cursor or Cursor()), model) as group:
+            found = super().evaluate(model, cursor, split)
+            group.done()
+        return found
+
+    @contextmanager
+    def _together(self, asked: _Asked, model: Vector, correction: Vector | None = None) -> Iterator[_Group]:
+        """Have the others do their share of what is done inside."""
+        self.layout.check(model)
+        group, rank = self._formed()
+        try:
+            group.ask(asked, corrected=correction is not None)
+            rank.spread(model, len(model))
+            if correction is not None:
+                rank.spread(correction, len(correction))
+            try:
+                yield group
+            except Diverged:
+                group.done()  # All have come to the same weights.
+                raise
+        except Diverged:
+            raise
+        except BaseException as error:
+            self._group = self.rank = None
+            why = group.why(error)
+            group.end()
+            if why is error:
+                raise
+            raise why from error
+
+    def _formed(self) -> tuple[_Group, Rank]:
+        """The group, with new processes where some are gone."""
+        if self._group is None or self.rank is None or not self._group.lives:
+            if self._group is not None:
+                self._group.end()
+            self._group, group = None, self._start()
+            try:
+                self.rank = group.form(self._device)
+            except BaseException:
+                group.end()
+                raise
+            self._group = group
+        return self._group, self.rank
+
+    def _own_s(self) -> float:
+        """Processor time of all processes [s]."""
+        return time.process_time() + (0.0 if self._group is None else self._group.cpu_s())
+
+
+class _Group:
+    """The other processes of a silo, from number 1 on.
+
+    Args:
+        make: builds the task.
+        slot: which silo.
+        each: options of every process, the first one's too.
+        run: parts of the model that the run names.
+    """
+
+    def __init__(self, make: MakeTask, slot: SiloSlot, each: Sequence[LocalOptions], run: PartPatterns) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="fedsync-group-"))
+        self._processes: list[SpawnProcess] = []
+        self._pipes: list[Connection] = []
+        # Before processes are started: also where the interpreter ends, which would wait for them.
+        args = (self._processes, self._pipes, self._folder)
+        self._finalizer = Finalize(self, _end, args=args, exitpriority=10)
+        context = get_context("spawn")  # A process with threads and a GPU cannot be forked.
+        for number, options in enumerate(each[1:], 1):
+            pipe, theirs = context.Pipe()
+            others = (number, len(each), self._folder, theirs, os.getpid())
+            process = context.Process(
+                target=_follow, args=(make, slot, options, run, *others), name=f"{slot.name}-{number}"
+            )
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(pipe)
+
+    def form(self, device: torch.device) -> Rank:
+        """Wait until all have loaded, and meet them.
+
+        Raises:
+            Exception: what one of them raised.
+        """
+        try:
+            self._hear()
+            rank = Rank(0, len(self._processes) + 1, self._folder, device)
+        except OthersGone as error:
+            raise self.why(error) from error.__cause__
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if device.type == "cuda":
+            threading.Thread(target=self._notice, args=(rank,), daemon=True).start()
+        return rank
+
+    def _notice(self, rank: Rank) -> None:
+        wait([process.sentinel for process in self._processes])
+        rank.abort()
+
+    @property
+    def lives(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def ask(self, asked: _Asked, *, corrected: bool) -> None:
+        """Have all begin; ``corrected`` where what gradients are corrected by comes behind the model."""
+        with _gone():
+            for pipe in self._pipes:
+                pipe.send((*asked, corrected))
+
+    def done(self) -> float:
+        """Wait until all are done; returns the bytes that they hold together."""
+        return sum(self._hear())
+
+    def cpu_s(self) -> float:
+        """Processor time that they have taken [s]."""
+        taken = 0.0
+        for process in self._processes:
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(process.pid).cpu_times()
+                taken += times.user + times.system
+        return taken
+
+    def why(self, error: BaseException) -> BaseException:
+        """What broke the group: ``error``, unless that only says that another process did."""
+        end_s = time.monotonic() + _LAST_WORDS_S
+        while isinstance(error, OthersGone):
+            for pipe in self._pipes:
+                with contextlib.suppress(EOFError, OSError):
+                    while pipe.poll():
+                        said = pipe.recv()
+                        if isinstance(said, Exception) and not isinstance(said, OthersGone):
+                            return said
+            over = time.monotonic() > end_s
+            for number, process in enumerate(self._processes, 1):
+                # Who only misses another ends by itself, with a code of 1.
+                if process.exitcode is not None and (process.exitcode < 0 or over):
+                    how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"code {process.exitcode}"
+                    return RunError(
+                        f"process {number} of the {len(self._processes) + 1} that train this silo ended with {how}; "
+                        "the system may have killed it for its memory. The next order starts new ones"
+                    )
+            if over:
+                break
+            time.sleep(0.02)
+        return error
+
+    def end(self) -> None:
+        """Kill them, once."""
+        self._finalizer()
+
+    def _hear(self) -> list[float]:
+        """The next word of each."""
+        said = []
+        with _gone():
+            for pipe in self._pipes:
+                said.append(pipe.recv())
+                if isinstance(said[-1], Exception):
+                    raise said[-1]
+        return said
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionError) as error:
+        raise OthersGone("another process of this silo's group has ended") from error
+
+
+def _end(processes: list[SpawnProcess], pipes: list[Connection], folder: Path) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
+    for pipe in pipes:
+        pipe.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _follow(
+    make: MakeTask,
+    slot: SiloSlot,
+    options: LocalOptions,
+    run: PartPatterns,
+    number: int,
+    size: int,
+    folder: Path,
+    pipe: Connection,
+    first: int,
+) -> None:
+    """Do one process's share of all that the first one, which is process ``first`` of the machine, is asked."""
+    exit_with_parent(first)
+    try:
+        trainer = Trainer(make(), slot, replace(options, resources=False), run)
+        pipe.send(0.0)
+        device = torch.device(trainer.device)
+        trainer.rank = Rank(number, size, folder, device)
+        while True:
+            try:
+                asked, cursor, corrected = pipe.recv()
+            except EOFError:
+                return
+            model = trainer.rank.spread(None, trainer.layout.size)
+            correction = trainer.rank.spread(None, trainer.layout.size) if corrected else None
+            if isinstance(asked, Split):
+                trainer.evaluate(model, cursor, asked)
+            else:
+                trainer.follow(asked, model, cursor, correction)
+            pipe.send(float(devices.held_bytes(device)))
+    except Exception as error:
+        if not isinstance(error, OthersGone):
+            logger.exception("another rank failed")
+        with contextlib.suppress(OSError):
+            pipe.send(_told(error))
+        sys.exit(1)
+
+
+def _told(error: Exception) -> Exception:
+    """What another process can read of an error: it may not have the class, if it is of a task of one's own."""
+    known = type(error).__module__.partition(".")[0] in ("builtins", "torch", "fedsync")
+    return error if known else RunError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,104 @@
+"""A survey of all silos' columns, as training: the model is the vector of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.evaluation.survey.findings import edges_of
+from fedsync.evaluation.survey.table_sums import Columns, SurveyForm, first_vector, read_sums, second_vector
+from fedsync.model.layout import Layout, Vector
+from fedsync.model.table_columns import TableForm
+from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult
+from fedsync.train.options import LocalOptions
+
+
+class _Sheet:
+    """A vector that travels as a model does, and all of it."""
+
+    frozen_digest = b""
+    kept_names: tuple[str, ...] = ()
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.vector = np.zeros(layout.size, dtype=np.float32)
+
+    def load(self, vector: Vector) -> None:
+        self.layout.check(vector)
+        self.vector = np.array(vector, dtype=np.float32)
+
+    def read(self) -> Vector:
+        return self.vector.copy()
+
+    def state(self) -> Mapping[str, torch.Tensor]:
+        return {name: torch.from_numpy(part.copy()) for name, part in self.layout.split(self.vector).items()}
+
+
+class SurveyTrainer(LocalTrainer):
+    """Adds a silo's sums to a model that has none: in the first round those of its columns, in the second its bins.
+
+    Which round it is, the model says. So an order that is repeated, by whatever process, gives the same update.
+
+    Args:
+        name: of the silo.
+        place: among all that may come.
+        places: how many may.
+        columns: the silo's.
+        options: how to train, as far as that means something here.
+        ranges: declared ranges of columns.
+        bins: of each histogram; 0 for none.
+        table: of the silo, as in `LocalTrainer`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        place: int,
+        places: int,
+        columns: Columns,
+        options: LocalOptions,
+        ranges: Mapping[str, Sequence[float]],
+        bins: int,
+        table: TableForm | None = None,
+    ) -> None:
+        kinds = tuple((column, column in columns.numbers) for column in columns.names)
+        self._form = SurveyForm(places, len(columns.classes), kinds, bins)
+        self._place, self._columns, self._ranges = place, columns, ranges
+        self._sheet = _Sheet(self._form.layout)
+        super().__init__(name, self._sheet, self._sheet, torch.device("cpu"), options)
+        self.table = table
+
+    @property
+    def examples(self) -> int:
+        return self._columns.rows
+
+    def initial_model(self) -> Vector:
+        return np.zeros(self._form.layout.size, dtype=np.float32)
+
+    def _begin(self, order: WorkOrder) -> None:
+        """Nothing is left from other orders."""
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
+        pace = begin()
+        self._sheet.vector = self._sheet.vector + self._next()
+        pace.jump(order.max_steps)
+        pace.finish()
+        return LoopResult(pace, None, cursor)
+
+    def _next(self) -> Vector:
+        """What the silo adds to the sheet."""
+        form, sums = self._form, read_sums(self._form, self._sheet.vector)
+        if sums is None:
+            return first_vector(form, self._place, self._columns)
+        if not form.bins or any(column.bins for column in sums.numbers.values()):
+            return self.initial_model()
+        edges = edges_of(sums, self._ranges, form.bins)
+        return second_vector(form, self._place, self._columns, edges)
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        """There is nothing to score."""
+        return Evaluation(0.0, 0.0, 0)

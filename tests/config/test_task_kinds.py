@@ -1,0 +1,164 @@
+"""Tasks in strategy files: what is wrong is named by file, line and key, and what is right is built as it says."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.evaluation import UNASKED
+from fedsync.config.strategy import StrategyConfig
+from fedsync.config.tasks.sampled_tasks import StatisticsSection
+from fedsync.config.tasks.task_kinds import TaskConfig
+from fedsync.observe.run_builder import measuring
+from fedsync.tasks.neural import ImagesTask
+from fedsync.tasks.partition import DualDirichlet
+from fedsync.tasks.readers.idx import IdxSource
+from fedsync.tasks.readers.npz import NpzSource
+
+FILE = """\
+name: mine
+stop: {{rounds: 4}}
+local: {{learning_rate: 1.0}}
+balancer: {{kind: fixed}}
+barrier: {{kind: bsp}}
+task:
+  {task}
+"""
+
+KINDS = {section.model_fields["kind"].annotation.__args__[0]: section for section in get_args(get_args(TaskConfig)[0])}
+PATHS = {
+    "idx": "{kind: idx, folder: here}",
+    "cifar": "{kind: cifar, folder: here}",
+    "femnist": "{kind: femnist, folder: here}",
+    "speech": "{kind: speech, folder: here, words: [up, down]}",
+    "libsvm": "{kind: libsvm, file: here, test_file: here, features: 3}",
+    "table": "{kind: table, file: here}",
+    "npz": "{kind: npz, file: here}",
+}
+
+
+def load(folder: Path, task: str, *overrides: str) -> StrategyConfig:
+    path = folder / "mine.yaml"
+    path.write_text(FILE.format(task=task.replace(", ", "\n  ") if "{" not in task else task), encoding="utf-8")
+    return StrategyConfig.load(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("task", "place", "message"),
+    [
+        ("kind: image", "line 7, task.kind", r"unknown kind 'image'. Did you mean 'images'"),
+        ("kind: images", "line 6, task.data", "missing"),
+        ("{kind: images, data: {kind: keywords}}", "line 7, task.data.kind", "unknown kind 'keywords'. .*digits28"),
+        ("{kind: images, data: {kind: digits28}, model: lenet}", "line 7, task.model", "'lenet' is not .*'lenet5'"),
+        ("{kind: images, data: {kind: cifar, folder: x, classes: 20}}", "line 7, task.data.classes", "20 is not"),
+        ("{kind: sequences, data: {kind: keywords, frames: 1}}", "line 7, task.data.frames", "at least 2"),
+        ("{kind: sequences, data: {kind: speech, folder: x, words: [a]}}", "line 7, task.data.words", "at least 2"),
+        # YAML's yes is true, and a word of Speech Commands.
+        ("{kind: sequences, data: {kind: speech, folder: x, words: [true, up]}}", "task.data.words.0", "in quotes"),
+        ("{kind: linear, data: {kind: libsvm, file: x}}", "line 7, task.data.features", "missing"),
+        ("{kind: linear, data: {kind: blobs}, l1: -1}", "line 7, task.l1", "at least 0"),
+        ("{kind: factorisation, data: {kind: blobs}}", "line 7, task.data.kind", "Allowed: npz, ratings"),
+        ("{kind: fuzzy-c-means, data: {kind: blobs}, fuzziness: 1}", "line 7, task.fuzziness", "greater than 1"),
+        ("{kind: mlp, data: {kind: blobs}, partition: {kind: shard}}", "line 7, task.partition.kind", "'shards'"),
+        ("{kind: mlp, data: {kind: blobs}, partition: {kind: own}}", "task", "every silo the same samples"),
+        ("{kind: digits, partition: {kind: own}}", "line 7, task.partition.kind", "unknown kind 'own'"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, task: str, place: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(tmp_path, task)
+
+    assert place in caught.value.place
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("local.learning_rate=1.5", "local.learning_rate.* 1.5 above 1 does not fit task.kind k-means"),
+        ("local.momentum=0.9", "local.momentum.* 0.9 does not fit task.kind k-means"),
+        ("local.weight_decay=0.1", "local.weight_decay.* 0.1 does not fit task.kind k-means"),
+        ("local.schedule=cosine", "local.schedule.* does not fit task.kind k-means"),
+        ("local.clip_norm=1.0", "local.clip_norm.* does not fit task.kind k-means"),
+        ("local.optimizer=adam", "local.optimizer.* adam does not fit task.kind k-means"),
+    ],
+)
+def test_statistics_want_plain_steps(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{message}.*Use plain sgd"):
+        load(tmp_path, "{kind: k-means, data: {kind: blobs}}", override)
+
+
+def test_networks_do_not(tmp_path: Path) -> None:
+    config = load(tmp_path, "{kind: mlp, data: {kind: blobs}}", "local.momentum=0.9", "local.learning_rate=1.5")
+
+    assert config.local.momentum == 0.9
+
+
+@pytest.mark.parametrize("kind", PATHS)
+def test_paths_are_relative_to_the_file_where_something_is_there(tmp_path: Path, kind: str) -> None:
+    task = f"{{kind: mlp, data: {PATHS[kind]}}}"
+    before = load(tmp_path, task).task.data
+    (tmp_path / "here").mkdir()
+
+    after = load(tmp_path, task).task.data
+
+    for key in after.paths:
+        assert (getattr(before, key), getattr(after, key)) == ("here", str((tmp_path / "here").resolve()))
+
+
+def test_what_a_file_says_is_built(tmp_path: Path) -> None:
+    data, partition = "{kind: idx, folder: far/away, first_class: 1}", "{kind: dual-dirichlet, class_alpha: 0.3}"
+
+    task = load(
+        tmp_path, f"{{kind: images, model: cnn, norm: batch, data: {data}, partition: {partition}}}"
+    ).task.build()
+
+    source = IdxSource("far/away", first_class=1)
+    assert task == ImagesTask(source, DualDirichlet(2.0, 0.3), 0.2, network_name="cnn", norm="batch")
+
+
+def test_only_ratings_may_be_missing(tmp_path: Path) -> None:
+    data = "{kind: npz, file: a.npz}"
+
+    ratings, points = (
+        load(tmp_path, f"{{kind: {kind}, data: {data}}}").task.build() for kind in ("factorisation", "k-means")
+    )
+
+    assert (ratings.source, points.source) == (NpzSource("a.npz", missing=True), NpzSource("a.npz"))
+    assert load(tmp_path, f"{{kind: k-means, data: {data}, partition: {{kind: own}}}}").task.build().partition is None
+
+
+def test_every_kind_is_in_the_schema_and_the_docs() -> None:
+    schema = json.dumps(StrategyConfig.model_json_schema())
+    page = (Path(__file__).parents[2] / "docs" / "your-task.md").read_text(encoding="utf-8")
+
+    for kind, section in KINDS.items():
+        assert f'"const": "{kind}"' in schema
+        assert f"`{kind}`" in page, "say what it is"
+        assert section.__doc__
+    assert {kind for kind, section in KINDS.items() if issubclass(section, StatisticsSection)} == {
+        "k-means",
+        "fuzzy-c-means",
+        "gaussian-mixture",
+        "factorisation",
+    }
+
+
+def test_a_task_that_the_server_cannot_build_is_said_once_and_leaves_metrics_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What they are, only silos know: no metrics by mistake, and none that were named left out."""
+    config = load(tmp_path, "{kind: custom, file: elsewhere.py}")
+    assert measuring(config).evaluation.metrics is None
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith(UNASKED) and "elsewhere.py" in said
+    caplog.clear()
+    for quiet in (
+        "evaluation={metrics: []}",
+        "evaluation={metrics: [f1], classes: 2}",
+        "task={kind: silo-app, file: elsewhere.py}",
+    ):
+        measuring(load(tmp_path, "{kind: custom, file: elsewhere.py}", quiet))
+    assert measuring(load(tmp_path, "{kind: digits}")).evaluation.metrics == ["accuracy", "balanced_accuracy", "f1"]
+    assert not caplog.records

@@ -1,0 +1,142 @@
+"""Which version is the best, and when it is kept."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from fedsync.core.actions import Commit, Discard, Evaluate, KeepBest, Stop
+from fedsync.core.coordinator import Coordinator
+from fedsync.core.events import Evaluated, SiloLost
+from fedsync.core.journal import JournalEntry
+from fedsync.core.orders import Evaluation, Score, Split, Subject
+from fedsync.core.stopping import StopRules
+from fedsync.evaluation.best_version import Leader, Numbers, Selection
+from fedsync.policies.barrier.kinds.ssp import Asp
+from tests.core.make import answer, begin, joined, of_type, orders, policies, scored
+
+
+def judged(
+    rule: Selection, found: Mapping[str, Evaluation], accuracy: float | None, loss: float | None = 1.0
+) -> float | None:
+    return rule.value(Score(1, accuracy, loss), found, ())
+
+
+def test_a_version_is_judged_by_all_silos_by_the_worst_or_by_a_rule_of_ones_own() -> None:
+    found = {"a": Evaluation(20.0, 9.0, 10), "b": Evaluation(60.0, 3.0, 20)}
+    assert judged(Selection(), found, 0.4) == 0.4
+    assert judged(Selection("loss", higher=False), found, 0.4) == 1.0
+    assert judged(Selection(by="worst"), found, 0.4) == 0.15
+    assert judged(Selection("loss", higher=False, by="worst"), found, 0.4) == 3.0
+    assert judged(Selection("auroc"), found, 0.4) is None, "nobody measured it"
+    without = {name: Evaluation(each.loss, None, each.samples) for name, each in found.items()}
+    assert judged(Selection(), without, None) == -1.0, "less loss is better"
+    assert judged(Selection(by="worst"), without, None) == -3.0
+    assert judged(Selection(), {}, None, None) is None
+    assert judged(Selection(by="worst"), {}, 0.4) is None, "single silos are sealed"
+
+    def rule(pooled: Numbers, silos: Mapping[str, Numbers]) -> float:
+        return pooled["accuracy"] + silos["a"]["accuracy"] + silos["b"]["loss"]
+
+    assert judged(Selection(by=rule), found, 0.4) == 0.4 + 0.9 + 3.0
+    assert judged(Selection(by=lambda pooled, silos: float("nan")), found, 0.4) is None
+
+
+@pytest.mark.parametrize(
+    ("higher", "values", "expected"),
+    [
+        (True, [0.1, 0.5, 0.5, 0.4, 0.6], [(0, 0), (1, 0), (1, 1), (1, 2), (4, 0)]),
+        (True, [-500, -70, -90], [(0, 0), (1, 0), (1, 1)]),
+        (False, [3.0, 2.0, 2.0, 5.0, 1.0], [(0, 0), (1, 0), (1, 1), (1, 2), (4, 0)]),
+    ],
+)
+def test_of_equals_the_first_stays(higher: bool, values: list[float], expected: list[tuple[int, int]]) -> None:
+    leader, history = Leader(), []
+    for version, value in enumerate(values):
+        leader = leader.after(Selection(higher=higher), Score(version, value, None), {}, ())
+        history.append((leader.version, leader.since))
+    assert history == expected
+
+
+def finish(coordinator: Coordinator, entry: JournalEntry, at_s: float, accuracy: float) -> JournalEntry:
+    """All silos answer at once, having found this accuracy in the version they started from."""
+    return coordinator.handle([answer(n, o, at_s, evaluation=scored(accuracy)) for n, o in orders(entry).items()], at_s)
+
+
+def test_the_best_is_kept_before_the_next_version_is_made() -> None:
+    coordinator = Coordinator(policies())
+    entry = coordinator.handle(joined("a", "b"), 0.0)
+    entry = finish(coordinator, entry, 1.0, 0.5)
+    assert entry.actions[0] == KeepBest(Score(0, 0.5, 2.0), 0.5) and isinstance(entry.actions[1], Commit)
+    entry = finish(coordinator, entry, 2.0, 0.4)
+    assert not of_type(entry, KeepBest)
+    assert finish(coordinator, entry, 3.0, 0.6).actions[0] == KeepBest(Score(2, 0.6, 2.0), 0.6)
+
+
+def test_the_best_is_kept_before_the_order_that_began_with_it_is_given_up() -> None:
+    """b was the last at version 0; what it started from is there until it is discarded."""
+    coordinator, first = begin("a", "b", barrier=Asp())
+    coordinator.handle([answer("a", first["a"], evaluation=scored(0.7))], 1.0)
+    entry = coordinator.handle([SiloLost(2.0, "b", "gone")], 2.0)
+    assert [type(action) for action in entry.actions] == [KeepBest, Discard]
+    assert of_type(entry, KeepBest)[0].score.version == 0
+
+
+# The end.
+
+
+def ended(accuracy: float, *names: str, validating: str = "") -> tuple[Coordinator, JournalEntry]:
+    """A run after its one round, whose version 0 had this accuracy."""
+    coordinator = Coordinator(policies(stop=StopRules(rounds=1)))
+    entry = coordinator.handle([event for name in names for event in joined(name, validates=name in validating)], 0.0)
+    return coordinator, finish(coordinator, entry, 1.0, accuracy)
+
+
+def told(question: Evaluate, accuracy: float) -> list[Evaluated]:
+    return [
+        Evaluated(2.0, name, question.version, scored(accuracy), (), question.split, question.subject)
+        for name in question.silos
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "questions"),
+    [(0.4, [(1, "test", "last"), (0, "test", "best")]), (0.6, [(1, "test", "last")])],
+    ids=["the best is an earlier one", "the last is the best"],
+)
+def test_the_test_split_is_evaluated_once_all_is_decided(last: float, questions: list[tuple[int, str, str]]) -> None:
+    coordinator, entry = ended(0.5, "a", "b", validating="b")
+    asked = []
+    while not coordinator.stopped:
+        (question,) = of_type(entry, Evaluate)
+        assert question.silos == ("a", "b")
+        asked.append((question.version, str(question.split), str(question.subject)))
+        # What the test split says is no reason to choose another version.
+        entry = coordinator.handle(told(question, last if question.split is Split.VALIDATION else 1.0), 2.0)
+    assert asked == [(1, "validation", "last"), *questions]
+    assert coordinator._state.best.value == max(0.5, last)
+
+
+def test_without_a_validation_split_there_is_nothing_more_to_ask() -> None:
+    coordinator, entry = ended(0.5, "a", "b")
+    assert of_type(entry, Evaluate) == [Evaluate(1, ("a", "b"))]
+    entry = coordinator.handle(told(of_type(entry, Evaluate)[0], 0.4), 2.0)
+    assert entry.actions == (Stop("1 rounds done"),)
+
+
+def test_an_answer_to_another_question_does_not_count() -> None:
+    coordinator, entry = ended(0.5, "a", validating="a")
+    (first,) = of_type(entry, Evaluate)
+    entry = coordinator.handle(told(first, 0.4), 2.0)
+    assert of_type(entry, Evaluate) == [Evaluate(1, ("a",), Split.TEST)]
+    assert coordinator.handle(told(first, 0.9), 3.0).actions == ()
+    assert coordinator._state.best.value == 0.5
+    entry = coordinator.handle(told(Evaluate(1, ("a",), Split.TEST), 0.9), 4.0)
+    assert of_type(entry, Evaluate) == [Evaluate(0, ("a",), Split.TEST, Subject.BEST)]
+
+
+def test_a_silo_that_is_lost_at_the_end_is_waited_for_by_no_question() -> None:
+    coordinator, entry = ended(0.5, "a", "b", validating="ab")
+    entry = coordinator.handle(told(of_type(entry, Evaluate)[0], 0.4), 2.0)
+    coordinator.handle(told(Evaluate(1, ("a",), Split.TEST), 0.9), 3.0)
+    entry = coordinator.handle([SiloLost(3.0, "b", "gone")], 3.0)
+    assert of_type(entry, Evaluate) == [Evaluate(0, ("a",), Split.TEST, Subject.BEST)]

@@ -1,0 +1,320 @@
+"""Pooling evaluations, and when enough is enough."""
+
+from math import fsum, inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsync.core.orders import Evaluation
+from fedsync.core.stopping import Passes, StopRules
+from fedsync.evaluation.version_scores import Score, Scores
+
+
+def settle(scores: Scores) -> list[Score]:
+    return [settled.score for settled in scores.settle()]
+
+
+def test_a_version_is_settled_once_nobody_is_at_it() -> None:
+    scores = Scores()
+    scores.begin(1)
+    scores.begin(1)
+    scores.end(1, "a", Evaluation(loss=30.0, correct=9.0, samples=10))
+    assert settle(scores) == []
+    scores.end(1, "b", Evaluation(loss=30.0, correct=3.0, samples=30))
+    assert settle(scores) == [Score(1, accuracy=12 / 40, loss=60 / 40)]
+    assert settle(scores) == []
+
+
+def test_the_loss_is_of_those_who_told_one() -> None:
+    scores = Scores()
+    for version, losses in ((1, (None, 30.0)), (2, (None, None)), (3, (20.0, None))):
+        scores.begin(version, 2)
+        for silo, loss in zip("ab", losses, strict=True):
+            scores.end(version, silo, Evaluation(loss, 5.0, 10))
+        (score,) = settle(scores)
+        assert (score.accuracy, score.loss) == (0.5, {1: 3.0, 2: None, 3: 2.0}[version])
+
+
+def test_the_score_is_of_those_who_told_one_and_without_any_the_loss_stands_in() -> None:
+    scores = Scores()
+    told = ((None, 30.0), (None, None), (None, None), (6.0, 5.0))
+    bests = []
+    for version, corrects in enumerate(told, 1):
+        scores.begin(version, 2)
+        for silo, correct in zip("ab", corrects, strict=True):
+            scores.end(version, silo, Evaluation(10.0 * version, correct, 10))
+        (score,) = settle(scores)
+        assert (score.accuracy, score.loss) == ({1: 3.0, 2: None, 3: None, 4: 0.55}[version], version)
+        assert ("accuracy" in score.numbers) == (score.accuracy is not None)
+        bests.append((scores.best, scores.since_best))
+    assert bests == [(3.0, 0), (3.0, 1), (3.0, 2), (3.0, 3)]
+    only_losses = Scores()
+    for version, loss in ((1, 9.0), (2, 5.0), (3, 7.0)):
+        only_losses.begin(version)
+        only_losses.end(version, "a", Evaluation(loss, None, 10))
+        settle(only_losses)
+    assert (only_losses.best, only_losses.since_best) == (-0.5, 1), "less of it is better"
+
+
+def test_given_up_evaluations_count_for_nothing() -> None:
+    scores = Scores()
+    scores.begin(0)
+    scores.begin(1)
+    scores.begin(1)
+    scores.end(0, "a", None)
+    scores.end(1, "a", None)
+    scores.end(1, "b", Evaluation(1.0, 1.0, 2))
+    assert settle(scores) == [Score(1, 0.5, 0.5)]
+    assert (scores.best, scores.settled) == (0.5, 1)
+
+
+def test_a_version_without_test_samples_has_no_score() -> None:
+    scores = Scores()
+    scores.begin(3)
+    scores.end(3, "a", Evaluation(0.0, 0.0, 0))
+    assert settle(scores) == []
+    assert (scores.best, scores.since_best, scores.settled) == (-inf, 0, -1)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([0.1, 0.5, 0.5, 0.4, 0.6], [(0.1, 0), (0.5, 0), (0.5, 1), (0.5, 2), (0.6, 0)]),
+        # A score may be any number.
+        ([-500, -70, -90, -2.5, -3, 4], [(-500, 0), (-70, 0), (-70, 1), (-2.5, 0), (-2.5, 1), (4, 0)]),
+    ],
+)
+def test_the_best_and_how_long_ago_it_was(seen: list[float], expected: list[tuple[float, int]]) -> None:
+    scores, history = Scores(), []
+    for version, score in enumerate(seen):
+        scores.begin(version)
+        scores.end(version, "a", Evaluation(0.0, 10 * score, 10))
+        settle(scores)
+        history.append((scores.best, scores.since_best))
+    assert history == expected
+
+
+def test_versions_settle_oldest_first_and_the_newest_settled_stays() -> None:
+    scores = Scores()
+    for version in (2, 1, 3):
+        scores.begin(version)
+    for version in (3, 1):
+        scores.end(version, "a", Evaluation(0.0, 1.0, 1))
+    assert [score.version for score in settle(scores)] == [1, 3]
+    scores.end(2, "a", Evaluation(0.0, 0.0, 1))
+    assert settle(scores) == [], "version 3 has overtaken it"
+    assert scores.settled == 3
+
+
+def found(correct: float, samples: int = 10) -> Evaluation:
+    return Evaluation(2.0 * samples, correct, samples)
+
+
+def test_where_silos_go_on_by_themselves_a_score_pools_the_newest_of_every_silo() -> None:
+    """a finds 9 of 10 at version 1, alone; b found 1 of 30 at version 0: 10 of 40, not 0.9."""
+    scores = Scores()
+    for silo, evaluation in (("a", found(0)), ("b", found(1, 30))):
+        scores.begin(0)
+        scores.end(0, silo, evaluation)
+    assert [score.accuracy for score in settle(scores)] == [1 / 40]
+    scores.begin(1)
+    scores.end(1, "a", found(9))
+    assert settle(scores) == [Score(1, 10 / 40, 2.0)]
+    assert not scores.covers(1, "ab")
+    scores.begin(1)
+    scores.end(1, "b", found(6, 30))
+    assert [score.accuracy for score in settle(scores)] == [15 / 40]
+    assert scores.covers(1, "ab")
+    assert not scores.covers(2, "ab")
+
+
+def test_a_version_that_all_have_evaluated_pools_these_evaluations_and_no_newer_ones() -> None:
+    scores = Scores()
+    for version in (0, 0, 1):
+        scores.begin(version)
+    scores.end(0, "a", found(1))
+    scores.end(1, "a", found(9))
+    scores.end(0, "b", found(3))
+    assert settle(scores) == [Score(0, 4 / 20, 2.0), Score(1, 12 / 20, 2.0)]
+
+
+def test_a_silo_that_is_gone_counts_for_what_it_evaluated_only() -> None:
+    scores = Scores()
+    for silo in "ab":
+        scores.begin(0)
+        scores.end(0, silo, found(5))
+    scores.forget("b")
+    scores.forget("b")
+    assert settle(scores) == [Score(0, 0.5, 2.0)]
+    scores.begin(1)
+    scores.end(1, "a", found(9))
+    assert settle(scores) == [Score(1, 0.9, 2.0)]
+
+
+def test_what_a_silo_said_leaves_no_trace_once_it_is_gone() -> None:
+    """Added to -1e32 and taken out again, the 90 of a would be 0 in a sum that rounds."""
+    scores = Scores()
+    scores.begin(0, 3)
+    scores.end(0, "a", Evaluation(10.0, 90.0, 100))
+    scores.end(0, "liar", Evaluation(1e32, -1e32, 100))
+    scores.end(0, "b", None)
+    settle(scores)
+    scores.forget("liar")
+    scores.begin(1)
+    scores.end(1, "b", Evaluation(20.0, 70.0, 100))
+    assert settle(scores) == [Score(1, 160 / 200, 30 / 200)]
+
+
+numbers = st.floats(-1e39, 1e39)
+happenings = st.one_of(
+    st.tuples(st.sampled_from("abcd"), st.builds(Evaluation, numbers, numbers, st.integers(1, 10**9))),
+    st.tuples(st.sampled_from("abcd"), st.none()),
+)
+
+
+@given(st.lists(happenings, min_size=1, max_size=40))
+def test_a_rolling_score_is_the_pool_of_the_newest_evaluations_exactly(
+    happens: list[tuple[str, Evaluation | None]],
+) -> None:
+    """Silos evaluate one version after the other, each alone, or are lost; two others stay as they are."""
+    scores, newest = Scores(), {"x": Evaluation(0.1, 0.2, 3), "y": Evaluation(-7.3, 1e-9, 5)}
+    scores.begin(0, 2)
+    for name, evaluation in newest.items():
+        scores.end(0, name, evaluation)
+    settle(scores)
+    for version, (name, found_now) in enumerate(happens, start=1):
+        if found_now is None:
+            newest.pop(name, None)
+            scores.forget(name)
+            continue
+        newest[name] = found_now
+        scores.begin(version)
+        scores.end(version, name, found_now)
+        samples = sum(each.samples for each in newest.values())
+        correct, loss = (fsum(getattr(each, part) for each in newest.values()) for part in ("correct", "loss"))
+        assert settle(scores) == [Score(version, correct / samples, loss / samples)]
+
+
+def test_a_silo_that_starts_from_the_same_version_twice_counts_once() -> None:
+    scores = Scores()
+    for silo, correct in (("a", 8), ("a", 8), ("b", 2)):
+        scores.begin(0)
+        scores.end(0, silo, found(correct))
+    assert settle(scores) == [Score(0, 0.5, 2.0)]
+
+
+def test_at_the_end_all_begin_anew() -> None:
+    scores = Scores()
+    for version in (0, 0, 1):
+        scores.begin(version)
+    scores.end(0, "a", found(5))
+    scores.restart(1)
+    for silo in "ab":
+        scores.begin(1)
+        scores.end(1, silo, found(7))
+    assert settle(scores) == [Score(1, 0.7, 2.0)]
+
+
+def test_a_pass_ends_when_the_slowest_has_gone_through_its_data() -> None:
+    """a holds 100, b 300. Losses weigh as the data do, (100 x 2 + 300 x 1) / 400 = 1.25, however much a did."""
+    passes = Passes()
+    passes.join("a", 100)
+    passes.join("b", 300)
+    passes.add("a", 100, 250, 2.0)
+    passes.add("b", 300, 200, 0.75)
+    passes.add("a", 100, 250, 2.0)
+    assert (passes.loss, passes.change) == (None, None)
+    passes.add("b", 300, 200, 1.25)  # half of its samples at 0.75, half at 1.25
+    assert (passes.loss, passes.change) == (1.25, None)
+    passes.add("b", 300, 300, 1.0)
+    assert passes.loss == 1.25, "a has its pass before it"
+    passes.add("a", 100, 100, 1.0)
+    assert (passes.loss, passes.change) == (1.0, pytest.approx(0.2))  # |1 - 1.25| / 1.25
+
+
+def test_nobody_waits_for_the_pass_of_a_silo_that_is_gone() -> None:
+    passes = Passes()
+    for silo in "abc":
+        passes.join(silo, 10)
+    passes.add("a", 10, 10, 1.0)
+    passes.leave("b")
+    passes.leave("a")
+    passes.leave("ghost")
+    passes.join("c", 20)  # it joined again, with more data
+    passes.add("c", 20, 10, 1.0)
+    assert passes.loss is None
+    passes.add("c", 20, 10, 3.0)
+    assert passes.loss == 2.0
+    passes.join("d", 5)
+    passes.add("c", 20, 20, 2.0)
+    assert passes.change is None
+    passes.add("d", 5, 5, 2.0)
+    assert passes.change == 0.0
+
+
+def test_a_loss_of_zero_is_no_division_by_zero() -> None:
+    passes = Passes()
+    passes.join("a", 1)
+    for _ in range(2):
+        passes.add("a", 1, 1, 0.0)
+    assert passes.change == 0.0
+
+
+def test_a_silo_that_nobody_waited_for_is_waited_for_again_once_it_sends() -> None:
+    passes = Passes()
+    for silo in "ab":
+        passes.join(silo, 10)
+    passes.leave("b")
+    passes.add("a", 10, 10, 2.0)
+    assert passes.loss == 2.0, "nobody waits for b"
+    passes.add("b", 10, 5, 1.0)
+    passes.add("a", 10, 10, 1.0)
+    assert passes.change is None, "b is half through its data"
+    passes.add("b", 10, 5, 1.0)
+    assert passes.change == 0.5
+
+
+EVALUATED = Scores(best=0.8, since_best=3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "version", "now_s", "reason"),
+    [
+        (StopRules(), 10**6, 1e9, None),
+        (StopRules(rounds=5), 4, 0.0, None),
+        (StopRules(rounds=5), 5, 0.0, "5 rounds done"),
+        (StopRules(seconds=5.0), 0, 4.999, None),
+        (StopRules(seconds=5.0), 0, 5.0, "5 s are over"),
+        (StopRules(target_accuracy=0.81), 0, 0.0, None),
+        (StopRules(target_accuracy=0.8), 0, 0.0, "target accuracy 0.8 reached: 0.8000"),
+        (StopRules(patience=4), 0, 0.0, None),
+        (StopRules(patience=3), 0, 0.0, "no better accuracy in 3 evaluated versions"),
+        (StopRules(rounds=1, target_accuracy=0.5), 1, 0.0, "target accuracy 0.5 reached: 0.8000"),  # the good news
+    ],
+)
+def test_stop_rules(rules: StopRules, version: int, now_s: float, reason: str | None) -> None:
+    assert rules.decide(version, now_s, EVALUATED, Passes()) == reason
+
+
+@pytest.mark.parametrize("target", [0.01, 0.0, -1.0, -1e300])
+def test_a_target_is_not_reached_by_what_nobody_has_evaluated(target: float) -> None:
+    assert StopRules(target_accuracy=target).decide(9, 9.0, Scores(), Passes()) is None
+
+
+@pytest.mark.parametrize(("best", "reached"), [(-2.51, False), (-2.5, True), (0.0, True)])
+def test_a_target_may_be_below_zero(best: float, reached: bool) -> None:
+    reason = StopRules(target_accuracy=-2.5).decide(9, 9.0, Scores(best=best), Passes())
+    assert reason == (f"target accuracy -2.5 reached: {best:.4f}" if reached else None)
+
+
+def test_patience_waits_for_the_first_score_however_low() -> None:
+    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=0), Passes()) is None
+    assert StopRules(patience=1).decide(9, 9.0, Scores(best=-1e9, since_best=1), Passes()) is not None
+
+
+@pytest.mark.parametrize(("change", "stops"), [(None, False), (0.011, False), (0.01, True), (0.0, True)])
+def test_a_loss_that_has_come_to_rest_ends_the_run(change: float | None, stops: bool) -> None:
+    reason = StopRules(relative_change=0.01).decide(0, 0.0, Scores(), Passes(loss=1.0, change=change))
+    assert (reason is not None) == stops
+    assert not stops or "slowest silo" in str(reason)

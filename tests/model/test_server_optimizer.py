@@ -1,0 +1,235 @@
+"""Steps by hand, to the bit on every machine, and within bounds whatever the sums are."""
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.cautious_adam import Cautious, Tensor
+from fedsync.model.control_variates import ControlVariates
+from fedsync.model.layout import Vector
+from fedsync.model.server_optimizer import (
+    LARGEST,
+    TINY,
+    Adaptive,
+    Backing,
+    Delayed,
+    HeavyBall,
+    Moments,
+    ServerOptimizer,
+)
+
+MEMORY = ArrayKeeper()
+ALL = Backing(steps=3.5, weight=7, updates=3, newcomers=1)
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, dtype=np.float32)
+
+
+def walk(optimizer: ServerOptimizer, changes: Iterable[Vector], pace: float = 1.0) -> tuple[Moments, list[Vector]]:
+    """Moments after all changes, and the step of each."""
+    steps: list[Vector] = []
+    moments = None
+    for change in changes:
+        moments = moments or optimizer.begin(change.size, MEMORY)
+        advanced = optimizer.advance(moments, change, pace, MEMORY, ALL)
+        assert advanced is not None
+        moments, step = advanced
+        steps.append(step(0, change.size))
+    assert moments is not None
+    return moments, steps
+
+
+KINDS: dict[str, ServerOptimizer] = {
+    "fedavgm": HeavyBall(0.9, 1.0),
+    "fedadam": Adaptive("adam", 0.1, 0.9, 0.99, 1e-3),
+    "cautious-adam": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(2, 0.5), Tensor(300, 0.25))),
+    "cautious-adam, one layer": Cautious("adam", 0.3, 0.8, 0.95, 1e-8, tensors=(Tensor(300, 0.25),), leads=True),
+    "fedyogi": Adaptive("yogi", 0.01, 0.9, 0.99, 1e-3),
+    "fedadagrad": Adaptive("adagrad", 0.1, 0.0, 0.0, 1e-3),
+    "delayed-nesterov": Delayed(0.9, 3, 0.1, 0.7),
+    "scaffold": ControlVariates(0.7),
+}
+CAUTIOUS = [KINDS["cautious-adam"], KINDS["cautious-adam, one layer"]]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def test_momentum_by_hand() -> None:
+    """m: 4, then 2 + 2 = 4, then 2 - 8 = -6."""
+    _, steps = walk(HeavyBall(0.5, 0.25), [vector(4), vector(2), vector(-8)])
+    assert [step.tolist() for step in steps] == [[1.0], [1.0], [-1.5]]
+
+
+def test_adam_by_hand() -> None:
+    """m = 0.5 x 4 = 2; v = 0.25 x 16 = 4; rate sqrt(1 - 0.75^2) / (1 - 0.5^2); 2 / (2 + 2)."""
+    _, (step,) = walk(Adaptive("adam", 1.0, 0.5, 0.75, 2.0), [vector(4)])
+    assert step[0] == pytest.approx(0.5 * math.sqrt(1 - 0.75**2) / (1 - 0.5**2))
+
+
+def test_adagrad_by_hand() -> None:
+    """v = 9, then 9 + 16 = 25: 3 / (3 + 1), then 4 / (5 + 1)."""
+    _, steps = walk(Adaptive("adagrad", 1.0, 0.0, 0.0, 1.0), [vector(3), vector(4)])
+    assert [float(step[0]) for step in steps] == pytest.approx([0.75, 2 / 3])
+
+
+def test_yogi_by_hand() -> None:
+    """v = 0 + 0.5 x 16 = 8, then 4 < 8: 8 - 0.5 x 4 = 6; m = 4, 2."""
+    _, steps = walk(Adaptive("yogi", 1.0, 0.0, 0.5, 1.0), [vector(4), vector(2)])
+    assert [float(step[0]) for step in steps] == pytest.approx([4 / (math.sqrt(8) + 1), 2 / (math.sqrt(6) + 1)])
+
+
+def test_delayed_momentum_by_hand() -> None:
+    """Every second commit m = m / 2 + the last two changes: 3, then 1.5 + 7 = 8.5; half of it is applied at once."""
+    moments, steps = walk(Delayed(0.5, 2, 0.0, 1.0), [vector(1), vector(2), vector(3), vector(4)])
+    assert [float(step[0]) for step in steps] == [1, 2 + 1.5, 3, 4 + 4.25]
+    assert [float(each[0]) for each in moments.vectors] == [8.5, 0]
+
+
+def test_delayed_momentum_may_be_spread_over_commits() -> None:
+    """c = 1/4, N = 2, m = 3 from the second commit on: (1 - 1/2 + 1/4) / 2 x 3 there and 1/8 x 3 in the third."""
+    _, steps = walk(Delayed(0.5, 2, 0.25, 1.0), [vector(1), vector(2), vector(3)])
+    assert [float(step[0]) for step in steps] == [1, 2 + 0.375 * 3, 3 + 0.125 * 3]
+
+
+def test_with_every_commit_it_is_nesterov_s() -> None:
+    """m = b m + change; the model moves by b m + change."""
+    changes = [vector(1, -2), vector(0.5, 4), vector(-3, 0.25)]
+    _, steps = walk(Delayed(0.5, 1, 0.0, 2.0), changes)
+    momentum = np.zeros(2)
+    for change, step in zip(changes, steps, strict=True):
+        momentum = 0.5 * momentum + change
+        np.testing.assert_allclose(step, 2 * (0.5 * momentum + change))
+
+
+@pytest.mark.parametrize(
+    ("grace", "staleness", "expected"),
+    [
+        (None, [5, 9], 1.0),
+        (0, [0, 0], 1.0),
+        (2, [0, 2], 1.0),
+        (2, [3], 1 / 2),
+        (1, [0, 4], (1 + 1 / 4) / 2),
+        (0, [], 1.0),
+    ],
+)
+def test_the_rate_falls_with_what_is_older_than_the_grace(
+    grace: int | None, staleness: list[int], expected: float
+) -> None:
+    assert HeavyBall(0.9, 1.0, grace).pace(staleness) == expected
+
+
+# A lead is of the next step, whose pace nobody knows yet.
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"cautious-adam, one layer"}))
+def test_a_slower_pace_shortens_the_step_and_not_what_is_remembered(kind: str) -> None:
+    changes = [vector(1, -2, 3), vector(0.5, 0.5, -4)]
+    (fast, steps), (slow, shortened) = (walk(KINDS[kind], changes, pace) for pace in (1.0, 0.5))
+    for ours, theirs in zip(fast.vectors, slow.vectors, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for whole, half in zip(steps, shortened, strict=True):
+        np.testing.assert_array_equal(whole / 2, half)
+
+
+@every_kind
+def test_a_commit_that_changes_nothing_makes_no_step(kind: str) -> None:
+    moments, _ = walk(KINDS[kind], [vector(1, 2)])
+    assert KINDS[kind].advance(moments, vector(0, -0.0), 1.0, MEMORY, ALL) is None
+
+
+def trajectory(optimizer: ServerOptimizer) -> str:
+    """Digest of a hundred steps and of what is remembered then.
+
+    Changes are of many sizes, and some come once only, so that momentum fades below the smallest normal number.
+    """
+    rng, hashed = np.random.Generator(np.random.PCG64(3)), hashlib.sha256()
+    moments = optimizer.begin(300, MEMORY)
+    sizes = np.ldexp(np.float32(1), -np.arange(300, dtype=np.int32) // 4)
+    for number in range(100):
+        change = (rng.integers(-(2**20), 2**20, 300).astype(np.float32) / np.float32(2**20)) * sizes
+        change[::3] *= np.float32(number == 0)
+        advanced = optimizer.advance(moments, change, 1.0, MEMORY, ALL)
+        assert advanced is not None
+        moments, step = advanced
+        hashed.update(step(0, 300).tobytes())
+    for each in moments.vectors:
+        hashed.update(each.tobytes())
+    hashed.update(repr(moments.powers).encode())
+    return hashed.hexdigest()[:16]
+
+
+GOLDEN = {
+    "fedavgm": "9a1b2fd7f1512845",
+    "fedadam": "5cc87cc66dc8ec3b",
+    "cautious-adam": "bbabd1d26d24eeb1",
+    "cautious-adam, one layer": "b54fe33bb493eb20",
+    "fedyogi": "7e494a4d7e8ec5bc",
+    "fedadagrad": "dea7e6af51498ab2",
+    "delayed-nesterov": "c5838193d6c15b04",
+    "scaffold": "e3628204c3b4a924",
+}
+"""What every machine comes to; under encryption silos whose digests differ cannot be added up."""
+
+
+@every_kind
+def test_trajectories_have_the_same_bits_everywhere(kind: str) -> None:
+    assert trajectory(KINDS[kind]) == GOLDEN[kind]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"fedyogi", "fedadagrad", "scaffold"}))
+def test_it_does_not_matter_whether_the_processor_has_subnormal_numbers(kind: str) -> None:
+    """Some programs have it take them for zeros, and where one thread does, so do all that it starts."""
+    fades = HeavyBall(0.2, 1.0) if kind == "fedavgm" else KINDS[kind]
+    usual = trajectory(fades)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always has them")
+    try:
+        assert np.float32(1e-30) * np.float32(1e-10) == 0
+        assert trajectory(fades) == usual
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@every_kind
+def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
+    """A silo may seal what it likes: the largest change again and again, then its opposite, then the smallest."""
+    most = np.float32(3e38)
+    changes = [vector(most, -most, 1, TINY)] * 40 + [vector(-most, -most, -1, 1e-45)] * 40
+    moments, steps = walk(KINDS[kind], changes)
+    KINDS[kind].check(moments)
+    for step in steps:
+        assert np.abs(step).max() <= LARGEST
+        assert np.isfinite(step).all()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)],
+)
+def test_one_change_that_is_far_too_large_is_forgotten(optimizer: ServerOptimizer) -> None:
+    """An infinity would stay for ever. (Adagrad and Yogi never forget a change that large, finite as it is.)"""
+    honest = [vector(0.01)] * 2001
+    _, steps = walk(optimizer, [vector(3e38), vector(-3e38), vector(1), *honest])
+    _, expected = walk(optimizer, honest)
+    assert float(steps[-1][0]) == pytest.approx(float(expected[-1][0]), rel=0.01)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, 2.0**127])
+def test_moments_that_no_steps_come_to_are_refused(value: float) -> None:
+    """A root of -1 would be NaN in every later model."""
+    adam = KINDS["fedadam"]
+    moments, _ = walk(adam, [vector(1, 2)])
+    adam.check(moments)
+    first, second = moments.vectors
+    with pytest.raises(ValueError, match="moment 1 has values beyond 0 and"):
+        adam.check(Moments(1, moments.powers, (first, vector(1, value))))
+    if value != -1.0:
+        with pytest.raises(ValueError, match="moment 0"):
+            adam.check(Moments(1, moments.powers, (vector(value, 1), second)))
+    with pytest.raises(ValueError, match="1 moments of 1 steps"):
+        adam.check(Moments(1, moments.powers, (first,)))
+    with pytest.raises(ValueError, match="powers"):
+        adam.check(Moments(1, (2.0, 0.5), moments.vectors))

@@ -1,0 +1,306 @@
+"""A run that is cut off goes on from what is on disk, and comes to what it would have come to."""
+
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from typer.testing import CliRunner
+
+from fedsync.cli import app
+from fedsync.common.errors import ConfigError, RunError
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Commit
+from fedsync.core.journal import JOURNAL, read_journal
+from fedsync.observe.recorder import Recorder
+from fedsync.observe.replay import replay
+from fedsync.observe.run_builder import measuring
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.server.checkpoints import FOLDER, FORMAT, digest
+from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
+from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def _model(arrays: ArrayRecord) -> np.ndarray:
+    return np.concatenate([array.numpy().ravel() for array in arrays.values()])
+
+
+def _files(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw")
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    straight = _model(strategy_in(tmp_path / "straight").start(DirectGrid(3)).arrays)
+    if large:
+        all_is_large(monkeypatch)
+    out = tmp_path / "run"
+    cut_off(strategy_in(out), version=2)
+    assert _files(out) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+    # Each version's model once: also version 0, to which each of them could go back.
+    assert len([*(out / FOLDER).glob("*.raw")]) == (3 if large else 0)
+    assert not (out / "arrays").exists(), "what was in use goes with the process"
+    assert stat.S_IMODE((out / FOLDER).stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in (out / FOLDER).iterdir())
+    before = set(map(id, trainers.values()))
+
+    resumed = strategy_in(out, resume=True)
+    result = resumed.start(DirectGrid(3))
+
+    np.testing.assert_array_equal(_model(result.arrays), straight)
+    assert before <= set(map(id, trainers.values())), "the silos' trainers went on"
+    named = [RunSpec.parse(identity.spec).run for identity in trainers]
+    assert {name.rpartition("-")[0] for name in named} == {resumed.config.name}, "by which owners know the run"
+    assert len(trainers) == 3 + 3, "those of the straight run, and those of this one"
+    commits = [a for entry in replay(out / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    assert [commit.version for commit in commits] == [1, 2, 3, 4]
+    used = [update_id for commit in commits for update_id in commit.weights]
+    assert len(used) == len(set(used)) == 4 * 3
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    assert resumed.run_summary is not None and resumed.run_summary["rounds"] == 4
+    times = [entry.at_s for entry in read_journal(out / JOURNAL)[1]]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "delayed-nesterov", "scaffold"])
+def test_a_server_optimizer_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool, kind: str
+) -> None:
+    chosen = [f"server_optimizer={{kind: {kind}}}", "aggregation.kind=fednova"]
+    straight = _model(strategy_in(tmp_path / "straight", *chosen).start(DirectGrid(3)).arrays)
+    if large:
+        all_is_large(monkeypatch)
+    cut_off(strategy_in(tmp_path / "run", *chosen), version=2)
+    result = strategy_in(tmp_path / "run", *chosen, resume=True).start(DirectGrid(3))
+    np.testing.assert_array_equal(_model(result.arrays), straight)
+
+
+def test_a_resumed_run_is_the_same_run_as_far_as_silos_are_told(tmp_path: Path) -> None:
+    told = ConfigRecord({"lr": 0.01})
+    with pytest.raises(Killed):
+        strategy_in(tmp_path).start(DirectGrid(3, {1: killed_at(2)}), train_config=told)
+    for other in (None, ConfigRecord({"lr": 0.1})):
+        with pytest.raises(ConfigError, match="of another configuration"):
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3), train_config=other)
+    before = set(trainers)
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3), train_config=told)
+    assert set(trainers) == before, "silos know it for the run that they are in"
+
+
+def test_a_run_that_was_cut_off_in_its_last_evaluation_only_evaluates(tmp_path: Path) -> None:
+    def dies(message: Message, context: Context) -> Message | None:
+        if message.metadata.message_type == "evaluate":
+            raise Killed
+        return honest(message, context)
+
+    with pytest.raises(Killed):
+        strategy_in(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), dies)))
+    grid = DirectGrid(3)
+    resumed = strategy_in(tmp_path, resume=True)
+    resumed.start(grid)
+    assert sorted(kind for _, kind in grid.pushed) == ["Describe"] * 3 + ["EvaluateModel"] * 3
+    assert resumed.run_summary is not None and resumed.run_summary["accuracy"] is not None
+    replay(tmp_path / JOURNAL)
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    cut_off(strategy_in(tmp_path), version=2)
+    newest = tmp_path / FOLDER / "2.ckpt"
+    data = newest.read_bytes()
+    middle = len(data) // 2
+    changed = {"torn": data[:middle], "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]}
+    newest.write_bytes(changed.get(damage, b""))
+    before = set(trainers)
+
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+
+    assert "2.ckpt: torn or corrupt; going on from the one before" in caplog.text
+    assert len(set(trainers) - before) == 3, "silos that know a version that is made anew must forget it"
+    commits = [a.version for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    assert commits == [1, 2, 3, 4]
+
+
+def test_an_entry_that_was_half_written_is_cut_off(tmp_path: Path) -> None:
+    cut_off(strategy_in(tmp_path), version=2)
+    with (tmp_path / JOURNAL).open("ab") as journal:
+        journal.write(b'{"at_s":1.5,"events":[{"type":"SiloLo')
+    before = set(trainers)
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+    assert set(trainers) == before, "nothing was sent that is not known"
+    replay(tmp_path / JOURNAL)
+
+
+def test_what_a_killed_server_was_writing_goes(tmp_path: Path) -> None:
+    cut_off(strategy_in(tmp_path), version=1)
+    (tmp_path / FOLDER / ".2.ckpt.4711").write_bytes(b"half")
+    cut_off(strategy_in(tmp_path, resume=True), version=2)
+    assert _files(tmp_path) == ["0.ckpt", "1.ckpt", "2.ckpt"]
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no checkpoint to go on from"):
+        strategy_in(tmp_path / "none", resume=True).start(DirectGrid(3))
+    out = tmp_path / "run"
+    cut_off(strategy_in(out), version=1)
+    with pytest.raises(ConfigError, match="of another configuration"):
+        strategy_in(out, "local.learning_rate=0.5", resume=True).start(DirectGrid(3))
+    for path in (out / FOLDER).iterdir():
+        path.write_bytes(b"no")
+    with pytest.raises(ConfigError, match="no checkpoint is whole"):
+        strategy_in(out, resume=True).start(DirectGrid(3))
+
+
+def test_a_checkpoint_of_another_version_or_of_somebody_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off(strategy_in(tmp_path), version=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("fedsync.server.checkpoints.__version__", "99.0")
+        with pytest.raises(ConfigError, match=r"written by FedSync .*; this is 99\.0"):
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+        patch.undo()
+        patch.setattr("fedsync.server.checkpoints.FORMAT", 0)
+        with pytest.raises(ConfigError, match=rf"format {FORMAT}\..*Resume with that version; this is .*, format 0"):
+            strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+    (tmp_path / FOLDER / "1.ckpt").chmod(0o644)
+    with pytest.raises(ConfigError, match="open to others"):
+        strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    strategy_in(tmp_path).start(DirectGrid(3))
+    assert _files(tmp_path) == ["2.ckpt", "3.ckpt", "4.ckpt"]
+    strategy_in(tmp_path / "without", checkpoints=0).start(DirectGrid(3))
+    assert not (tmp_path / "without" / FOLDER).exists()
+
+
+def test_a_run_goes_on_where_checkpoints_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes, mode: int, **how: bool) -> None:
+        raise ConfigError(str(path), "cannot be written: No space left on device", "Check the disk")
+
+    monkeypatch.setattr("fedsync.server.checkpoints.write_atomically", full)
+    strategy = strategy_in(tmp_path)
+    strategy.start(DirectGrid(3))
+    assert strategy.run_summary is not None and strategy.run_summary["rounds"] == 4
+    assert caplog.text.count("No space left on device") == 1, "said once, not every round"
+
+
+def test_a_run_ends_where_its_journal_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy, seen = strategy_in(tmp_path), []
+
+    def evaluate(version: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append(version)
+        if version == 2:
+            monkeypatch.setattr(
+                "fedsync.core.journal.JournalWriter.append",
+                lambda self, entry: (_ for _ in ()).throw(OSError(28, "Full")),
+            )
+        return None
+
+    with pytest.raises(RunError, match="the run's files cannot be written: Full"):
+        strategy.start(DirectGrid(3), evaluate_fn=evaluate)
+    assert seen == [0, 1, 2]
+    monkeypatch.undo()
+    with silos_in_this_process():
+        strategy_in(tmp_path, resume=True).start(DirectGrid(3))
+    replay(tmp_path / JOURNAL)
+
+
+def test_updates_that_wait_for_a_commit_survive(tmp_path: Path) -> None:
+    """FedBuff with two of three: when two are committed, the third may be there already."""
+    store = PlainAggregator(np.zeros(2, dtype=np.float32))
+    store.begin("a/1")
+    store.begin("b/1")
+    store.put("a", "a/1", np.array([1, 2], dtype=np.float32))
+    store.put("b", "b/1", np.array([5, 5], dtype=np.float32))
+    store.commit(Commit(1, {"a/1": 0.5}))
+    store.savepoint()
+    other = PlainAggregator(np.ones(2, dtype=np.float32))
+    other.restore(store.state())
+    other.commit(Commit(2, {"b/1": 1.0}))
+    # By hand: half of (1, 2), then all of (5, 5).
+    np.testing.assert_array_equal(other.model, [5.5, 6.0])
+    other.rollback()
+    np.testing.assert_array_equal(other.model, [0.5, 1.0])
+    np.testing.assert_array_equal(store.model, [0.5, 1.0])
+
+
+def test_a_late_answer_to_an_order_of_before_is_not_counted(tmp_path: Path) -> None:
+    """Silo a answers its new order under the name of the one that was lost with the server."""
+    cut_off(strategy_in(tmp_path), version=1)
+
+    def late(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        return late_to.pop() if message.metadata.message_type == "train" and late_to else reply
+
+    kept: list[Message] = []
+
+    def keeps(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        if message.metadata.message_type == "train":
+            kept.append(reply)
+        return reply
+
+    out = tmp_path / "other"
+    strategy_in(out).start(DirectGrid(3, {1: keeps}))
+    # The update that silo a sends first is that of its first order, which was committed before the server died.
+    late_to = [kept[0]]
+    strategy_in(tmp_path, resume=True).start(DirectGrid(3, {1: late}))
+    commits = [a for entry in replay(tmp_path / JOURNAL) for a in entry.actions if isinstance(a, Commit)]
+    used = [update_id for commit in commits for update_id in commit.weights]
+    assert len(used) == len(set(used))
+
+
+def test_the_books_of_a_continued_journal_are_those_of_all_of_it(tmp_path: Path) -> None:
+    cut_off(strategy_in(tmp_path), version=3)
+    options = {"runtime": "flower", "config": {"name": "x", "seed": 0}, "silos": None, "model_bytes": 10}
+    recorder = Recorder(tmp_path, resume=True, **options)  # type: ignore[arg-type]
+    recorder.close()
+    assert [row.round for row in recorder.ledger.rounds] == [1, 2, 3]
+    # The last one is not scored yet.
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path: Path) -> None:
+    strategy = strategy_in(tmp_path, name="lb-bsp")
+    cut_off(strategy, version=1)
+    loaded = digest(StrategyConfig.load(tmp_path / "config.yaml"), ClusterConfig.load(tmp_path / "silos.yaml"))
+    assert loaded == digest(measuring(strategy.config), SILOS)
+    assert loaded != digest(measuring(strategy.config), ClusterConfig(silos=SILOS.silos[:2]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--resume", "x", "--runtime", "virtual"], "leaves nothing behind to go on from"),
+        (["--resume", "x", "--runtime", "flower"], "leaves nothing behind to go on from"),
+        (["fedavg", "--resume", "x"], "the folder says what is run"),
+        (["--resume", "x", "--seed", "3"], "the folder says what is run"),
+        (["--resume", "x", "--silos", "hetero"], "the folder says what is run"),
+        ([], "no strategy is named"),
+    ],
+)
+def test_the_command_line_refuses_what_makes_no_sense(arguments: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app, ["run", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert problem in str(result.exception)

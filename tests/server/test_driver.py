@@ -1,0 +1,430 @@
+"""The Flower driver against silos that answer honestly, wrongly, twice, late or not at all."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app.error import Error
+
+from fedsync.common.errors import ConfigError, FedSyncError, RunError
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import WorkReport
+from fedsync.flower import flower_messages as messages
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import Payload
+from fedsync.server.timeouts import Timeouts
+from fedsync.silo.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
+from tests.e2e.deployed import SMALL
+from tests.flower.grid import Answer, DirectGrid, asked, honest, posing, said, saying, silos_in_this_process
+
+ROUNDS = 3
+FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
+SILOS = [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+def _overrides(*more: str) -> list[str]:
+    return [SMALL, *FAST[:3], *more]
+
+
+def _strategy(tmp_path: Path, *overrides: str, timing: Timeouts | None = None) -> FedSync:
+    return FedSync(
+        StrategyConfig.load("fedavg", _overrides(*overrides)),
+        ClusterConfig.model_validate({"silos": SILOS}),
+        out=tmp_path,
+        timing=timing or Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60),
+    )
+
+
+def _spoil_train(change: Any) -> Answer:
+    """A silo that is honest but for what ``change`` does to the answer to TRAIN."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        reply = honest(message, context)
+        return change(message, reply) if message.metadata.message_type == "train" else reply
+
+    return answer
+
+
+def _changed(change: Callable[[WorkReport, Vector], tuple[Reply, Payload | None]]) -> Any:
+    """The answer with another report or another update."""
+
+    def spoil(message: Message, reply: Message) -> Message:
+        report, update = said(reply)
+        assert isinstance(report, WorkReport) and update is not None
+        return saying(message, *change(report, update.view(np.float32)))
+
+    return spoil
+
+
+def _update(change: Callable[[Vector], Payload]) -> Any:
+    return _changed(lambda report, update: (report, change(update)))
+
+
+def _report(**changes: Any) -> Any:
+    return _changed(lambda report, update: (replace(report, **changes), update))
+
+
+def _record(array: Array | str) -> Any:
+    """The answer with this in place of the update's bytes."""
+
+    def spoil(message: Message, reply: Message) -> Message:
+        texts = reply.content.config_records["fedsync"]
+        del texts["payload"]
+        if isinstance(array, str):
+            texts["payload"] = array
+            return reply
+        return Message(RecordDict({"fedsync": texts, "payload": ArrayRecord({"flat": array})}), reply_to=message)
+
+    return spoil
+
+
+def _nan(update: Vector) -> Vector:
+    return np.full_like(update, np.nan)
+
+
+BAD_REPLIES = {
+    "nan": (_update(_nan), "finite"),
+    "too few bytes": (_update(lambda update: update[:-1]), "length"),
+    "too many bytes": (_update(lambda update: np.concatenate([update, update])), "length"),
+    "wrong type": (_update(lambda update: update.astype(np.float64)), "length"),
+    "no bytes are numbers": (_update(lambda update: np.full(update.nbytes, 255, np.uint8)), "finite"),
+    "no update": (_changed(lambda report, update: (report, None)), "brings no 'payload'"),
+    "text for bytes": (_record("x"), "brings no 'payload'"),
+    "an array for NumPy's loader, which might unpickle": (_record(Array(np.zeros(3))), "arrays"),
+    "no speed": (_report(compute_s=0.0), "compute time"),
+    "absurd speed": (_report(compute_s=8e-12), "speed"),
+    "nan loss": (_report(loss=1e400 - 1e400), "message"),
+    "other version": (_report(base_version=99), "version"),
+    "too many steps": (_report(steps=2, samples=16), "steps"),
+    "no report": (lambda message, reply: saying(message, Snapshot(1)), "Train is answered with Snapshot"),
+    "no text": (lambda message, reply: Message(RecordDict(), reply_to=message), "brings no 'text'"),
+    "no such reply": (lambda message, reply: messages.answer(message, '{"type":"Nonsense"}'), "message"),
+    "error": (lambda message, reply: Message(Error(code=2, reason="disk full"), reply_to=message), "disk full"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPLIES)
+def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_path: Path) -> None:
+    change, check = BAD_REPLIES[name]
+    grid = DirectGrid(3, {1: _spoil_train(change)})
+
+    result = _strategy(tmp_path).start(grid)
+
+    assert all(np.isfinite(array.numpy()).all() for array in result.arrays.values())
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert check in journal
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["b", "c"]] * ROUNDS
+    silos = {silo["name"]: silo for silo in json.loads((tmp_path / "summary.json").read_text())["silos"]}
+    assert (silos["a"]["orders"], silos["a"]["failures"]) == (0, ROUNDS)
+    assert silos["b"]["orders"] == ROUNDS
+
+
+def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
+    strategy = _strategy(tmp_path)
+    result = strategy.start(DirectGrid(3))
+    summary = strategy.run_summary
+    assert summary is not None
+    assert (summary["rounds"], summary["stopped_by"]) == (ROUNDS, f"{ROUNDS} rounds done")
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2, 3]
+    assert result.evaluate_metrics_clientapp[ROUNDS]["accuracy"] == pytest.approx(summary["accuracy"])
+    # 3 orders and 3 last evaluations brought the model, 9 updates went up; all are the model's size.
+    assert summary["bytes_down"] == (9 + 3) * summary["bytes_up"] // 9
+
+
+def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
+    seen = []
+
+    def evaluate_fn(version: int, arrays: ArrayRecord) -> None:
+        seen.append((version, float(np.sum([array.numpy().sum() for array in arrays.values()]))))
+
+    _strategy(tmp_path).start(DirectGrid(3), evaluate_fn=evaluate_fn)
+    assert [version for version, _ in seen] == [0, 1, 2, 3]
+    assert len({total for _, total in seen}) == 4
+
+
+def test_initial_arrays_are_where_training_starts(tmp_path: Path) -> None:
+    first = _strategy(tmp_path / "one").start(DirectGrid(3), num_rounds=1).arrays
+    seen = []
+    _strategy(tmp_path / "two").start(
+        DirectGrid(3), first, num_rounds=1, evaluate_fn=lambda version, arrays: seen.append(arrays)
+    )
+    for name, array in first.items():
+        np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
+
+
+def test_a_node_that_vanishes_is_lost_and_the_rest_go_on(tmp_path: Path) -> None:
+    grid = DirectGrid(3)
+    orders = 0
+
+    def leaves_in_round_two(message: Message, context: Context) -> Message | None:
+        nonlocal orders
+        orders += message.metadata.message_type == "train"
+        if orders == 2:
+            grid.nodes.discard(1)
+            return None
+        return honest(message, context)
+
+    grid.answers[1] = leaves_in_round_two
+    _strategy(tmp_path).start(grid)
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"], ["b", "c"], ["b", "c"]]
+    assert "its node is gone" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_what_a_node_was_sent_before_it_was_started_again_is_not_waited_for(tmp_path: Path) -> None:
+    grid, orders = DirectGrid(3), 0
+
+    def is_started_again_in_round_two(message: Message, context: Context) -> Message | None:
+        nonlocal orders
+        orders += message.metadata.message_type == "train"
+        if message.metadata.message_type == "train" and orders == 2:
+            grid.starts[1] += 1
+            return None
+        return honest(message, context)
+
+    grid.answers[1] = is_started_again_in_round_two
+    _strategy(tmp_path).start(grid)
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert journal.count('"type":"SiloLost"') == 1
+    assert "no answer in" not in journal
+
+
+def _loses_first(kind: str) -> Answer:
+    """A silo whose line breaks as it fetches its first message of a kind; the server takes it for delivered."""
+    lost = False
+
+    def answer(message: Message, context: Context) -> Message | None:
+        nonlocal lost
+        if message.metadata.message_type == kind and not lost:
+            lost = True
+            return None
+        return honest(message, context)
+
+    return answer
+
+
+SOON = Timeouts(poll_s=0.001, ask_s=0.1, report_s=0.1, order_timeout_s=60.0)
+
+
+@pytest.mark.parametrize("kind", ["query", "train", "evaluate"])
+def test_a_message_that_is_lost_on_its_way_is_sent_again(kind: str, tmp_path: Path) -> None:
+    _strategy(tmp_path, "min_silos=3", timing=SOON).start(DirectGrid(3, {1: _loses_first(kind)}))
+    rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert [sorted(row["silos"]) for row in rounds] == [["a", "b", "c"]] * ROUNDS
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [silo["failures"] for silo in summary["silos"]] == [0, 0, 0]
+    assert summary["accuracy"] is not None
+
+
+def test_an_order_is_not_sent_again_where_the_model_has_moved_on(tmp_path: Path) -> None:
+    """The others wait for the silo that has lost its first order: until it has told so, and until it has another."""
+    loses, told, orders, others = _loses_first("train"), False, 0, 0
+
+    def asked_late(message: Message, context: Context) -> Message | None:
+        """It tells of its loss once another has a second order, and so the model has moved on."""
+        nonlocal told, orders
+        if isinstance(asked(message), Collect):
+            told = told or others >= 3
+            return loses(message, context) if told else None
+        orders += isinstance(asked(message), Train)
+        return loses(message, context)
+
+    def waits(message: Message, context: Context) -> Message | None:
+        nonlocal others
+        if isinstance(asked(message), Train | Collect) and others >= (4 if not told else 8 if orders < 2 else 100):
+            return None
+        others += isinstance(asked(message), Train)
+        return honest(message, context)
+
+    grid = DirectGrid(3, {1: asked_late, 2: waits, 3: waits})
+    _strategy(tmp_path, "barrier={kind: asp}", "aggregation={kind: fedbuff}", "stop.rounds=16", timing=SOON).start(grid)
+    assert "it is lost, and the model has moved on since" in (tmp_path / "journal.jsonl").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["silos"][0]["failures"] == 1 and summary["silos"][0]["orders"] > 0
+
+
+def test_a_silo_that_is_slow_to_answer_trains_and_evaluates_once(tmp_path: Path) -> None:
+    """It answers all that it was asked meanwhile, at last: the same order is trained once, and counts once."""
+    grid, held = DirectGrid(2), 0
+
+    def late(message: Message, context: Context) -> Message | None:
+        nonlocal held
+        reply = honest(message, context)
+        if isinstance(asked(message), Train | Collect) and held < 2:
+            held += 1
+            return None
+        return reply
+
+    grid.answers[1] = late
+    _strategy(tmp_path, "min_silos=2", timing=SOON).start(grid)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [(silo["orders"], silo["failures"]) for silo in summary["silos"][:2]] == [(ROUNDS, 0)] * 2
+    assert [kind for node, kind in grid.pushed if node == 1].count("Collect") >= 2
+
+
+def test_silence_is_an_answer_after_the_timeout(tmp_path: Path) -> None:
+    def silent(message: Message, context: Context) -> Message | None:
+        return None if message.metadata.message_type == "train" else honest(message, context)
+
+    timing = Timeouts(poll_s=0.001, order_timeout_s=0.2, join_timeout_s=60)
+    _strategy(tmp_path, "stop.rounds=1", timing=timing).start(DirectGrid(3, {2: silent}))
+    assert "no answer in 0.2 s" in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_two_nodes_with_one_name_count_once(tmp_path: Path) -> None:
+    def twin(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        hello, _ = said(reply)
+        return saying(message, replace(hello, silo="a")) if isinstance(hello, Hello) else reply
+
+    strategy = _strategy(tmp_path, "min_silos=2")
+    strategy.start(DirectGrid(3, {3: twin}))
+    assert strategy.run_summary is not None
+    assert [silo["name"] for silo in strategy.run_summary["silos"]] == ["a", "b"]
+
+
+def test_nobody_joins(tmp_path: Path) -> None:
+    timing = Timeouts(poll_s=0.001, join_timeout_s=0.1)
+    with pytest.raises(RunError, match="silos here: none"):
+        _strategy(tmp_path, timing=timing).start(DirectGrid(0))
+
+
+def test_all_silos_fail_for_ever(tmp_path: Path) -> None:
+    broken = _spoil_train(BAD_REPLIES["error"][0])
+    with pytest.raises(RunError, match="disk full"):
+        _strategy(tmp_path).start(DirectGrid(3, dict.fromkeys((1, 2, 3), broken)))
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] == 0
+
+
+def test_the_steps_of_flowers_own_round_are_refused(tmp_path: Path) -> None:
+    strategy = _strategy(tmp_path)
+    with pytest.raises(FedSyncError, match=r"call start\(\)"):
+        strategy.aggregate_evaluate(1, [])
+
+
+def test_a_report_survives_the_wire() -> None:
+    message = posing(Describe())
+    report = WorkReport(base_version=3, steps=2, samples=16, compute_s=0.1, loss=1 / 3, overhead_s={"load": 0.1})
+    assert said(saying(message, report)) == (report, None)
+
+
+def test_the_word_to_stop_reaches_silos_at_work(tmp_path: Path) -> None:
+    """A-BSP: once c is done, half of all samples are, and a and b stop where they are."""
+    silos = [{"name": "a", "speed": 16.0}, {"name": "b", "speed": 16.0}, {"name": "c", "speed": 800.0}]
+    config = StrategyConfig.load(
+        "fedavg",
+        [
+            "task={kind: digits}",
+            "local={steps: 40, batch_size: 8}",  # a and b need 0.5 s a step, 20 s in all
+            "barrier={kind: a-bsp, sync_ratio: 0.34, report_s: 0.1}",
+            "aggregation={kind: fednova}",
+            "stop.rounds=1",
+        ],
+    )
+    strategy = FedSync(config, ClusterConfig.model_validate({"silos": silos}), out=tmp_path)
+    strategy.start(DirectGrid(3))
+    assert strategy.run_summary is not None
+    steps = {silo["name"]: silo["steps"] for silo in strategy.run_summary["silos"]}
+    assert steps["c"] == 40
+    assert 1 <= steps["a"] < 20 and 1 <= steps["b"] < 20
+
+
+def test_a_server_without_data_asks_a_silo_for_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[ArrayRecord] = []
+    _strategy(tmp_path / "with").start(DirectGrid(3), evaluate_fn=lambda version, arrays: expected.append(arrays))
+
+    def no_data(*arguments: Any) -> Any:
+        raise ConfigError("task.files", "there is no such file", "Only silos have data")
+
+    monkeypatch.setattr("fedsync.flower.flower_strategy.task_model", no_data)
+    seen: list[ArrayRecord] = []
+    grid = DirectGrid(3)
+
+    def cannot_send_a_model(message: Message, context: Context) -> Message | None:
+        if isinstance(asked(message), AskModel):
+            return Message(Error(code=2, reason="no"), reply_to=message)
+        return honest(message, context)
+
+    grid.answers[1] = cannot_send_a_model
+    _strategy(tmp_path / "without").start(grid, evaluate_fn=lambda version, arrays: seen.append(arrays))
+    for name, array in expected[0].items():
+        np.testing.assert_array_equal(seen[0][name].numpy(), array.numpy())
+
+
+def _no_folder(message: Message, context: Context) -> Message:
+    return saying(message, Refused(Refusal.CONFIG, "no folder /data"))
+
+
+def test_a_run_that_all_silos_refuse_ends_at_once_with_a_refusal(tmp_path: Path) -> None:
+    grid = DirectGrid(3, dict.fromkeys((1, 2, 3), _no_folder))
+    told = r"needs 3 silos, and at most 2 of .* node 1 answers CONFIG: .*no folder /data"
+    with pytest.raises(RunError, match=told):
+        _strategy(tmp_path).start(grid)
+    assert grid.pushed == [(node, "Describe") for node in (1, 2, 3)]
+
+
+def test_a_silo_that_answers_away_has_not_failed_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    """It answers AWAY to its first order: the run goes on with the others, and ends."""
+    away: list[str] = []
+
+    def closes(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if not isinstance(request, Train):
+            return honest(message, context)
+        away.append(request.order.update_id)
+        return saying(message, Refused(Refusal.AWAY, back_s=3600.0))
+
+    strategy = _strategy(tmp_path)
+    strategy.start(DirectGrid(3, {2: closes}))
+    assert away == ["b/1"], "it is not asked again in this hour"
+    journal = (tmp_path / "journal.jsonl").read_text()
+    assert journal.count('"back_s":3600.0') == 1 and "b is away for 3600 s" in journal
+
+
+def test_one_silo_of_three_that_takes_part_is_not_waited_with(tmp_path: Path) -> None:
+    grid = DirectGrid(3, dict.fromkeys((1, 2), _no_folder))
+    with pytest.raises(RunError, match=r"needs 3 silos, and at most 2 of .* node 1 answers CONFIG: .*no folder /data"):
+        _strategy(tmp_path).start(grid)
+
+
+def test_a_result_names_the_silos_that_refused_the_run(tmp_path: Path) -> None:
+    """The run begins without them; it stood in the log alone. One note is of all that say the same."""
+    strategy = _strategy(tmp_path, "min_silos=1")
+    strategy.start(DirectGrid(3, {1: _no_folder, 3: _no_folder}))
+    assert strategy.run_summary is not None
+    notes = [note for note in strategy.run_summary["notes"] if note.startswith("took no part")]
+    assert len(notes) == 1 and re.match("took no part: each of node 1, node 3 answers CONFIG.*/data", notes[0])
+
+
+def test_where_the_models_find_no_room_the_summary_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> Any:
+        raise ConfigError("last.pt", "cannot be written: no space left on device", "Make room")
+
+    monkeypatch.setattr("fedsync.flower.flower_strategy.model_writer", lambda *run: full)
+    with pytest.raises(ConfigError, match="no space"):
+        _strategy(tmp_path).start(DirectGrid(3))
+    assert json.loads((tmp_path / "summary.json").read_text())["rounds"] > 0
+
+
+def test_nobody_has_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_data(*arguments: Any) -> Any:
+        raise ConfigError("task.files", "there is no such file", "Only silos have data")
+
+    monkeypatch.setattr("fedsync.flower.flower_strategy.task_model", no_data)
+    with pytest.raises(RunError, match="no silo sent a model"):
+        _strategy(tmp_path, timing=Timeouts(poll_s=0.001, join_timeout_s=0.1)).start(DirectGrid(0))

@@ -1,0 +1,365 @@
+"""A run is steered from another process: asked by files, answered when a checkpoint has it, once."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, Message
+
+from fedsync.common import codec
+from fedsync.common.errors import ConfigError, RunError
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.actions import Dispatch, OperatorAnswered
+from fedsync.core.events import OperatorAsked
+from fedsync.core.journal import JOURNAL, JournalEntry
+from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.observe.fate import OPERATOR as FOLDER
+from fedsync.observe.replay import replay
+from fedsync.server.operator_requests import (
+    MOST_WAITING,
+    STALE_S,
+    OperatorRequests,
+    ask,
+    listens,
+    problem_with,
+)
+from fedsync.server.timeouts import IdleTimeout, Timeouts
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.protocol import Train
+from tests.e2e.deployed import SMALL
+from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process
+
+SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
+QUICK = [SMALL, "local.steps=1", "local.batch_size=8"]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> Iterator[None]:
+    with silos_in_this_process():
+        yield
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[OperatorRequests]:
+    made = OperatorRequests(tmp_path)
+    yield made
+    made.close()
+
+
+def put(out: Path, question: OperatorQuestion | bytes, name: str = "1") -> Path:
+    path = out / FOLDER / f"{name}.ask"
+    path.write_bytes(question if isinstance(question, bytes) else codec.dumps(question, OperatorQuestion).encode())
+    path.chmod(0o600)
+    return path
+
+
+def entry(*answers: OperatorAnswered) -> JournalEntry:
+    return JournalEntry(0.0, (), answers, "")
+
+
+def in_the_background(work: Callable[[], None]) -> tuple[threading.Thread, list[Exception]]:
+    failed: list[Exception] = []
+
+    def caught() -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=caught, daemon=True)
+    thread.start()
+    return thread, failed
+
+
+def heard(desk: OperatorRequests) -> OperatorAsked:
+    """The next question; whoever asks does so from another thread."""
+    end_s = time.monotonic() + 20
+    while not (found := desk.events(3.0)):
+        assert time.monotonic() < end_s
+    return found[0]
+
+
+def test_a_question_is_heard_once_and_answered_when_it_is_settled(tmp_path: Path, desk: OperatorRequests) -> None:
+    thread, failed = in_the_background(lambda: ask(tmp_path, DropSilo("a")))
+    event = heard(desk)
+    assert (event.at_s, event.question, event.problem) == (3.0, DropSilo("a"), "")
+    assert desk.events(4.0) == [], "it waits for its answer"
+    assert thread.is_alive()
+    desk.settle(entry(OperatorAnswered(event.request)))
+    thread.join(20)
+    assert failed == []
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["listening"]
+
+
+def test_who_is_refused_hears_why(tmp_path: Path, desk: OperatorRequests) -> None:
+    thread, failed = in_the_background(lambda: ask(tmp_path, PauseRun()))
+    desk.settle(entry(OperatorAnswered(heard(desk).request, "the run is paused already")))
+    thread.join(20)
+    assert "the run is paused already" in str(failed[0])
+    assert isinstance(failed[0], ConfigError)
+
+
+def test_nobody_asks_where_nobody_listens(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run is at work here"):
+        ask(tmp_path, PauseRun())
+    OperatorRequests(tmp_path).close()
+    assert not listens(tmp_path)
+    with pytest.raises(ConfigError, match="no run is at work here"):
+        ask(tmp_path, PauseRun())
+
+
+def test_a_question_that_is_not_answered_says_that_it_may_still_be(tmp_path: Path, desk: OperatorRequests) -> None:
+    with pytest.raises(RunError, match="has not answered in 0 s; whether it was done"):
+        ask(tmp_path, PauseRun(), wait_s=0.0)
+    assert heard(desk).question == PauseRun()
+
+
+def test_questions_are_bounded(tmp_path: Path, desk: OperatorRequests) -> None:
+    for number in range(MOST_WAITING + 4):
+        put(tmp_path, ContinueRun(), f"{number:03}")
+    with pytest.raises(ConfigError, match="16 questions wait"):
+        ask(tmp_path, PauseRun())
+    assert [event.request for event in desk.events(0.0)] == [f"{number:03}" for number in range(MOST_WAITING)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"type":"Stop","reason":"x"}', b'{"type":"DropSilo","silo":"a","more":1}', b" " * 5000],
+)
+def test_what_is_no_question_is_refused_at_once_and_nothing_comes_of_it(
+    tmp_path: Path, desk: OperatorRequests, content: bytes
+) -> None:
+    path = put(tmp_path, content)
+    assert desk.events(0.0) == []
+    assert not path.exists()
+    told = codec.loads(OperatorAnswered, (tmp_path / FOLDER / "1.answer").read_bytes())
+    assert (told.request, told.refused[:36]) == ("1", "this is no question that can be read")
+
+
+def test_who_asks_what_cannot_be_read_hears_so(
+    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a command of another version would."""
+    dumps = codec.dumps
+    monkeypatch.setattr(
+        codec, "dumps", lambda value, kind=None: '{"type":"Rewind"}' if kind is OperatorQuestion else dumps(value)
+    )
+    thread, failed = in_the_background(lambda: ask(tmp_path, PauseRun()))
+    end_s = time.monotonic() + 20
+    while thread.is_alive():
+        assert desk.events(0.0) == []
+        assert time.monotonic() < end_s
+    assert "no question that can be read" in str(failed[0])
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ChangeStop(seconds=float("nan")),
+        ChangeStop(seconds=float("inf")),
+        ChangeStop(seconds=-1.0),
+        ChangeStop(target_accuracy=float("nan")),
+        ChangeStop(rounds=10**23),
+        ChangeStop(rounds=0),
+        ChangeStop(),
+    ],
+)
+def test_a_number_that_no_rule_can_have_is_refused_before_the_run_is_asked(
+    tmp_path: Path, desk: OperatorRequests, rule: ChangeStop
+) -> None:
+    with pytest.raises(ConfigError, match="Nothing was changed"):
+        ask(tmp_path, rule, wait_s=0.0)
+    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["listening"]
+
+
+def test_a_file_that_others_may_write_or_a_link_is_no_question(tmp_path: Path, desk: OperatorRequests) -> None:
+    put(tmp_path, PauseRun()).chmod(0o666)
+    assert desk.events(0.0) == []
+    (tmp_path / "elsewhere").write_text(codec.dumps(PauseRun(), OperatorQuestion))
+    (tmp_path / FOLDER / "2.ask").symlink_to(tmp_path / "elsewhere")
+    assert desk.events(0.0) == []
+
+
+def test_the_folder_is_the_users_alone(tmp_path: Path, desk: OperatorRequests) -> None:
+    folder = tmp_path / FOLDER
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(ConfigError, match="open to others"):
+        ask(tmp_path, PauseRun())
+    folder.chmod(0o700)
+
+
+def test_an_old_question_that_nobody_heard_is_refused(tmp_path: Path, desk: OperatorRequests) -> None:
+    old_s = time.time() - STALE_S - 5
+    os.utime(put(tmp_path, PauseRun()), (old_s, old_s))
+    (event,) = desk.events(0.0)
+    assert "nobody was there to hear it" in event.problem
+
+
+def test_rules_are_checked_as_those_of_a_strategy_file_are() -> None:
+    config = StrategyConfig.load("fedavg", QUICK)
+    assert problem_with(config, ChangeStop(rounds=3, target_accuracy=0.9)) == ""
+    assert "a share of right answers" in problem_with(config, ChangeStop(target_accuracy=7.0))
+    blind = StrategyConfig.load("fedavg", [*QUICK, "fraction_evaluate=0", "stop={rounds: 3}"])
+    assert "fraction_evaluate 0" in problem_with(blind, ChangeStop(target_accuracy=0.9))
+
+
+class Killed(BaseException):
+    """The server dies."""
+
+
+def strategy(out: Path, **options: bool) -> FedSync:
+    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}"])
+    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600)
+    return FedSync(config, SILOS, out=out, timing=timing, **options)
+
+
+def putting(out: Path, version: int, *questions: OperatorQuestion) -> Answer:
+    """A silo that is honest; when it is to train from this version, its server's user asks for something."""
+
+    def answer(message: Message, context: Context) -> Message | None:
+        request = asked(message)
+        if isinstance(request, Train) and request.order.base_version == version:
+            for number, question in enumerate(questions):
+                put(out, question, f"{version}-{number}")
+        return honest(message, context)
+
+    return answer
+
+
+def questions_in(out: Path) -> list[OperatorQuestion]:
+    return [
+        event.question for each in replay(out / JOURNAL) for event in each.events if isinstance(event, OperatorAsked)
+    ]
+
+
+def test_a_run_is_steered_and_its_journal_replays(tmp_path: Path) -> None:
+    steered = strategy(tmp_path)
+    steered.start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"), ChangeStop(rounds=3))}))
+    assert questions_in(tmp_path) == [DropSilo("c"), ChangeStop(rounds=3)]
+    assert steered.run_summary is not None
+    assert (steered.run_summary["rounds"], steered.run_summary["stopped_by"]) == (3, "3 rounds done")
+    assert steered.run_summary["notes"][0].startswith("the operator dropped c, ")
+    late = [action for each in replay(tmp_path / JOURNAL) for action in each.actions if isinstance(action, Dispatch)]
+    assert {action.silo for action in late if action.order.base_version == 2} == {"a", "b"}
+
+
+def test_a_paused_run_survives_its_servers_death_and_what_was_asked_is_not_asked_again(tmp_path: Path) -> None:
+    def dies(desk: OperatorRequests, told: JournalEntry) -> None:
+        if any(isinstance(action, OperatorAnswered) for action in told.actions):
+            raise Killed  # the checkpoint is written, and nobody was answered
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OperatorRequests, "settle", dies)
+        patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
+        with pytest.raises(Killed):
+            strategy(tmp_path).start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"))}))
+        assert (tmp_path / FOLDER / "1-0.ask").exists()
+
+    resumed = strategy(tmp_path, resume=True)
+    resumed.start(DirectGrid(3))
+    assert questions_in(tmp_path) == [DropSilo("c"), DropSilo("c")]
+    answers = [a for each in replay(tmp_path / JOURNAL) for a in each.actions if isinstance(a, OperatorAnswered)]
+    assert answers == [OperatorAnswered("1-0"), OperatorAnswered("1-0", again=True)], (
+        "not refused for being out already"
+    )
+    told = codec.loads(OperatorAnswered, (tmp_path / FOLDER / "1-0.answer").read_bytes())
+    assert told == OperatorAnswered("1-0", again=True)
+    assert resumed.run_summary is not None
+    last = [action for each in replay(tmp_path / JOURNAL) for action in each.actions if isinstance(action, Dispatch)]
+    assert {action.silo for action in last if action.order.base_version == 3} == {"a", "b"}, "c is out after it, too"
+
+
+def test_a_run_that_is_paused_waits_however_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is in work, which would otherwise count as a run that nobody works for."""
+    answered, counted, looks = tmp_path / FOLDER / "1-0.answer", list[float](), list[float]()
+    events = OperatorRequests.events
+
+    def look(desk: OperatorRequests, now_s: float) -> list[OperatorAsked]:
+        looks.extend([now_s] * answered.exists())
+        return events(desk, now_s)
+
+    monkeypatch.setattr(OperatorRequests, "events", look)
+    monkeypatch.setattr(IdleTimeout, "check", lambda vigil, now_s, here: counted.extend([now_s] * answered.exists()))
+    run = strategy(tmp_path)
+    thread, failed = in_the_background(lambda: _start(run, DirectGrid(3, {1: putting(tmp_path, 1, PauseRun())})))
+    end_s = time.monotonic() + 120
+    while len(looks) < 15:
+        assert thread.is_alive(), failed
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert counted == []
+    ask(tmp_path, ContinueRun())
+    thread.join(120)
+    assert failed == []
+    assert run.run_summary is not None
+    assert run.run_summary["rounds"] == 4
+
+
+def _start(run: FedSync, grid: DirectGrid) -> None:
+    run.start(grid)
+
+
+@pytest.mark.parametrize(
+    ("cipher", "why"),
+    [("{kind: masked}", "2 silos would be left, and silos open no sum"), ("{kind: bfv, members: 2}", "")],
+)
+def test_an_encrypted_run_goes_on_without_a_silo_as_far_as_sums_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cipher: str, why: str
+) -> None:
+    config = StrategyConfig.load("fedavg", [*QUICK, "stop={rounds: 4}", f"cipher={cipher}"])
+    rings = emulated_rings(config, SILOS, tmp_path)
+    assert rings is not None
+    monkeypatch.setenv(KEYS, str(rings[0]))
+    timing, out = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=600), tmp_path / "run"
+    run = FedSync(config, SILOS, out=out, timing=timing, keys=rings[1])
+    run.start(DirectGrid(3, {1: putting(out, 1, DropSilo("c"))}))
+    entries = replay(out / JOURNAL)
+    (told,) = [action for each in entries for action in each.actions if isinstance(action, OperatorAnswered)]
+    assert told.refused.startswith(why)
+    assert bool(told.refused) == bool(why)
+    assert run.run_summary is not None
+    assert (run.run_summary["rounds"], run.run_summary["stopped_by"]) == (4, "4 rounds done")
+    ordered = [action for each in entries for action in each.actions if isinstance(action, Dispatch)]
+    last = {action.silo for action in ordered if action.order.base_version == 3}
+    assert last == ({"a", "b", "c"} if why else {"a", "b"})
+
+
+def test_a_folder_in_which_nothing_changes_is_not_listed_at_each_turn(
+    tmp_path: Path, desk: OperatorRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, listed = tmp_path / FOLDER, 0
+    glob = Path.glob
+
+    def counted(path: Path, pattern: str) -> Iterator[Path]:
+        nonlocal listed
+        listed += 1
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    for _ in range(5):
+        desk.events(1.0)
+    assert listed == 5, "it has just changed: another file may come within the same tick of its clock"
+    hour_ago_s = time.time() - 3600
+    os.utime(folder, (hour_ago_s, hour_ago_s))
+    for _ in range(5):
+        assert desk.events(1.0) == []
+    assert listed == 6
+    put(tmp_path, PauseRun())
+    (event,) = desk.events(2.0)
+    assert event.question == PauseRun()
+    put(tmp_path, ContinueRun(), name="2")
+    assert [event.question for event in desk.events(2.0)] == [ContinueRun()], "within the same tick"
+
+
+def test_what_is_more_than_is_read_at_once_is_read_next(tmp_path: Path, desk: OperatorRequests) -> None:
+    for number in range(MOST_WAITING + 3):
+        put(tmp_path, PauseRun(), name=f"{number:03}")
+    hour_ago_s = time.time() - 3600
+    os.utime(tmp_path / FOLDER, (hour_ago_s, hour_ago_s))
+    assert [len(desk.events(1.0)) for _ in range(3)] == [MOST_WAITING, 3, 0]

@@ -1,0 +1,153 @@
+"""The last order that a silo finished, on disk."""
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.common.errors import PolicyError
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.silo.protocol import Completed
+from fedsync.silo.session.last_order import LastOrder, LastOrders
+from tests.memory import traced
+
+ORDER = WorkOrder("a/3", 2, 3, 16, 5, 0.1, seed=9, budget_s=1.5)
+REPORT = WorkReport(
+    2, 5, 80, 0.25, loss=0.5, overhead_s={"seal": 0.1}, windows=(Window(320.0),), evaluation=Evaluation(1.0, 2.0, 4)
+)
+
+
+@pytest.mark.parametrize("update", [np.array([1.5, -2], dtype=np.float32), np.array([7, 10, 255], dtype=np.uint8)])
+def test_what_is_loaded_is_what_was_saved(tmp_path: Path, update: np.ndarray) -> None:
+    file = tmp_path / "answer.bin"
+    done = LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12))
+    done.save(file)
+    found = LastOrder.load(file)
+    assert found is not None
+    assert (found.order, found.answer.report, found.cursor) == (ORDER, REPORT, Cursor(1, 12))
+    np.testing.assert_array_equal(found.answer.update, update)
+    assert found.answer.update.dtype == update.dtype
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: data + b"x"])
+def test_what_is_not_whole_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object) -> None:
+    file = tmp_path / "answer.bin"
+    assert LastOrder.load(file) is None
+    assert not caplog.text, "a silo that never worked has no file"
+    LastOrder(ORDER, Completed(REPORT, np.zeros(3, dtype=np.float32)), Cursor(0, 5)).save(file)
+    file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]  # a function of the list above
+    assert LastOrder.load(file) is None
+    assert "answer.bin is corrupt" in caplog.text
+
+
+@pytest.mark.parametrize("private", [b"", b"kept"])
+def test_what_the_next_update_makes_up_for_is_saved_with_the_order(tmp_path: Path, private: bytes) -> None:
+    file, owed = tmp_path / "answer.bin", np.array([0.25, -3, 1e-9], dtype=np.float32)
+    update = np.array([7, 10, 255], dtype=np.uint8)
+    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12, private=private), {"owed": owed}).save(file)
+    found = LastOrder.load(file)
+    assert found is not None
+    np.testing.assert_array_equal(found.beside["owed"], owed)
+    np.testing.assert_array_equal(found.answer.update, update)
+    assert found.cursor.private == private
+    LastOrder(ORDER, Completed(REPORT, update), Cursor(1, 12)).save(file)
+    again = LastOrder.load(file)
+    assert again is not None and not again.beside
+
+
+@pytest.mark.parametrize("place", [0, 40, 1500, -1], ids=["digest", "line", "update", "private"])
+def test_one_byte_that_changed_is_noticed(tmp_path: Path, place: int) -> None:
+    file = tmp_path / "answer.bin"
+    LastOrder(ORDER, Completed(REPORT, np.arange(500, dtype=np.float32)), Cursor(0, 5, private=b"head")).save(file)
+    data = bytearray(file.read_bytes())
+    assert len(data) > 2000 > 1500 > data.index(b"\n")
+    data[place] ^= 1
+    file.write_bytes(data)
+    assert LastOrder.load(file) is None
+
+
+def test_where_the_update_lies_is_known_so_that_it_can_be_sent_from_there(tmp_path: Path) -> None:
+    file, update = tmp_path / "answer.bin", np.arange(500, dtype=np.float32)
+    unsaved = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5, private=b"head"))
+    with pytest.raises(PolicyError, match="'a/3' is in no file"):
+        _ = unsaved.update_at
+    saved = unsaved.save(file)
+    for each in (saved, LastOrder.load(file)):
+        assert each is not None
+        at = each.update_at
+        assert (at.path, at.offset % 64, at.nbytes) == (file, 0, update.nbytes)
+        assert file.read_bytes()[at.offset : at.offset + at.nbytes] == update.tobytes()
+        assert each.cursor.private == b"head"
+    LastOrder(ORDER, Completed(REPORT, update + 1), Cursor(0, 5)).save(file)
+    np.testing.assert_array_equal(saved.answer.update, update)  # whoever has it goes on with the file that was
+
+
+def test_an_update_is_written_without_a_copy_of_it(tmp_path: Path) -> None:
+    update = np.zeros(2**20, dtype=np.float32)
+    with traced() as taken:
+        saved = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5)).save(tmp_path / "answer.bin")
+        del update
+    assert taken.peak < saved.answer.update.nbytes / 10
+
+
+def done(name: str, behind: str = "") -> LastOrder:
+    update = np.array([len(name), hash(name) % 97], dtype=np.float32)
+    return LastOrder(replace(ORDER, update_id=name, behind=behind), Completed(REPORT, update), Cursor(0, 5))
+
+
+def kept(folder: Path) -> list[str]:
+    """Orders whose answers a trainer that starts has, the last one last."""
+    return [last.order.update_id for last in LastOrders(folder).kept]
+
+
+def test_two_answers_are_kept_where_one_order_was_queued_behind_the_other(tmp_path: Path) -> None:
+    orders, seen = LastOrders(tmp_path), []
+    for each in (done("a"), done("b", behind="a"), done("c", behind="b"), done("e", behind="d"), done("d"), done("f")):
+        orders.add(each)
+        assert [last.order.update_id for last in orders.kept] == kept(tmp_path)
+        seen.append(kept(tmp_path))
+    assert seen == [["a"], ["a", "b"], ["b", "c"], ["e"], ["e", "d"], ["f"]]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_answer_stays_where_it_is_while_the_next_one_is_written(tmp_path: Path) -> None:
+    """Who was told where it lies finds it there, though the order behind it is done meanwhile."""
+    orders = LastOrders(tmp_path)
+    first = orders.add(done("a"))
+    at, update = first.update_at, first.answer.update.copy()
+    orders.add(done("b", behind="a"))
+    np.testing.assert_array_equal(np.fromfile(at.path, np.float32, 2, offset=at.offset), update)
+
+
+def test_a_trainer_that_dies_as_it_writes_has_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, following in (("queued", done("c", behind="b")), ("alone", done("c"))):
+        folder = tmp_path / name
+        folder.mkdir()
+        orders = LastOrders(folder)
+        orders.add(done("a"))
+        orders.add(done("b", behind="a"))
+        with monkeypatch.context() as dying:
+            dying.setattr(LastOrder, "save", dies)
+            with pytest.raises(KeyboardInterrupt):
+                orders.add(following)
+        assert kept(folder)[-1] == "b"
+        assert LastOrders(folder).add(following).number == 2
+
+
+def dies(last: LastOrder, path: Path) -> LastOrder:
+    raise KeyboardInterrupt
+
+
+def test_a_vector_that_is_the_update_is_written_once(tmp_path: Path) -> None:
+    update = np.arange(500, dtype=np.float32)
+    last = LastOrder(ORDER, Completed(REPORT, update), Cursor(0, 5), {"own": update, "owed": update + 1})
+    last.save(tmp_path / "answer.bin")
+    found = LastOrder.load(tmp_path / "answer.bin")
+    assert found is not None
+    np.testing.assert_array_equal(found.beside["own"], update)
+    np.testing.assert_array_equal(found.beside["owed"], update + 1)
+    assert (tmp_path / "answer.bin").stat().st_size < 2.7 * update.nbytes

@@ -1,0 +1,319 @@
+"""What a run asks for against what a silo's owner allows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.cipher.plan import EncryptionPlan
+from fedsync.common.errors import ConfigError, OwnerRefusal
+from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.model.layout import Layout
+from fedsync.silo.owner.audit_chain import AuditPlace
+from fedsync.silo.owner.key_lookup import KEYS
+from fedsync.silo.owner.owner_policy import OwnerPolicy, owner_environment
+from fedsync.silo.protocol import (
+    Identity,
+)
+from fedsync.silo.session.service import TrainerService
+
+LAYOUT = Layout(("body.weight", "body.bias", "head.bias"), ((8, 4), (8,), (2,)))
+SPEC = RunSpec.of(StrategyConfig.load("fedavg"), None, 3)
+
+
+def plan(cipher: dict[str, Any]) -> EncryptionPlan | None:
+    """Of a run that says this."""
+    return RunSpec.model_validate({**SPEC.model_dump(), "cipher": cipher}).encryption_plan(LAYOUT)
+
+
+TWO = {"members": 2}
+SUITES: list[dict[str, Any]] = [
+    {"kind": "pad", **TWO},
+    {"kind": "bfv", **TWO},
+    {"kind": "masked", "inner": {"kind": "bfv", **TWO}},
+]
+
+
+@pytest.mark.parametrize("cipher", SUITES, ids=lambda cipher: cipher["kind"])
+def test_every_suite_will_do_for_an_owner_who_says_nothing_more(cipher: dict[str, Any]) -> None:
+    OwnerPolicy(seal=SealConfig()).check_seal(plan(cipher))
+
+
+@pytest.mark.parametrize("cipher", SUITES, ids=lambda cipher: cipher["kind"])
+def test_masks_that_are_demanded_must_be_there(cipher: dict[str, Any]) -> None:
+    allowed = OwnerPolicy(seal=SealConfig(masks=True))
+    if cipher["kind"] == "masked":
+        allowed.check_seal(plan(cipher))
+        return
+    with pytest.raises(
+        ConfigError, match=r"^cipher\.kind: .* has no masks.*Write cipher: \{kind: masked\}.*seal\.masks"
+    ):
+        allowed.check_seal(plan(cipher))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("only", "clear", "told"),
+    [
+        (["body.*"], [], "head.bias would"),
+        (["*.weight"], [], "body.bias, head.bias would"),
+        (["*.weight"], ["head.*"], "body.bias would"),
+        (["*.weight"], ["*.bias"], None),
+        (["*"], [], None),
+        ([], [], None),
+    ],
+)
+def test_what_travels_in_the_clear_must_be_named_by_the_owner(
+    only: list[str], clear: list[str], told: str | None, masked: bool
+) -> None:
+    inner = {"kind": "bfv", "only": only, **TWO}
+    made = plan({"kind": "masked", "inner": inner} if masked else inner)
+    allowed = OwnerPolicy(seal=SealConfig(clear=clear))
+    if told is None:
+        allowed.check_seal(made)
+        return
+    with pytest.raises(ConfigError, match=rf"^cipher\.only: {told} travel in the clear.*seal\.clear of silo\.yaml"):
+        allowed.check_seal(made)
+
+
+def test_metrics_that_are_to_be_sealed_must_be() -> None:
+    allowed = OwnerPolicy(seal=SealConfig())
+    allowed.check_seal(plan({"kind": "bfv", "metrics": "sealed", **TWO}))
+    OwnerPolicy(seal=SealConfig(metrics="plain")).check_seal(plan({"kind": "bfv", "metrics": "plain", **TWO}))
+    with pytest.raises(ConfigError, match=r"^cipher\.metrics: .*Write metrics: sealed.*seal\.metrics"):
+        allowed.check_seal(plan({"kind": "bfv", "metrics": "plain", **TWO}))
+
+
+def test_a_version_must_add_as_many_updates_as_the_owner_demands() -> None:
+    with pytest.raises(OwnerRefusal, match=r"^cipher\.members: a version may add 1 updates.*demands 2.*members: 2"):
+        OwnerPolicy(seal=SealConfig()).check_seal(plan({"kind": "bfv", "members": 1}))
+    OwnerPolicy(seal=SealConfig(members=3)).check_seal(plan({"kind": "masked"}))  # masks take three
+    OwnerPolicy(seal=SealConfig(members=1)).check_seal(plan({"kind": "bfv", "members": 1}))
+    with pytest.raises(OwnerRefusal):
+        OwnerPolicy(seal=SealConfig(members=3)).check_seal(plan({"kind": "bfv", **TWO}))
+
+
+@pytest.mark.parametrize("seal", [None, SealConfig()])
+def test_a_silo_with_keys_refuses_a_run_in_the_clear(seal: SealConfig | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEYS, raising=False)
+    OwnerPolicy().check_seal(None)
+    monkeypatch.setenv(KEYS, "/k")
+    with pytest.raises(ConfigError, match="in the clear, and this silo has keys"):
+        OwnerPolicy(seal=seal).check_seal(None)
+
+
+def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ALLOWED, raising=False)
+    OwnerPolicy.here().check_seal(plan({"kind": "bfv", "only": ["*.bias"]}))
+    assert OwnerPolicy.here().checked(SPEC, 1) is SPEC
+
+
+@pytest.mark.parametrize(
+    ("more", "seal"),
+    [
+        ({}, None),
+        ({"keys": "/k"}, SealConfig()),
+        ({"keys": "/k", "seal": SealConfig(masks=True)}, SealConfig(masks=True)),
+        ({"hub_hosts": ["fed.example.org", "10.0.0.5"]}, None),
+    ],
+)
+def test_what_the_file_says_arrives_at_the_trainer(
+    more: dict[str, Any], seal: SealConfig | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state="/s", data=["/d"], **more)
+    for name, value in owner_environment(config).items():
+        monkeypatch.setenv(name, value)
+    never = sorted(["/s", *([more["keys"]] if "keys" in more else [])])
+    assert OwnerPolicy.here() == OwnerPolicy(
+        code_files=[],
+        seal=seal,
+        data=["/d"],
+        never=never,
+        limits=LimitsConfig(),
+        counts="/s/orders.json",
+        state_bytes=20_000_000_000,
+        approvals=None,
+        audit=AuditPlace("/s/audit", "localhost:1"),
+        statistics="sealed",
+        emulate=False,
+        share_local=False,
+        first_model=None,
+        hub_hosts=more.get("hub_hosts", ["localhost"]),
+        authority=None,
+    )
+
+
+def test_the_authority_of_the_owner_s_file_is_that_of_the_hub() -> None:
+    config = SiloStartConfig(name="a", server="[::1]:1", authority="/ca.crt", node_key="/k", state="/s", data=["/d"])
+    policy = OwnerPolicy.of(config)
+    assert (policy.hub_hosts, policy.authority) == (["::1"], "/ca.crt")
+
+
+# Files.
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two folders, of which ``mine`` is allowed, and links from it."""
+    for name in ("mine", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.npz").touch()
+    (tmp_path / "mine" / "inside").symlink_to("data.npz")
+    (tmp_path / "mine" / "outside").symlink_to(tmp_path / "theirs" / "data.npz")
+    (tmp_path / "theirs" / "inside").symlink_to(tmp_path / "mine" / "data.npz")
+    return tmp_path
+
+
+def images(path: Path) -> dict[str, Any]:
+    return {"kind": "images", "data": {"kind": "npz", "file": str(path)}, "partition": {"kind": "own"}}
+
+
+def csv(*paths: Path) -> dict[str, Any]:
+    return {"kind": "csv", "files": [str(path) for path in paths], "target": "y"}
+
+
+def spec(task: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate({**SPEC.model_dump(), "task": task})
+
+
+@pytest.mark.parametrize("path", ["mine/data.npz", "mine/inside", "theirs/inside", "mine/../mine/data.npz"])
+def test_a_path_that_leads_below_an_allowed_folder_is_resolved(path: str, folder: Path) -> None:
+    checked = OwnerPolicy(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)), 1)
+    assert checked.task.data.file == str(folder / "mine" / "data.npz")  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "path", ["theirs/data.npz", "mine/outside", "mine/../theirs/data.npz", "mine-not", "nowhere", "/etc/passwd"]
+)
+@pytest.mark.parametrize("kind", ["images", "custom", "csv"])
+def test_a_path_that_leads_elsewhere_is_refused(kind: str, path: str, folder: Path) -> None:
+    own = folder / "mine" / "data.npz"
+    task = {"images": images(folder / path), "csv": csv(own, folder / path, own)}
+    task["custom"] = {"kind": "custom", "file": str(folder / path)}
+    allowed = OwnerPolicy(data=[str(folder / "mine")])
+    with pytest.raises(ConfigError, match=r"^task: .*not where this silo's owner allows .* to data in silo\.yaml"):
+        allowed.checked(spec(task[kind]), 1)
+
+
+def test_other_silos_files_are_none_of_this_silos(folder: Path) -> None:
+    """Its owner need not allow them, and is not asked about them."""
+    own, theirs = folder / "mine" / "data.npz", Path("/elsewhere/b.csv")
+    allowed = OwnerPolicy(data=[str(folder / "mine")])
+    for task in (csv(own, theirs, theirs), {"kind": "survey", "of": csv(own, theirs, theirs)}):
+        found = allowed.checked(spec(task), 0).task
+        assert str(own) in str(found) and str(theirs) not in str(found)
+    with pytest.raises(ConfigError, match=r"task\.files: 2 files for 3 silos"):
+        allowed.checked(spec(csv(own, theirs)), 0)
+
+
+def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
+    own = folder / "mine" / "data.npz"
+    (folder / "mine" / "beside.npz").write_bytes(b"")
+    written = {"name": "a", "server": "localhost:1", "insecure": True, "state": str(folder / "s")}
+    (folder / "silo.yaml").write_text(json.dumps({**written, "data": {"train": "mine/data.npz"}}))
+    config = SiloStartConfig.load(folder / "silo.yaml")
+    allowed = OwnerPolicy.of(config)
+    by_name = {"kind": "csv", "file": "data:train", "target": "y"}
+    assert allowed.checked(spec(by_name), 1).task.file == str(own)  # type: ignore[union-attr]
+    found = allowed.checked(spec(images(Path("data:train"))), 1).task
+    assert found.data.file == str(own)  # type: ignore[union-attr]
+    fence = Fence(tuple(config.paths))
+    assert fence.open(own).read() == own.read_bytes()
+    with pytest.raises(OwnerRefusal, match="not where"):
+        fence.located(folder / "mine" / "beside.npz")
+    with pytest.raises(OwnerRefusal, match=r"by the name 'test'.* data: \{test: PATH\} in silo\.yaml"):
+        allowed.checked(spec({**by_name, "file": "data:test"}), 1)
+    with pytest.raises(OwnerRefusal, match="by the name 'train'"):
+        OwnerPolicy(data=[str(folder / "mine")]).checked(spec(by_name), 1)
+
+
+def test_no_folder_is_no_file_and_tasks_without_files_go_on(folder: Path) -> None:
+    none = OwnerPolicy(data=[])
+    assert none.checked(SPEC, 1).task == SPEC.task
+    with pytest.raises(ConfigError):
+        none.checked(spec(images(folder / "mine" / "data.npz")), 1)
+    machine = SiloConfig(name="a", speed=1.0, trace=str(folder / "mine" / "data.npz"))
+    with pytest.raises(ConfigError):
+        none.checked(SPEC.model_copy(update={"emulate": [machine]}), 1)
+
+
+def test_a_trainer_runs_no_python_file_from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "theirs" / "task.py"
+    file.write_text("from pathlib import Path\nPath(__file__).with_name('was-here').touch()\n")
+    monkeypatch.setenv(ALLOWED, OwnerPolicy(data=[str(folder / "mine")]).model_dump_json())
+    with pytest.raises(ConfigError, match=r"task\.py is not where"):
+        TrainerService(Identity(spec({"kind": "custom", "file": str(file)}).dump(), 0, "a"))
+    assert not (folder / "theirs" / "was-here").exists()
+
+
+def test_a_silo_reads_no_file_and_is_no_other_machine_unless_its_owner_says_so(folder: Path) -> None:
+    config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state=str(folder / "s"))
+    with pytest.raises(OwnerRefusal, match="not where this silo's owner allows"):
+        OwnerPolicy.of(config).checked(spec(images(folder / "mine" / "data.npz")), 1)
+    emulated = SPEC.model_copy(update={"emulate": [SiloConfig(name="b", speed=1.0)]})
+    with pytest.raises(OwnerRefusal, match=r"^emulate: .*pretend to be other machines.*emulate: true"):
+        OwnerPolicy.of(config).checked(emulated, 1)
+    OwnerPolicy.of(config.model_copy(update={"emulate": True})).checked(emulated, 1)
+
+
+def test_keys_stay_closed_where_data_names_the_folder_above_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("keys", "state", "certs"):
+        (folder / name).mkdir()
+    for name in ("keys/group.key", "certs/ca.crt", "certs/a.node"):
+        (folder / name).write_text("secret")
+    (folder / "silo.yaml").write_text(
+        "{name: a, server: 'localhost:1', authority: certs/ca.crt, node_key: certs/a.node, state: state, "
+        "keys: keys, data: [.]}"
+    )
+    monkeypatch.setattr("fedsync.config.silo_start.LONGEST_STATE", 200)
+    config = SiloStartConfig.load(folder / "silo.yaml")
+    allowed = OwnerPolicy.of(config)
+    allowed.checked(spec(images(folder / "mine" / "data.npz")), 1)
+    (folder / "mine" / "link").symlink_to(folder / "keys" / "group.key")
+    for name in (
+        "keys/group.key",
+        "certs/ca.crt",
+        "certs/a.node",
+        "silo.yaml",
+        "state/x",
+        "mine/link",
+        "keys/../keys/x",
+    ):
+        with pytest.raises(OwnerRefusal):
+            allowed.checked(spec(csv(*[folder / name] * 3)), 1)
+
+
+FLOORS: list[tuple[dict[str, Any], str, str]] = [
+    ({"colluding": 2}, r"^cipher\.colluding: .*goes by 1 .*demands 2", "masked"),
+    ({"quorum": 3}, r"^min_silos: .*goes by 2 .*demands 3", "bfv"),
+    ({"members": 3}, r"^cipher\.members: .*demands 3", "bfv"),
+    ({"work_ratio": 2.0}, r"^cipher\.work_ratio: .*may be 4 times.*allows 2", "masked"),
+]
+
+
+@pytest.mark.parametrize(("seal", "refused", "kind"), FLOORS, ids=[",".join(floor[0]) for floor in FLOORS])
+def test_an_owner_s_floor_wins_over_what_the_server_says(seal: dict[str, Any], refused: str, kind: str) -> None:
+    inner = {"kind": "bfv", **TWO}
+    made = plan(inner if kind == "bfv" else {"kind": "masked", "inner": inner})
+    OwnerPolicy(seal=SealConfig()).check_seal(made)
+    with pytest.raises(OwnerRefusal, match=refused):
+        OwnerPolicy(seal=SealConfig(**seal)).check_seal(made)
+
+
+@pytest.mark.parametrize("survey", [False, True])
+def test_an_owner_s_least_count_wins_over_the_run_s(survey: bool) -> None:
+    said = {"kind": "csv", "files": ["a"], "target": "y", "statistics": {"least": 2}}
+    task = {"kind": "survey", "of": said} if survey else said
+    spec = RunSpec.model_validate({**SPEC.model_dump(), "task": task})
+    allowed = OwnerPolicy(limits=LimitsConfig(statistics=2))
+    allowed.checked(spec, 0)
+    with pytest.raises(OwnerRefusal, match=r"^task\.statistics\.least: counts from 2 .*allows 5"):
+        OwnerPolicy(limits=LimitsConfig()).checked(spec, 0)

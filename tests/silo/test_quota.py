@@ -1,0 +1,79 @@
+"""What goes when a silo's disk has to have room."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedsync.silo.session.trainer_folder import TENURE, Leftover, bound_log, superfluous, tidy
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    # a is the oldest, c the newest; together 60 bytes.
+    [(60, []), (59, ["a"]), (50, ["a"]), (49, ["a", "b"]), (0, ["a", "b"])],
+)
+def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, expected: list[str]) -> None:
+    found = [Leftover(Path("c"), 30, 3.0), Leftover(Path("a"), 10, 1.0), Leftover(Path("b"), 20, 2.0)]
+    assert [path.name for path in superfluous(found, quota, lambda path: False)] == expected
+
+
+def test_a_trainer_at_work_keeps_its_folder() -> None:
+    found = [Leftover(Path(name), 10, age) for age, name in enumerate("abc", start=1)]
+    assert superfluous(found, 10, lambda path: path.name == "a") == [Path("b")]
+
+
+HOLD = """
+import pathlib, sys
+from fedsync.silo.session.trainer_folder import FolderLock
+tenure = FolderLock.take(pathlib.Path(sys.argv[1]))
+input(tenure)
+"""
+
+
+def test_folders_of_real_trainers(tmp_path: Path) -> None:
+    """One is old, one older with a trainer in it, one was used just now; the newest stays in any case."""
+    names = {"living": 1.0, "old": 2.0, "recent": time.time() - 10.0, "newest": time.time()}
+    for name, used_s in names.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * 1000)
+        (tmp_path / name / TENURE).touch()
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (used_s, used_s))
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "living")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        assert trainer.stdout is not None
+        trainer.stdout.read(1)
+        assert tidy(tmp_path, 10_000) == []
+        assert tidy(tmp_path, 500) == [tmp_path / "old"]
+        trainer.kill()
+    assert tidy(tmp_path, 500) == [tmp_path / "living"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "recent"]
+    assert tidy(tmp_path / "nowhere", 0) == []
+
+
+def test_a_log_is_put_aside_while_it_is_written(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    bound_log(log, 4)
+    with log.open("ab", buffering=0) as file:
+        file.write(b"1234")
+        bound_log(log, 4)
+        assert log.read_bytes() == b"1234", "no longer than it may be"
+        file.write(b"567")
+        bound_log(log, 4)
+        assert (log.read_bytes(), (tmp_path / "trainer.log.1").read_bytes()) == (b"", b"4567")
+        file.write(b"89")
+    assert log.read_bytes() == b"89", "whoever has it open goes on at its new beginning"
+
+
+def test_a_log_is_emptied_even_if_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    (tmp_path / "trainer.log").write_text("12345")
+    bound_log(tmp_path / "trainer.log", 4)
+    assert [(file.name, file.stat().st_size) for file in tmp_path.iterdir()] == [("trainer.log", 0)]

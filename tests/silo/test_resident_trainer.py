@@ -1,0 +1,322 @@
+"""The resident trainer as a real process on a real socket."""
+
+import errno
+import os
+import re
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import fedsync.silo.session.liveness
+import fedsync.silo.session.resident_trainer
+import fedsync.silo.session.trainer_client
+from fedsync.common.errors import ConfigError, FedSyncError
+from fedsync.common.forking import NURSERY, start_nursery
+from fedsync.common.processes import OWNER, end_processes
+from fedsync.config.cluster import SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.model.transfer import VersionMismatch
+from fedsync.silo.owner.refusals import last_refusals
+from fedsync.silo.protocol import (
+    IDENTITY,
+    STATE,
+    Collect,
+    Describe,
+    EvaluateModel,
+    Hello,
+    Identity,
+    InProgress,
+    Refusal,
+    Refused,
+    Reply,
+    Request,
+    Train,
+    exchange,
+)
+from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers, trainer_folder
+from fedsync.silo.session.trainer_folder import tenant
+from fedsync.train.weights import initial_model
+from tests.e2e.deployed import SMALL
+
+CONFIG = StrategyConfig.load("fedavg", [SMALL])
+
+
+def identity(speed: float = 1e6, **changes: object) -> Identity:
+    spec = RunSpec(seed=7, silos=1, task=CONFIG.task, local=CONFIG.local, emulate=[SiloConfig(name="a", speed=speed)])
+    return Identity(spec.model_copy(update=changes).dump(), 0, "unused")
+
+
+def order(number: int, steps: int = 3) -> WorkOrder:
+    return WorkOrder(f"a/{number}", 0, number, 16, steps, 0.1, seed=number, evaluate=False)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Trainers are forked, for each would import PyTorch; those of `test_hangs` start by themselves."""
+    folder = tmp_path_factory.mktemp("s")
+    folder.chmod(0o700)
+    nursery = start_nursery(folder / "n", "fedsync.silo.session.trainer_preload", [], os.environ, folder / "log")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STATE, str(folder))
+        patch.setenv(OWNER, str(os.getpid()))
+        patch.setenv(NURSERY, str(folder / "n"))
+        yield folder
+        stop_trainers(folder)
+    end_processes([nursery], grace_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_trainers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test is a run of the same silo, which has three trainers at most."""
+    yield
+    if "root" in request.fixturenames:
+        root = request.getfixturevalue("root")
+        stop_trainers(root)
+        end_s = time.monotonic() + 10  # one that is ending still has its socket, which the next test would call
+        while any(tenant(folder) is not None for folder in root.glob("*")) and time.monotonic() < end_s:
+            time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def model() -> np.ndarray:
+    return initial_model(CONFIG.task.build(), 7)[0]
+
+
+def put(link: TrainerClient, request: Request, payload: np.ndarray | None = None) -> Reply:
+    return exchange(link.ask, request, payload)[0]
+
+
+def refused(reply: Reply, code: Refusal, reason: str) -> None:
+    """The reply is this code; emulated silos say why, too."""
+    assert isinstance(reply, Refused) and reply.code is code
+    assert re.search(reason, reply.text), reply.text
+
+
+def trained(link: TrainerClient, order: WorkOrder, model: np.ndarray) -> tuple[WorkReport, np.ndarray]:
+    """Report and update of an order, once it is done."""
+    report, update = exchange(link.ask, Train(order), model)
+    assert isinstance(report, WorkReport) and update is not None
+    return report, update
+
+
+def process(link: TrainerClient) -> psutil.Process:
+    """The trainer's."""
+    return psutil.Process(tenant(link._folder))
+
+
+def kill(link: TrainerClient) -> None:
+    trainer = process(link)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    assert not link.alive
+
+
+def test_the_same_order_twice_trains_once(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity())
+    hello = put(link, Describe())
+    assert link.alive
+    assert isinstance(hello, Hello) and (hello.silo, hello.facts.declared_speed) == ("a", 1e6)
+    first, again = (trained(link, order(1), model) for _ in range(2))
+    assert again[0] == first[0], "a second training would have measured other times"
+    np.testing.assert_array_equal(first[1], again[1])
+
+
+def test_progress_and_halt_reach_a_silo_at_work(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity(speed=160.0, run="2"))  # 16 samples: 0.1 s a step, 10 s in all
+    put(link, Describe())
+    begin = time.monotonic()
+    answer = put(link, Train(order(1, steps=100), 0.5), model)
+    assert isinstance(answer, InProgress)
+    assert 1 <= answer.steps < 50 and answer.samples == 16 * answer.steps
+    while isinstance(answer, InProgress):
+        answer = put(link, Collect("a/1", 1.0, halt=True))
+    assert isinstance(answer, WorkReport)
+    assert answer.steps < 100
+    assert time.monotonic() - begin < 9
+
+
+def test_a_killed_trainer_is_started_again_and_goes_on_in_its_data(root: Path, model: np.ndarray) -> None:
+    straight = TrainerClient(identity(run="3"))
+    expected = [trained(straight, order(number), model) for number in (1, 2)][1]
+    link = TrainerClient(identity(run="4"))
+    trained(link, order(1), model)
+    kill(link)
+    np.testing.assert_array_equal(trained(link, order(2), model)[1], expected[1])
+
+
+def test_a_killed_trainer_answers_its_last_order_without_training_again(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity(run="7"))
+    first = trained(link, order(1), model)
+    kill(link)
+    again, asked = trained(link, order(1), model), put(link, Collect("a/1", 0.0))
+    assert again[0] == asked == first[0], "a second training would have measured other times"
+    np.testing.assert_array_equal(first[1], again[1])
+    assert trained(link, order(1, steps=4), model)[0].steps == 4, "the same name, but another order"
+
+
+def test_a_full_disk_fails_the_order_and_the_trainer_lives(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity())
+    put(link, Describe())
+    unlimited = psutil.RLIM_INFINITY
+    process(link).rlimit(psutil.RLIMIT_FSIZE, (0, unlimited))
+    refused(put(link, Train(order(11)), model), Refusal.DISK, r"answer\.bin: cannot be written: File too large")
+    process(link).rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
+    trained(link, order(12), model)
+
+
+def test_a_new_order_ends_one_that_the_server_gave_up(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity(speed=16.0, run="5"))  # a step a second
+    assert isinstance(put(link, Train(order(1, steps=1000), 0.1), model), InProgress)
+    trained(link, order(2, steps=1), model)
+
+
+def test_an_order_nobody_knows_is_to_be_sent_again(root: Path) -> None:
+    assert put(TrainerClient(identity()), Collect("a/99", 0.1)) == VersionMismatch(0)
+
+
+def test_what_is_to_be_evaluated_twice_is_evaluated_once(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity())
+    found = put(link, EvaluateModel(3), model)
+    assert isinstance(found, Evaluation) and put(link, EvaluateModel(3), model) == found
+    assert put(link, EvaluateModel(3), model + 1) != found, "another model of the same version is another"
+
+
+def test_what_prevents_the_trainer_is_said(root: Path) -> None:
+    task = StrategyConfig.load("fedavg", ["task={kind: custom, file: nowhere.py}"]).task
+    reason = r"nowhere\.py: there is no such file"
+    refused(put(TrainerClient(identity(task=task)), Describe()), Refusal.CONFIG, reason)
+    note = last_refusals(root)[-1]
+    assert note.code is Refusal.CONFIG and re.search(reason, note.reason), "put down for `fedsync doctor`"
+
+
+def test_a_diverging_order_is_an_error_of_that_order(root: Path, model: np.ndarray) -> None:
+    link = TrainerClient(identity())
+    wild = WorkOrder("a/21", 0, 21, 16, 30, 1e12, seed=1, evaluate=False)
+    refused(put(link, Train(wild), model), Refusal.DIVERGED, "diverged")
+    trained(link, order(22), model)
+
+
+SLOW = """
+import time
+from pathlib import Path
+
+from torch import nn, zeros
+from torch.utils.data import TensorDataset
+
+from fedsync import SiloData, Task
+
+assert sum(range(30_000_000)) > 0  # lets no other thread run
+while not Path(__file__).with_name("go").exists():
+    time.sleep(0.01)
+
+
+class Slow(Task):
+    def model(self):
+        return nn.Linear(2, 2)
+
+    def data(self, slot):
+        data = TensorDataset(zeros(8, 2), zeros(8).long())
+        return SiloData(data, data)
+"""
+
+
+def test_a_trainer_that_loads_slowly_is_let_be_and_the_next_message_finds_it(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    task = StrategyConfig.load("fedavg", [f"task={{kind: custom, file: {tmp_path / 'slow.py'}}}"]).task
+    slow = identity(run="slow", task=task)
+    folder = trainer_folder(slow)
+    folder.mkdir(mode=0o700)
+    (folder / ".answer.bin.12").write_bytes(b"half")  # as a killed one leaves it
+    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_LOAD_S", 0.5)
+    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.05)
+    loads = r"has been loading its task, data and model for \d+ s\. It goes on"
+    refused(put(TrainerClient(slow), Describe()), Refusal.LOADING, loads)
+    pid = tenant(folder)
+    seen = fedsync.silo.session.liveness.Trainers(root)
+    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 10.0)
+    seen.look()
+    told = seen.told()["trainers"][folder.name]
+    assert (told["pid"], told["state"]) == (pid, "loading")
+    (tmp_path / "go").touch()
+    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_LOAD_S", 60.0)
+    assert isinstance(put(TrainerClient(slow), Describe()), Hello)
+    assert tenant(folder) == pid
+    assert not (folder / ".answer.bin.12").exists()
+
+
+def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
+    tmp_path: Path, model: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    link = TrainerClient(identity())
+    put(link, Describe())
+    first = process(link)
+    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 0.05)
+    first.suspend()
+    large = np.zeros(4_000_000, np.float32)  # does not even get in
+    with pytest.raises(FedSyncError, match=rf"hung, process {first.pid}, and was ended"):
+        trained(link, order(1), large)
+    assert not link.alive
+    monkeypatch.setattr(fedsync.silo.session.liveness, "PROBE_S", 5.0)
+    trained(link, order(1), model)
+    second = process(link)
+    second.suspend()
+    monkeypatch.setattr(fedsync.silo.session.trainer_client, "_TELL_S", 0.1)
+    stop_trainers(tmp_path)
+    assert tenant(link._folder) is None
+
+
+def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    monkeypatch.delenv(NURSERY, raising=False)
+
+    def start(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(ConfigError, match="no trainer can be started here: no more processes"):
+        put(TrainerClient(identity()), Describe())
+    (folder,) = filter(Path.is_dir, tmp_path.iterdir())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert Identity.load(folder) == identity()
+
+
+def test_an_identity_is_written_only_if_another_is_there(tmp_path: Path) -> None:
+    mine = identity()
+    mine.save(tmp_path)
+    before = (tmp_path / IDENTITY).stat().st_mtime_ns
+    mine.save(tmp_path)
+    assert (tmp_path / IDENTITY).stat().st_mtime_ns == before
+    (tmp_path / IDENTITY).write_text("")  # as a full disk left it once
+    with pytest.raises(ValueError, match="Expecting value"):
+        Identity.load(tmp_path)
+    mine.save(tmp_path)
+    assert Identity.load(tmp_path) == mine
+    assert [file.name for file in tmp_path.iterdir()] == [IDENTITY]
+
+
+def test_only_the_owner_can_reach_it(root: Path) -> None:
+    link = TrainerClient(identity())
+    put(link, Describe())
+    assert stat.S_IMODE(link._socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(link._folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv(STATE, str(tmp_path))
+    with pytest.raises(FedSyncError, match="open to others"):
+        TrainerClient(identity())

@@ -1,0 +1,49 @@
+"""A trainer's folder has one tenant, whom everybody else can name."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsync.silo.session.trainer_folder import FolderLock, tenant
+
+TAKE = """
+import pathlib, sys
+from fedsync.silo.session.trainer_folder import FolderLock
+print(FolderLock.take(pathlib.Path(sys.argv[1])), flush=True)
+input()
+"""
+
+
+def take(folder: Path) -> tuple[subprocess.Popen[str], bool]:
+    """A process that tries, and whether it has got the folder; it waits then."""
+    command = [sys.executable, "-c", TAKE, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline() != "None\n"
+
+
+def test_one_process_at_a_time_until_it_is_killed(tmp_path: Path) -> None:
+    assert tenant(tmp_path) is None and tenant(tmp_path / "nowhere") is None
+    first, got = take(tmp_path)
+    assert got and tenant(tmp_path) == first.pid
+    assert FolderLock.take(tmp_path) is None
+    first.kill()
+    first.communicate()
+    assert tenant(tmp_path) is None
+    second, got = take(tmp_path)
+    assert got and tenant(tmp_path) == second.pid, "the file was left there, and means nothing"
+    second.kill()
+    second.communicate()
+
+
+def test_a_tenure_ends_with_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    tenure = FolderLock.take(folder)
+    assert tenure is not None and tenure.lasts
+    shutil.rmtree(folder)
+    assert not tenure.lasts
+    folder.mkdir()
+    other = FolderLock.take(folder)
+    assert other is not None and other.lasts and not tenure.lasts

@@ -1,0 +1,90 @@
+"""What an update loses on the wire is part of a silo's exactly-once state."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.model.layout import Vector
+from fedsync.model.transfer import OtherVersion, Payload
+from fedsync.silo.protocol import Identity
+from fedsync.silo.session import last_order
+from fedsync.silo.session.session import SiloSession
+
+ORDERS = [WorkOrder(f"a/{number}", 0, number, 8, 2, 0.1, seed=number, evaluate=False) for number in (1, 2, 3)]
+
+
+def session(folder: Path, wire: str = "{up: int8, top_k: 0.1}") -> SiloSession:
+    config = StrategyConfig.load("fedavg", [f"wire={wire}"])
+    spec = RunSpec(seed=7, silos=2, task=config.task, local=config.local, wire=config.wire)
+    folder.mkdir(exist_ok=True)
+    return SiloSession(Identity(spec.dump(), 0, "a"), spec, folder=folder)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Payload:
+    return session(tmp_path / "first").initial_model()
+
+
+def test_a_trainer_that_died_goes_on_with_what_was_owed_before(
+    tmp_path: Path, base: Payload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second order was trained and not saved: done again, by another process, it has the same bytes."""
+    calm, shaken = session(tmp_path / "calm"), session(tmp_path / "shaken")
+    expected = [calm.train(order, base).update for order in ORDERS]
+    shaken.train(ORDERS[0], base)
+    with monkeypatch.context() as full:
+        full.setattr(last_order.LastOrder, "save", _full_disk)
+        with pytest.raises(ConfigError, match="full"):
+            shaken.train(ORDERS[1], base)
+    np.testing.assert_array_equal(shaken.train(ORDERS[1], base).update, expected[1])
+    again = session(tmp_path / "shaken")
+    np.testing.assert_array_equal(again.train(ORDERS[2], base).update, expected[2])
+    fresh = session(tmp_path / "fresh")
+    assert not np.array_equal(fresh.train(ORDERS[2], base).update, expected[2])
+
+
+@pytest.mark.parametrize("wire", ["{}", "{up: bf16}", "{up: int8}", "{up: int8, top_k: 0.1}"])
+def test_an_update_is_not_looked_at_once_it_is_given_away(
+    wire: str, tmp_path: Path, base: Payload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica may do with its memory what it likes: nothing that the silo answers or keeps changes."""
+    calm, other = session(tmp_path / "calm", wire), session(tmp_path / "other", wire)
+    honest = other.replica.send
+
+    def send(update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
+        payload = np.array(honest(update.copy(), order, report))
+        update.fill(np.nan)
+        return payload
+
+    monkeypatch.setattr(other.replica, "send", send)
+    for order in ORDERS:
+        expected, found = calm.train(order, base), other.train(order, base)
+        np.testing.assert_array_equal(found.update, expected.update)
+        assert found.report.loss == expected.report.loss
+
+
+def _full_disk(*_: object) -> None:
+    raise ConfigError("answer.bin", "the disk is full", "Make room")
+
+
+def test_a_restarted_trainer_says_that_it_holds_no_model(tmp_path: Path, base: Payload) -> None:
+    wire = "{down: int8}"
+    whole = np.concatenate([np.array([-1, 0], np.int64).view(np.uint8), base.view(np.uint8)])
+    nothing_new = np.array([0, 0], np.int64).view(np.uint8)
+    silo = session(tmp_path / "a", wire)
+    assert silo.replica.holds == -1
+    done = silo.train(ORDERS[0], whole)
+    assert silo.replica.holds == 0
+    assert done.update.dtype == np.float32, "up as ever"
+    again = session(tmp_path / "a", wire)
+    assert again.replica.holds == -1
+    with pytest.raises(OtherVersion):
+        again.train(ORDERS[1], nothing_new)
+    expected = silo.train(ORDERS[1], nothing_new)
+    np.testing.assert_array_equal(again.train(replace(ORDERS[1]), whole).update, expected.update)

@@ -1,0 +1,118 @@
+"""Balancers on simulated machines: who is equal when, and after how many rounds."""
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.core.actions import Note
+from fedsync.observe.replay import replay
+from tests.simulation.fake import Result, machines, simulate, strategy
+
+STEPS, MEAN = 4, 32
+
+
+def run(out: Path, silos: Sequence[SiloConfig], rounds: int, **balancer: Any) -> Result:
+    config = strategy(balancer=balancer, local={"steps": STEPS, "batch_size": MEAN}, stop={"rounds": rounds})
+    return simulate(out, silos, config)
+
+
+def sizes(result: Result) -> list[list[int]]:
+    """Of every round, in the order of the names."""
+    return [[row.silos[name].batch_size for name in sorted(row.silos)] for row in result.ledger.rounds]
+
+
+def order_s(silo: SiloConfig, size: int) -> float:
+    return silo.overhead_s + STEPS * silo.build_curve().step_s(size)
+
+
+def best_round_s(silos: Sequence[SiloConfig]) -> float:
+    """The shortest round there is, by trying all sizes of three silos."""
+    total = MEAN * len(silos)
+    return min(
+        max(order_s(silo, size) for silo, size in zip(silos, (a, b, total - a - b), strict=True))
+        for a, b in itertools.product(range(1, total), repeat=2)
+        if a + b < total
+    )
+
+
+GPUS = machines(
+    {"speed": 110.0, "curve": {"kind": "affine", "launch_s": 0.35, "saturation": 16}, "overhead_s": 0.1},
+    {"speed": 27.0, "curve": {"kind": "affine", "launch_s": 0.4}, "overhead_s": 0.3},
+    {"speed": 13.0, "overhead_s": 0.5},  # a CPU among them
+)
+
+
+def test_equalise_learns_curves_and_reaches_the_optimum_in_the_third_round(tmp_path: Path) -> None:
+    """One round with equal sizes and one in proportion give two points of each curve."""
+    result = run(tmp_path, GPUS, 6, kind="equalise")
+    best_s = best_round_s(GPUS)
+    assert result.round_seconds()[2:] == pytest.approx([best_s] * 4, rel=1e-9)
+    assert result.round_seconds()[1] > 1.1 * best_s
+
+
+def test_equalise_beats_proportional_on_affine_silos(tmp_path: Path) -> None:
+    """Proportional sizes are short of the optimum for ever: a moving average of speeds that follow the sizes."""
+    equalised = run(tmp_path / "e", GPUS, 30, kind="equalise").round_seconds()
+    proportional = run(tmp_path / "p", GPUS, 30, kind="proportional").round_seconds()
+    assert sum(equalised) < 0.95 * sum(proportional)
+    assert equalised[-1] < proportional[-1]
+
+
+def test_on_linear_silos_without_overhead_the_two_agree(tmp_path: Path) -> None:
+    silos = machines({"speed": 300.0}, {"speed": 200.0}, {"speed": 100.0})
+    found = {kind: sizes(run(tmp_path / kind, silos, 4, kind=kind)) for kind in ("equalise", "proportional")}
+    assert found["equalise"] == found["proportional"] == [[32, 32, 32], *[[48, 32, 16]] * 3]
+
+
+def test_declared_speeds_are_equalised_from_the_first_round_on(tmp_path: Path) -> None:
+    """Nobody has told of overheads yet; they count from the second round on: 0.96 s is 24 samples a step."""
+    silos = machines({"speed": 100.0, "overhead_s": 0.96}, {"speed": 100.0})
+    assert sizes(run(tmp_path, silos, 3, kind="equalise", speeds="declared")) == [[32, 32], [20, 44], [20, 44]]
+
+
+def test_multiples_are_kept_and_the_total_is_exact(tmp_path: Path) -> None:
+    rounds = sizes(run(tmp_path, GPUS, 5, kind="equalise", multiple=8))
+    assert all(sum(row) == 3 * MEAN and all(size % 8 == 0 for size in row) for row in rounds)
+    assert rounds[-1] != rounds[0]
+
+
+def test_leader_straggler_gets_there_too_but_in_its_own_time(tmp_path: Path) -> None:
+    """Five rounds to look, then five samples a round, and one a round from the first change of places on."""
+    result = run(tmp_path, GPUS, 80, kind="leader-straggler")
+    seconds, best_s = result.round_seconds(), best_round_s(GPUS)
+    assert sizes(result)[:5] == [[MEAN] * 3] * 5
+    assert sizes(result)[5] == [37, 32, 27]
+    assert min(seconds[:10]) > 1.1 * best_s
+    assert seconds[-1] < 1.05 * best_s
+    assert any("changed places" in note for note in result.ledger.summary()["notes"])
+
+
+def test_a_straggler_without_samples_to_give_is_told_in_journal_and_summary_once(tmp_path: Path) -> None:
+    """A third of a second a sample, and of its mean of 8 samples five can go: then 3 are left."""
+    silos = machines({"speed": 100.0}, {"speed": 100.0}, {"speed": 3.0})
+    config = strategy(balancer={"kind": "leader-straggler"}, local={"steps": 1, "batch_size": 8}, stop={"rounds": 12})
+    result = simulate(tmp_path, silos, config)
+    said = "c is the slowest, and its 3 samples a step cannot be 5 fewer: leave it out"
+    assert result.ledger.summary()["notes"] == [said]
+    assert [action for entry in result.entries for action in entry.actions if isinstance(action, Note)] == [Note(said)]
+
+
+def test_an_adaptive_run_replays(tmp_path: Path) -> None:
+    result = run(tmp_path, GPUS, 12, kind="leader-straggler", fast={"step": 4, "window": 2})
+    assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
+
+
+def test_the_shipped_gpus_come_to_the_sizes_of_the_paper_s_figure(tmp_path: Path) -> None:
+    """LB-BSP, figure 8: (89, 21, 12, 6), for which the silo file was made; one step an order, as there."""
+    config = strategy(balancer={"kind": "equalise"}, local={"steps": 1, "batch_size": 32}, stop={"rounds": 4})
+    result = simulate(tmp_path, ClusterConfig.load("gpus").silos, config)
+    assert {name: share.batch_size for name, share in result.ledger.rounds[-1].silos.items()} == {
+        "v100": 89,
+        "m60": 21,
+        "k80": 12,
+        "k520": 6,
+    }

@@ -1,0 +1,295 @@
+"""Virtual time, by hand: what takes how long, who is told when, and what goes wrong without ending the run."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.common.errors import FedSyncError, ProtocolError, RunError
+from fedsync.core.actions import Commit, Dispatch
+from fedsync.core.events import Evaluated, SiloJoined, UpdateArrived, WorkFailed
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.model.layout import Vector
+from fedsync.observe.replay import replay
+from fedsync.silo.protocol import EvaluateModel
+from tests.simulation.fake import FakeWorker, Result, Twist, machines, simulate, spoil, strategy
+
+HETERO = machines(*({"speed": speed} for speed in (300.0, 250.0, 200.0, 150.0, 100.0)))
+FIXED = strategy(balancer={"kind": "fixed"})
+
+
+def batch_sizes(result: Result) -> list[list[int]]:
+    """Batch sizes of every entry that dispatches."""
+    sizes = [[a.order.batch_size for a in entry.actions if isinstance(a, Dispatch)] for entry in result.entries]
+    return [row for row in sizes if row]
+
+
+def test_fixed_batches_wait_for_the_slowest(tmp_path: Path) -> None:
+    """20 x 32 samples at 100/s take 6.4 s; the others 640/300, 640/250, 3.2 and 640/150 s."""
+    result = simulate(tmp_path, HETERO, FIXED)
+    assert result.round_seconds() == pytest.approx([6.4] * 3, rel=1e-12)
+    assert result.at()[:6] == pytest.approx([0, 640 / 300, 2.56, 3.2, 640 / 150, 6.4], rel=1e-12)
+    summary = result.ledger.summary()
+    assert summary["seconds"] == pytest.approx(19.2)
+    # Shares of 6.4 s: 1/3, 0.4, 0.5, 2/3 and 1 of it are spent computing.
+    assert summary["utilisation"] == pytest.approx((1 / 3 + 0.4 + 0.5 + 2 / 3 + 1) / 5)
+    assert summary["wait_fraction"] == pytest.approx(1 - summary["utilisation"])
+
+
+def test_proportional_batches_finish_together_from_the_second_round_on(tmp_path: Path) -> None:
+    """Of 160, speeds 300..100 get 48, 40, 32, 24, 16: 20 steps of 0.16 s each."""
+    result = simulate(tmp_path, HETERO)
+    assert batch_sizes(result) == [[32] * 5, *[[48, 40, 32, 24, 16]] * 2]
+    assert result.round_seconds() == pytest.approx([6.4, 3.2, 3.2], rel=1e-12)
+
+
+def test_the_gain_is_slowest_speed_times_silos_by_sum_of_speeds(tmp_path: Path) -> None:
+    fixed, balanced = simulate(tmp_path / "fixed", HETERO, FIXED), simulate(tmp_path / "balanced", HETERO)
+    ratio = balanced.round_seconds()[1] / fixed.round_seconds()[1]
+    assert ratio == pytest.approx(100 * 5 / (300 + 250 + 200 + 150 + 100), rel=1e-12)
+
+
+def test_the_model_is_what_the_workers_made_of_it(tmp_path: Path) -> None:
+    """Everybody adds 1 a round: versions 0, 1, 2 go out and 3 comes back."""
+    workers = {silo.name: FakeWorker(silo) for silo in HETERO}
+    result = simulate(tmp_path, HETERO, workers=dict(workers))
+    assert result.model is not None
+    np.testing.assert_allclose(result.model, np.full(3, 3.0), rtol=1e-6)
+    for worker in workers.values():
+        np.testing.assert_allclose([base[0] for base in worker.bases], [0, 1, 2], rtol=1e-6)
+
+
+def test_a_memory_cap_is_kept_and_the_others_take_over(tmp_path: Path) -> None:
+    """a takes 40; of 120, speeds 250, 200, 150, 100 get 42.9, 34.3, 25.7, 17.1. The slowest step is c's 26/150 s."""
+    silos = [HETERO[0].model_copy(update={"memory_samples": 40}), *HETERO[1:]]
+    result = simulate(tmp_path, silos)
+    assert batch_sizes(result)[1:] == [[40, 43, 34, 26, 17]] * 2
+    assert result.round_seconds() == pytest.approx([6.4, 20 * 26 / 150, 20 * 26 / 150], rel=1e-12)
+
+
+def test_overhead_comes_after_training_and_is_not_speed(tmp_path: Path) -> None:
+    """The slow silo's second of overhead delays every round, and does not change its batch."""
+    silos = machines({"speed": 300.0}, {"speed": 100.0, "overhead_s": 1.0})
+    result = simulate(tmp_path, silos)
+    assert batch_sizes(result) == [[32, 32], [48, 16], [48, 16]]
+    assert result.round_seconds() == pytest.approx([7.4, 4.2, 4.2], rel=1e-12)
+    reports = [event.report for event in result.events(UpdateArrived) if event.meta.silo == "b"]
+    assert [dict(report.overhead_s) for report in reports] == [{"order": 1.0}] * 3
+    assert [report.compute_s for report in reports] == pytest.approx([6.4, 3.2, 3.2], rel=1e-12)
+
+
+def test_an_affine_curve_has_a_launch_and_a_flat_part(tmp_path: Path) -> None:
+    """0.05 + max(32, 64) / 100 = 0.69 s a step below saturation, 0.05 + 80 / 100 = 0.85 s above."""
+    curve = {"kind": "affine", "launch_s": 0.05, "saturation": 64}
+    silos = machines({"speed": 100.0, "curve": curve})
+    small = simulate(tmp_path / "small", silos, FIXED)
+    large = simulate(tmp_path / "large", silos, strategy(local={"steps": 20, "batch_size": 80}))
+    assert small.round_seconds() == pytest.approx([13.8] * 3, rel=1e-12)
+    assert large.round_seconds() == pytest.approx([17.0] * 3, rel=1e-12)
+
+
+def test_a_trace_moves_the_end(tmp_path: Path) -> None:
+    """6.4 s of work: 4 s at full speed, a standstill until 10, then half speed: 4.8 s for the other 2.4."""
+    (tmp_path / "trace.csv").write_text("seconds,factor\n0,1\n4,0\n10,0.5\n")
+    silos = machines({"speed": 100.0, "trace": str(tmp_path / "trace.csv")})
+    result = simulate(tmp_path / "out", silos, FIXED)
+    assert result.round_seconds() == pytest.approx([14.8, 12.8, 12.8], rel=1e-12)
+
+
+def test_polling_sees_together_what_happened_between(tmp_path: Path) -> None:
+    """Ends at 2.13, 2.56, 3.2, 4.27, 6.4 are seen at 3, 3, 4, 5, 7; the next round begins at 7."""
+    result = simulate(tmp_path, HETERO, FIXED, poll_s=1.0)
+    assert result.at()[:10] == [0, 3, 4, 5, 7, 10, 11, 12, 14, 17]
+    assert [len(entry.events) for entry in result.entries[:5]] == [5, 2, 1, 1, 1]
+    assert all(event.at_s == entry.at_s for entry in result.entries for event in entry.events)
+    first = [event.report.compute_s for event in result.events(UpdateArrived)][:5]
+    assert first == pytest.approx([640 / 300, 2.56, 3.2, 640 / 150, 6.4]), "a late look makes nobody slower"
+
+
+def test_an_end_on_a_tick_is_seen_at_it(tmp_path: Path) -> None:
+    result = simulate(tmp_path, machines({"speed": 128.0}), FIXED, poll_s=5.0)  # 20 steps of a quarter of a second
+    assert result.at()[:3] == [0, 5, 10]
+
+
+def test_silos_at_the_same_instant_come_in_one_batch_in_order(tmp_path: Path) -> None:
+    result = simulate(tmp_path, machines(*[{"speed": 100.0}] * 3))
+    assert [[type(event) for event in entry.events] for entry in result.entries] == [
+        [SiloJoined] * 3,
+        *[[UpdateArrived] * 3] * 3,
+        [Evaluated] * 3,
+    ]
+    assert [event.meta.silo for event in result.entries[1].events] == ["a", "b", "c"]
+
+
+def test_the_report_holds_virtual_times_only(tmp_path: Path) -> None:
+    result = simulate(tmp_path, HETERO[:1], strategy(local={"steps": 4, "batch_size": 30}))
+    report = result.events(UpdateArrived)[0].report
+    assert report.compute_s == pytest.approx(0.4)
+    assert dict(report.overhead_s) == {"order": 0.0}
+    assert [window.speed for window in report.windows] == pytest.approx([300.0] * 4)
+
+
+@pytest.mark.parametrize(("steps", "windows"), [(1, 1), (64, 64), (65, 64), (1000, 64)])
+def test_a_report_has_at_most_64_windows(tmp_path: Path, steps: int, windows: int) -> None:
+    config = strategy(local={"steps": steps, "batch_size": 8}, stop={"rounds": 1})
+    report = simulate(tmp_path, HETERO[:1], config).events(UpdateArrived)[0].report
+    assert len(report.windows) == windows
+    assert [window.speed for window in report.windows] == pytest.approx([300.0] * windows)
+
+
+def test_a_report_of_fewer_steps_counts_the_time_of_those(tmp_path: Path) -> None:
+    """5 of 20 steps of 0.32 s; the update still arrives when the whole order would have ended."""
+    result = simulate(tmp_path, machines({"speed": 100.0}), FIXED, {"a": spoil(steps=5, samples=160)})
+    assert [event.report.compute_s for event in result.events(UpdateArrived)] == pytest.approx([1.6] * 3)
+    assert result.ledger.summary()["samples"] == 3 * 160
+
+
+# Faults.
+
+
+def raise_error(order: WorkOrder, update: Vector, report: WorkReport) -> tuple[Vector, WorkReport]:
+    raise FedSyncError("out of coffee")
+
+
+def poison(value: float) -> Twist:
+    return lambda order, update, report: (np.full_like(update, value), report)
+
+
+@pytest.mark.parametrize(
+    ("twist", "kind", "told"),
+    [
+        (raise_error, WorkFailed, "out of coffee"),
+        (poison(math.nan), WorkFailed, "'finite'"),
+        (poison(math.inf), WorkFailed, "'finite'"),
+        (poison(3e38), WorkFailed, "'finite'"),
+        (lambda order, update, report: (update[:2], report), WorkFailed, "'shape'"),
+        (lambda order, update, report: (update.astype(np.float64), report), WorkFailed, "'shape'"),
+        (spoil(loss=math.nan), UpdateArrived, "'loss'"),
+        (spoil(loss=math.inf), UpdateArrived, "'loss'"),
+        (spoil(samples=10**6), UpdateArrived, "'samples'"),
+        (spoil(base_version=5), UpdateArrived, "'version'"),
+    ],
+)
+def test_a_fault_costs_that_silo_the_round_and_is_in_the_journal(
+    tmp_path: Path, twist: Twist, kind: type, told: str
+) -> None:
+    def once(order: WorkOrder, update: Vector, report: WorkReport) -> tuple[Vector, WorkReport]:
+        return twist(order, update, report) if order.round == 2 else (update, report)
+
+    result = simulate(tmp_path, machines({"speed": 300.0}, {"speed": 100.0}), FIXED, {"b": once})
+    commits = [action for entry in result.entries for action in entry.actions if isinstance(action, Commit)]
+    assert [dict(commit.weights) for commit in commits] == [
+        {"a/1": 0.5, "b/1": 0.5},
+        {"a/2": 1.0},
+        {"a/3": 0.5, "b/3": 0.5},
+    ]
+    (line,) = [line for line in result.text.splitlines() if told in line]
+    assert f'"type":"{kind.__name__}"' in line
+    assert '"update_id":"b/2"' in line
+    assert result.ledger.silos["b"].failures == 1
+    assert result.round_seconds() == pytest.approx([6.4] * 3)
+    assert len(replay(result.out / "journal.jsonl")) == len(result.entries)
+
+
+def test_a_run_of_failures_only_ends_as_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"every silo failed 3 orders in a row.*out of coffee"):
+        simulate(tmp_path, HETERO[:2], FIXED, {"a": raise_error, "b": raise_error})
+    assert '"failed":true' in (tmp_path / "journal.jsonl").read_text()
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_run_that_cannot_begin_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing is left to happen"):
+        simulate(tmp_path, HETERO[:2], strategy(min_silos=3))
+
+
+def test_a_bug_is_not_taken_for_a_failure_of_the_silo(tmp_path: Path) -> None:
+    def bug(order: WorkOrder, update: Vector, report: WorkReport) -> tuple[Vector, WorkReport]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(tmp_path, HETERO[:2], FIXED, {"a": bug})
+
+
+def test_a_silo_that_cannot_evaluate_does_not_end_the_run(tmp_path: Path) -> None:
+    class Blind(FakeWorker):
+        def evaluate(self, received: Vector, asked: EvaluateModel) -> Evaluation:
+            if received[0] >= 2.9:
+                raise ProtocolError("b", "evaluation", "lost its test data")
+            return super().evaluate(received, asked)
+
+    workers = {"a": FakeWorker(HETERO[0]), "b": Blind(HETERO[1])}
+    result = simulate(tmp_path, HETERO[:2], workers=dict(workers))
+    assert result.ledger.rounds[-1].accuracy == 0.5, "the others' answers count"
+
+
+def test_seconds_end_a_run_and_its_last_model_is_evaluated(tmp_path: Path) -> None:
+    """At 13.1 s the third round is under way: the next update would come at 12.8 + 2.1 s, and nobody waits for it."""
+    result = simulate(tmp_path, HETERO, strategy(balancer={"kind": "fixed"}, stop={"seconds": 13.1}))
+    assert len(result.ledger.rounds) == 2
+    assert result.ledger.rounds[-1].accuracy == 0.5
+    summary = result.ledger.summary()
+    assert summary["seconds"] == 13.1
+    assert [row["wait_s"] for row in summary["silos"]] == pytest.approx(
+        [2 * (6.4 - 6.4 * share) for share in (1 / 3, 0.4, 0.5, 2 / 3, 1)]
+    ), "what was cut off was work, not waiting"
+
+
+def test_a_loss_that_comes_to_rest_ends_the_run(tmp_path: Path) -> None:
+    """An order is one pass, and version v has the loss 1 / (1 + v): changes of 1/2, 1/3, 1/4 and, with order 5, 1/5."""
+    silos = machines({"speed": 100.0})
+    config = strategy(balancer={"kind": "fixed"}, stop={"rounds": 99, "relative_change": 0.21})
+    result = simulate(tmp_path, silos, config, workers={"a": FakeWorker(silos[0], examples=640)})
+    summary = result.ledger.summary()
+    assert summary["rounds"] == 4
+    assert summary["stopped_by"].startswith("the training loss changed by 0.2 of itself")
+    assert len(replay(tmp_path / "journal.jsonl")) == len(result.entries)
+
+
+# Reproducibility.
+
+JITTERY = machines(*({"speed": speed, "jitter": 0.2} for speed in (300.0, 200.0, 100.0)))
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        simulate(tmp_path / name, JITTERY, poll_s=0.25)
+    for file in ("journal.jsonl", "rounds.jsonl", "summary.json", "config.yaml"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_another_seed_gives_other_durations(tmp_path: Path) -> None:
+    one, two = (simulate(tmp_path / str(seed), JITTERY, strategy(seed=seed)) for seed in (7, 8))
+    assert one.at()[1] != two.at()[1]
+
+
+def test_without_jitter_the_seed_changes_no_duration(tmp_path: Path) -> None:
+    one, two = (simulate(tmp_path / str(seed), HETERO, strategy(seed=seed)) for seed in (7, 8))
+    assert one.at() == two.at()
+    assert one.text != two.text, "but it is in the orders"
+
+
+@pytest.mark.parametrize("poll_s", [0.0, 0.5])
+def test_a_journal_replays(tmp_path: Path, poll_s: float) -> None:
+    result = simulate(tmp_path, JITTERY, poll_s=poll_s)
+    assert replay(tmp_path / "journal.jsonl") == replay(str(tmp_path / "journal.jsonl")) == result.entries
+
+
+def test_an_altered_journal_does_not_replay(tmp_path: Path) -> None:
+    simulate(tmp_path, HETERO)
+    path = tmp_path / "journal.jsonl"
+    path.write_text(path.read_text().replace('"batch_size":48', '"batch_size":47', 1))
+    with pytest.raises(FedSyncError, match=r"entry \d+ replays differently"):
+        replay(path)
+
+
+def test_the_silo_decides_the_jitter_not_its_place(tmp_path: Path) -> None:
+    """Adding a silo leaves the others' luck alone."""
+    two, three = simulate(tmp_path / "2", JITTERY[:2], FIXED), simulate(tmp_path / "3", JITTERY, FIXED)
+
+    def seconds(result: Result) -> list[float]:
+        arrivals = {event.meta.update_id: event.report.compute_s for event in result.events(UpdateArrived)}
+        return [arrivals["a/1"], arrivals["b/1"]]
+
+    assert seconds(two) == pytest.approx(seconds(three))

@@ -1,0 +1,69 @@
+"""An app that tells a loss and no score: no accuracy is shown anywhere, and the loss decides."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.simulation.run import run_virtual
+
+APP = """\
+import torch
+from torch import nn
+from fedsync.client import SiloApp
+
+app = SiloApp()
+
+@app.setup()
+def setup(silo):
+    draw = torch.Generator().manual_seed(silo.index)
+    return silo.use(nn.Linear(3, 3), torch.randn(40, 3, generator=draw))
+
+@app.train()
+def fit(work, model, train):
+    optimizer = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+    for rows in work.loader(train):
+        optimizer.zero_grad()
+        (model(rows) - rows).square().mean().backward()
+        optimizer.step()
+
+@app.evaluate()
+def test(model, train):
+    return {"loss": ((model(train) - train).square().mean(), len(train))}
+"""
+STRATEGY = """\
+name: autoencoder
+stop: {rounds: 12, patience: 3}
+local: {steps: 3, batch_size: 8, learning_rate: 0.1, device: cpu, resources: false}
+balancer: {kind: fixed}
+barrier: {kind: bsp}
+task: {kind: silo-app, file: app.py}
+"""
+
+
+def run(folder: Path, *more: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    (folder / "app.py").write_text(APP)
+    (folder / "mine.yaml").write_text(STRATEGY)
+    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100.0} for name in ("a", "b")]})
+    summary = run_virtual(StrategyConfig.load(folder / "mine.yaml", list(more)), silos, folder / "out")
+    return summary, [json.loads(line) for line in (folder / "out" / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}", "{kind: pad, examples: 40}"])
+def test_neither_an_accuracy_nor_a_training_loss_is_shown(cipher: str, tmp_path: Path) -> None:
+    summary, rows = run(tmp_path, "stop={rounds: 3}", f"cipher={cipher}")
+    assert summary["accuracy"] is None
+    assert {row["accuracy"] for row in rows} == {None} == {row["loss"] for row in rows}
+    losses = [row["test_loss"] for row in rows if row["test_loss"] is not None]
+    assert len(losses) >= 2 and losses == sorted(losses, reverse=True) and losses[-1] > 0
+
+
+@pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}"])
+def test_patience_goes_by_the_loss(cipher: str, tmp_path: Path) -> None:
+    assert run(tmp_path, f"cipher={cipher}")[0]["rounds"] == 12, "it gets better all the time"
+    (tmp_path / "diverging").mkdir()
+    diverging = run(tmp_path / "diverging", "local.learning_rate=3.5", f"cipher={cipher}")[0]
+    assert diverging["rounds"] < 12 and "no better accuracy in 3 evaluated versions" in diverging["stopped_by"]
