@@ -142,9 +142,9 @@ def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_f
         every = mutation_score.stages(seconds.keys(), seconds, budget_s, "fedsync/policies/barrier/kinds/bsp.py")
         return [[name.removeprefix("tests/").removesuffix(".py::x") for name in stage] for stage in every]
 
-    near = [["sim/test_bsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
-    assert names(100.0) == [*near, ["sim/test_a", "sim/test_d"]]
-    assert names(11.5) == [*near, ["sim/test_a"]]
+    near = [["simulation/test_bsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
+    assert names(100.0) == [*near, ["simulation/test_a", "simulation/test_d"]]
+    assert names(11.5) == [*near, ["simulation/test_a"]]
     assert names(0.1) == near[:1]
 
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
     from fedsync.core.views import ClusterView
 
-_OWN = {"attendance": "attendance.Attendance", "steering": "obeying.Steering", "apart": "apart.Apart"}
+_OWN = {
+    "attendance": "core.availability.Attendance",
+    "steering": "core.operator.operator_execution.Steering",
+    "apart": "evaluation.local_baselines.Apart",
+}
 """Name -> module of `fedsync.core` and class, of the extensions that a run may come to need in its course."""
 
 
@@ -128,8 +132,8 @@ class Extensions(dict[str, Extension]):
     def own(self, name: str) -> Extension:
         """The extension of this name; one of FedSync's own is made if it is missing."""
         if name not in self:
-            module, _, kind = _OWN[name].partition(".")
-            self[name] = getattr(import_module(f"fedsync.core.{module}"), kind)()
+            module, _, kind = _OWN[name].rpartition(".")
+            self[name] = getattr(import_module(f"fedsync.{module}"), kind)()
         return self[name]
 
     def admit(self, name: str, facts: SiloFacts, at_s: float) -> bool:
