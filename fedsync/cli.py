@@ -1,4 +1,4 @@
-"""The command line: ``fedsync run | compare``; the other commands are in `fedsync.commands`."""
+"""Command line with ``fedsync run`` and ``fedsync compare``; the other commands are in `fedsync.commands`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXIT_FAILED, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
 
 class Runtime(StrEnum):
-    """Where a strategy runs."""
+    """Environment in which a strategy runs."""
 
     VIRTUAL = "virtual"
     FLOWER = "flower"
@@ -105,7 +105,7 @@ def run(
         typer.Option("--resume", metavar="DIR", help="Local runtime: go on with the run in this folder; no STRATEGY."),
     ] = None,
 ) -> None:
-    """Run one strategy, or go on with a run that was cut off."""
+    """Run one strategy, or continue an interrupted run."""
     start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
     if insecure:
         start = _without_tls(start, runtime)
@@ -156,8 +156,8 @@ def compare(
 ) -> None:
     """Run several strategies and compare them.
 
-    Without --target-accuracy the target is the accuracy that the first strategy ends with, seed by seed. With several
-    seeds, the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
+    Without --target-accuracy, the target of each seed is the final accuracy of the first strategy. With several seeds,
+    the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
     start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
     if insecure:
@@ -211,7 +211,7 @@ def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
 def _claim(
     out: Path | None, default: Path, *, overwrite: bool, resume: bool = False, runs: Sequence[str] = ()
 ) -> Claim:
-    """The folder that was named, which must be free, or a free one beside the default."""
+    """Claim the named folder, which must be free, or a free folder near the default."""
     output_may_be_lost()
     if out is not None:
         return claim(out, Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE, runs)
@@ -224,7 +224,7 @@ def _claim(
 def _starter(
     runtime: Runtime, target_accuracy: float | None, *, timing_only: bool, model_bytes: int | None, journal: bool
 ) -> Runner:
-    """The function that runs a strategy as the options say.
+    """Return the function that runs a strategy with these options.
 
     Raises:
         ConfigError: options that contradict each other.
@@ -269,8 +269,7 @@ def _run(
     *,
     timing_only: bool,
 ) -> dict[str, Any]:
-    """One run with its progress; the folder is released."""
-    # Without training, rounds may pass faster than anybody reads.
+    # Without training, rounds may pass faster than a user can read.
     every_s = 0.5 if timing_only else 0.0
     label = f"{config.name} {config.seed}"
     try:
@@ -283,8 +282,7 @@ def _run(
 
 
 def runner(runtime: Runtime) -> Runner:
-    """The function that runs a strategy in a runtime."""
-    # Imported where used: torch, Ray and Flower take seconds that `fedsync --help` should not.
+    # Late imports: torch, Ray and Flower take seconds, which `fedsync --help` should not.
     match runtime:
         case Runtime.VIRTUAL:
             from fedsync.simulation.run import run_virtual
@@ -301,7 +299,7 @@ def runner(runtime: Runtime) -> Runner:
 
 
 def _compare(summaries: list[list[dict[str, Any]]], out: Path, target_accuracy: float | None) -> list[Comparison]:
-    """Seconds to the target of every run; the books come from the runs' journals."""
+    """Return the seconds to the target of every run, computed from the runs' journals."""
     from fedsync.observe.replay import read_ledger
 
     targets = [target_accuracy if target_accuracy is not None else first["accuracy"] for first in summaries[0]]
@@ -319,13 +317,13 @@ register(app)
 
 
 def main() -> None:
-    """Entry point: the user's mistakes exit with 2, failed runs with 1, Ctrl-C with 130."""
+    """Entry point: user errors exit with 2, failed runs with 1, Ctrl-C with 130."""
     guard_output()
     safe_paths()
     handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
     handler.addFilter(SHOWN)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    # A polite kill is to clean up as Ctrl-C does.
+    # SIGTERM runs the same cleanup as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         try:
@@ -345,9 +343,9 @@ def main() -> None:
 
 
 def _say(error: FedSyncError) -> int:
-    """A line for each thing that went wrong; returns the exit status."""
+    """Print a line for each error; return the exit status."""
     users = isinstance(error, ConfigError)
-    # The entries of a journal come on lines of their own, and each is a `repr`.
+    # Journal entries are on their own lines, each as a `repr`.
     first, *story = str(error).split("\n") if isinstance(error, PolicyError) else [str(error)]
     terminal = Terminal(stderr=True)
     terminal.print(words("error:" if users else "failed:", "bold red"), first, soft_wrap=True)
@@ -358,12 +356,12 @@ def _say(error: FedSyncError) -> int:
     return EXIT_USER if users else EXIT_FAILED
 
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  # also of files without a name
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  # also for files without a name
 
 
 def _unusable(error: OSError) -> FedSyncError | None:
-    """What to tell the user of a path that could not be used; None where the fault is ours, or where a pipe broke."""
-    # A descriptor may stand in for a name; the user knows none.
+    """Return the user's error for an unusable path; None for a fault of FedSync, or for a broken pipe."""
+    # A file descriptor may stand in for a name; it means nothing to the user.
     names = [name for name in (error.filename, error.filename2) if name is not None and not isinstance(name, int)]
     if not names and error.errno in _DISK:
         return RunError(f"a file cannot be written: {error.strerror}. Make room on the disk, and run it again")

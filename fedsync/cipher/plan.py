@@ -1,4 +1,4 @@
-"""What silos and server agree on before anything is sealed: which values, how many bits, how updates are weighed."""
+"""Encryption settings that silos and server agree on before sealing: values, bits, weights."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import ServerOptimizer
 
 CAP = 2**20
-"""Largest weight n_i where silos weigh by samples; nobody learns who has how many, only that nobody has more."""
+"""Largest weight n_i where silos weigh by samples. No silo's count is disclosed, only this upper bound."""
 
 FIRST_EXPONENT = 0
-"""Of every tensor before silos have told what they need."""
+"""Exponent of every tensor before silos have voted."""
 
 
 @dataclass(frozen=True)
 class EncryptionPlan:
-    """How updates of one model are sealed; the same at the server and at every silo.
+    """Encryption settings of one model's updates; the same at the server and at every silo.
 
     Args:
         kind: name of the suite.
-        bits: of a quantised value.
-        layout: of the whole model.
-        weighting: how a commit weighs its updates.
-        quorum: updates after which silos agree on the next exponents.
-        only: patterns of tensor names, as in file names; what none matches travels in the clear. Empty: all is sealed.
-        seal_metrics: losses and evaluations travel in the header chunk instead of the report, and a silo's examples and
-            other figures not at all.
-        members: least number of updates that a version must add, for silos to open it.
-        colluding: silos that may lie, whose votes are to change nothing.
-        examples: where `seal_metrics`, what every silo says that it holds.
-        metrics: where `seal_metrics`, what silos work out together of the sums in headers.
-        selection: where `seal_metrics`, by what silos know which version is the best, which they keep; None: they keep
-            none.
-        optimizer: what every silo makes of the sums before its model moves; None: nothing.
-        work_ratio: with masks, how many times the work of one update in a sum that of another may be.
+        bits: bits of a quantised value.
+        layout: layout of the whole model.
+        weighting: rule by which a commit weighs its updates.
+        quorum: number of updates after which silos agree on the next exponents.
+        only: patterns of tensor names, as in file names. Tensors that match no pattern travel in the clear. Empty: all
+            tensors are sealed.
+        seal_metrics: losses and evaluations travel in the header chunk instead of the report. A silo's number of
+            examples and its other figures do not travel at all.
+        members: silos open a version only if it adds at least this number of updates.
+        colluding: number of silos that may lie; their votes must not change the exponents.
+        examples: with `seal_metrics`, the number of examples that every silo reports instead of its own.
+        metrics: with `seal_metrics`, metrics that silos compute together from the sums in headers.
+        selection: with `seal_metrics`, rule by which silos find and keep the best version; None: silos keep no best
+            version.
+        optimizer: optimizer that every silo applies to the sums before its model moves; None: no optimizer.
+        work_ratio: with masks, largest allowed ratio of the work of two updates in one sum.
 
     Raises:
-        ConfigError: a pattern matches nothing, or the suite cannot add as many updates as a round has, or a version
-            must add more than a round has, or the sums that metrics need do not fit a header.
+        ConfigError: a pattern matches no tensor; or the suite cannot add as many updates as a round has; or `members`
+            exceeds the updates of a round; or the sums that metrics need do not fit a header.
     """
 
     kind: str
@@ -101,20 +102,18 @@ class EncryptionPlan:
 
     @property
     def headroom(self) -> int:
-        """Bits by which the next updates may be larger than the last without being clipped.
+        """Bits by which the next updates may grow without being clipped.
 
-        Of 16 bits three can be spared; of 8 each one counts, and clipping a few values costs less.
+        Of 16 bits, three can be spared. Of 8 bits, each counts, and clipping a few values costs less.
         """
         return 3 if self.bits == 16 else 1
 
     @property
     def masked(self) -> bool:
-        """Whether updates carry masks, so that only whole sums can be read."""
         return self.form is MASKED
 
     @property
     def cap(self) -> int:
-        """Largest weight of an update."""
         return 1 if self.weighting.by == "silo" else CAP
 
     @property
@@ -135,7 +134,7 @@ class EncryptionPlan:
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
-        """Whose sums are in headers, by their keys."""
+        """Statistics whose sums are in headers, sorted by key."""
         known = statistics_of(self.metrics) if self.seal_metrics else {}
         return tuple(known[key] for key in sorted(known))
 
@@ -145,12 +144,12 @@ class EncryptionPlan:
 
     @property
     def moments(self) -> int:
-        """Arrays as large as the model that the optimizer keeps."""
+        """Number of arrays, as large as the model, that the optimizer keeps."""
         return 0 if self.optimizer is None else self.optimizer.vectors
 
     @property
     def most_models(self) -> int:
-        """Arrays as large as the model in a silo's state: the newest, moments, the best and one that may become it."""
+        """Arrays, as large as the model, in a silo's state: newest model, moments, best model and its candidate."""
         return 1 + self.moments + (0 if self.selection is None else 2)
 
     @property
@@ -159,17 +158,14 @@ class EncryptionPlan:
         return self.sealed.size / max(self.layout.size, 1)
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
-        """The grid of the sealed values with these exponents."""
         return QuantizationGrid(self.sealed, self.packing, tuple(exponents), self.cap, self.statistics)
 
     @property
     def first_exponents(self) -> tuple[int, ...]:
-        """Exponents before silos have told what they need."""
         return (FIRST_EXPONENT,) * len(self.sealed.names)
 
     @cached_property
     def chunks(self) -> int:
-        """Chunks of an update, header included."""
         return self.grid(self.first_exponents).chunks
 
     @property
@@ -177,7 +173,7 @@ class EncryptionPlan:
         return self.layout.size - self.sealed.size
 
     def divide(self, vector: Vector) -> tuple[Vector, Vector]:
-        """Sealed and clear values of a whole vector, float32 [sealed.size] and [clear_values]."""
+        """Split a whole vector into sealed and clear values, float32 [sealed.size] and [clear_values]."""
         if not self.clear_values:
             return vector, np.empty(0, dtype=np.float32)
         sealed, clear = (np.empty(size, dtype=np.float32) for size in (self.sealed.size, self.clear_values))
@@ -194,7 +190,7 @@ class EncryptionPlan:
         return vector
 
     def _spans(self) -> Iterator[tuple[bool, slice, slice]]:
-        """(sealed?, where in its own vector, where in the whole) of each tensor."""
+        """(sealed?, slice in the tensor's own vector, slice in the whole vector) of each tensor."""
         start, inside = 0, {True: 0, False: 0}
         for size, hidden in zip(self.layout.sizes, self._hidden, strict=True):
             yield hidden, slice(inside[hidden], inside[hidden] + size), slice(start, start + size)
@@ -203,11 +199,7 @@ class EncryptionPlan:
 
 
 def check_sums(metrics: Sequence[AnyMetric]) -> None:
-    """See that the sums of all metrics fit a sealed header.
-
-    Raises:
-        ConfigError: they do not; names the first that is too much.
-    """
+    """Check that all metrics' sums fit a sealed header; else raise `ConfigError`, naming the first in excess."""
     left, known = MOST_SUMS, statistics_of(metrics)
     for statistic in (known[key] for key in sorted(known)):
         needs = slots_of(statistic)

@@ -1,6 +1,6 @@
-"""What a silo's own training code uses: a `SiloApp` with functions that set up, train and evaluate.
+"""API for a silo's own training code: a `SiloApp` with functions that set up, train and evaluate.
 
-A Flower ClientApp uses `steps` and `untimed`, if anything.
+A Flower ClientApp needs at most `steps` and `untimed`.
 """
 
 from fedsync.client.app import SiloApp

@@ -1,4 +1,4 @@
-"""`SiloApp`: the functions of a silo's own training code."""
+"""`SiloApp`, the container of a silo's own training functions."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class SiloApp:
-    """Training code of one's own: functions that a silo calls.
+    """Training code of a user, as functions that the silo calls.
 
-    Once a process ``setup``, for each order ``train``, and ``evaluate`` where a model is to be judged.
+    The silo calls ``setup`` once per process, ``train`` for each order, and ``evaluate`` for each evaluation.
 
-    A function gets what it names among its parameters: ``silo`` (`fedsync.client.Silo`), ``work``
-    (`fedsync.client.Work`, in ``train`` only) and what ``setup`` gave to ``silo.use``.
+    A function gets the arguments that it names as parameters: ``silo`` (`fedsync.client.Silo`), ``work``
+    (`fedsync.client.Work`, in ``train`` only) and the values that ``setup`` gave to ``silo.use``.
     """
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self.opaque = False
-        """Whether ``train`` counts as one long step, which nobody looks into."""
+        """Whether ``train`` counts as one long step without visible inner steps."""
 
     def setup(self) -> Callable[[Function], Function]:
-        """The function that loads model and data, once a process; it returns ``silo.use(...)``."""
+        """Register the function that loads model and data, once per process; it returns ``silo.use(...)``."""
         return self._registered("setup")
 
     def train(self, *, opaque: bool = False) -> Callable[[Function], Function]:
-        """The function that trains the model in place, for one order.
+        """Register the function that trains the model in place, for one order.
 
         Args:
-            opaque: it takes ``work.rows`` and trains on them in one go. It counts as one step, so that neither a
-                deadline nor the server can end it.
+            opaque: the function takes ``work.rows`` and trains on them in one go. It counts as one step, so neither a
+                deadline nor the server can end it early.
         """
         self.opaque = opaque
         return self._registered("train")
 
     def evaluate(self) -> Callable[[Function], Function]:
-        """The function that evaluates the model: it returns ``{name: (mean, samples)}``.
+        """Register the function that evaluates the model; it returns ``{name: (mean, samples)}``.
 
-        ``loss`` is the loss; the first of the others is the score, of which more is better. With ``measure`` among its
-        parameters it has metrics summed that the run wants: ``measure(outputs, targets)`` for each batch; see
+        ``loss`` is the loss; the first other entry is the score, for which larger is better. With a parameter
+        ``measure``, the function can call ``measure(outputs, targets)`` for each batch, to sum the run's metrics; see
         docs/your-task.md.
         """
         return self._registered("evaluate")
@@ -52,21 +52,15 @@ class SiloApp:
         return name in self._functions
 
     def takes(self) -> set[str]:
-        """Names of the functions' parameters."""
+        """Parameter names of all functions."""
         return {
             parameter for function in self._functions.values() for parameter in inspect.signature(function).parameters
         }
 
     def call(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Call a function with what it names.
+        """Call the function ``setup``, ``train`` or ``evaluate`` with the arguments of ``known`` that it names.
 
-        Args:
-            name: ``setup``, ``train`` or ``evaluate``.
-            known: what there is to name.
-
-        Raises:
-            ConfigError: it names something else, or was not given.
-            Exception: whatever it raises.
+        Raises `ConfigError` if the function is missing or needs an unknown argument, and any error of the function.
         """
         function = self._functions.get(name)
         if function is None:

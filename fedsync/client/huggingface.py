@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer` as an order's loop. Needs ``transformers`` and ``accelerate``."""
+"""Adapter of Hugging Face's `Trainer` to an order's loop; needs ``transformers`` and ``accelerate``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from fedsync.client.work import Work
 
 
 class FedSyncTrainerCallback(TrainerCallback):
-    """Counts batches of `Trainer.train` as steps of an order and stops it where the order ends.
+    """Callback that counts batches of `Trainer.train` as steps of an order, and stops training at the order's end.
 
-    What the trainer evaluates on the way is no training time.
-
-    Args:
-        work: the order.
+    Evaluations during training do not count as training time.
     """
 
     def __init__(self, work: Work) -> None:
@@ -28,7 +25,7 @@ class FedSyncTrainerCallback(TrainerCallback):
         next(self._steps)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """A batch whose gradient is kept for the next one."""
+        """Count a batch whose gradient is accumulated."""
         try:
             next(self._steps)
         except StopIteration:
@@ -36,14 +33,14 @@ class FedSyncTrainerCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.on_substep_end(args, state, control)
-        if control.should_evaluate:  # the trainer does so now
+        if control.should_evaluate:  # the trainer evaluates right after this callback
             self._evaluation.enter_context(self._work.untimed())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self._evaluation.close()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **more: Any) -> None:
-        """At the end the trainer says the mean over all steps, whatever ``logging_steps`` is."""
+        """Log the loss at the end of training: the mean over all steps, for any value of ``logging_steps``."""
         if logs and "train_loss" in logs:
             self._work.log(loss=float(logs["train_loss"]))
 
@@ -53,13 +50,12 @@ class FedSyncTrainerCallback(TrainerCallback):
 
 
 def trainer_for(work: Work, trainer: Trainer) -> Trainer:
-    """The same trainer, which trains on an order's batches until the order ends.
+    """Make ``trainer`` train on an order's batches until the order ends, and return it.
 
-    Its model, optimizer, schedule, collator, columns and workers stay its own. Schedules are as long as the order.
+    The trainer keeps its model, optimizer, schedule, collator, columns and workers. Schedules span the order.
 
     Args:
-        work: the order.
-        trainer: with a data set as large as ``setup`` said.
+        trainer: its data set must have as many samples as ``setup`` reported.
     """
     theirs = trainer.get_train_dataloader()
     ours = work.loader(

@@ -1,4 +1,4 @@
-"""Keras' `Model.fit` as an order's loop. Needs ``keras``, with PyTorch behind it (``KERAS_BACKEND=torch``)."""
+"""Adapter of Keras' `Model.fit` to an order's loop; needs ``keras`` with PyTorch (``KERAS_BACKEND=torch``)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from fedsync.client.work import Work
 
 
 class FedSyncFitCallback(keras.callbacks.Callback):
-    """Counts batches of `Model.fit` as steps of an order and stops it where the order ends.
+    """Callback that counts batches of `Model.fit` as steps of an order, and stops training at the order's end.
 
-    Optimizer, loss and metrics stay those of ``compile``. Give ``fit`` the batches of ``work.loader`` and one epoch: it
-    has all steps of the order, and validation comes after them.
-
-    Args:
-        work: the order.
+    Optimizer, loss and metrics stay those of ``compile``. Give ``fit`` the batches of ``work.loader`` and one epoch,
+    which has all steps of the order; validation comes after them.
     """
 
     def __init__(self, work: Work) -> None:
@@ -31,7 +28,7 @@ class FedSyncFitCallback(keras.callbacks.Callback):
         try:
             next(self._steps)
         except StopIteration:
-            # A mean over all batches already.
+            # Keras reports the mean over all batches.
             self._work.log(loss=float((logs or {})["loss"]))
             self.model.stop_training = True
 

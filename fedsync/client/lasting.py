@@ -1,9 +1,9 @@
-"""A `DataLoader` whose workers stay from order to order.
+"""`DataLoader` whose workers persist between orders.
 
-One that is made anew for each order starts its workers each time, and nothing is fetched while the silo waits for the
-next order. This one has a batch sampler without an end, fed order by order. Workers begin with the samples that come
-next if the next order is as large as the last two, which under a balancer that has settled it is. What was fetched in
-vain is dropped, and what is not begun yet is not begun.
+A new loader per order would start its workers each time, and fetch nothing while the silo waits for its next order.
+This loader has an endless batch sampler that is fed order by order. If the last two orders had the same batch size, as
+under a settled balancer, workers start to fetch the samples that come next. Wrong prefetches are dropped, and pending
+requests for them are skipped.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Piece(NamedTuple):
     """Samples that are fetched together.
 
     Args:
-        seed: of torch, NumPy and Python's ``random`` meanwhile; it goes by where the silo is in its data.
-        rows: their numbers.
+        seed: seed of torch, NumPy and Python's ``random`` during the fetch; determined by the silo's data position.
+        rows: sample numbers.
     """
 
     seed: int
@@ -39,35 +39,35 @@ class Piece(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """A piece, or nothing to do; void once there is a later generation."""
+    """Request for a piece, or for nothing; void after a later generation has started."""
 
     generation: int
     piece: Piece | None
 
 
 def fetch(dataset: Any, rows: list[int], collate: Collate) -> Any:
-    """The batch of some samples, read in one go where the data set can do that, as a `DataLoader` does it."""
+    """Fetch the batch of some samples, with one ``__getitems__`` call if the data set has it, like `DataLoader`."""
     many = getattr(dataset, "__getitems__", None)
     return collate(many(rows) if many else [dataset[row] for row in rows])
 
 
 class LastingLoader(Generic[T]):
-    """Batches of a map-style data set, fetched by worker processes that stay.
+    """Loader of batches of a map-style data set, with worker processes that persist.
 
-    Workers work on a copy of the data set as it is at the first order.
+    Workers use a copy of the data set from the start of the first order.
 
     Args:
         dataset: map-style.
-        options: of `torch.utils.data.DataLoader`, with one worker at least; without those that say what a batch is.
+        options: of `torch.utils.data.DataLoader`, with at least one worker, without options that define batches.
     """
 
     def __init__(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> None:
         own = dict(options)
         collate = own.pop("collate_fn", None) or default_collate
-        # Results have to come in the order of requests, and workers that failed must not be asked again.
+        # Results must come in the order of requests, and failed workers must not be reused.
         for name in ("in_order", "persistent_workers"):
             own.pop(name, None)
-        own.setdefault("generator", torch.Generator())  # else the first order would draw from torch's
+        own.setdefault("generator", torch.Generator())  # else the first order would draw from torch's generator
         self._spare = int(own["num_workers"])
         self._feed = _Feed()
         asked = cast(Dataset[Any], _Asked(dataset, collate, self._feed.current))
@@ -76,12 +76,7 @@ class LastingLoader(Generic[T]):
         self._size = 0
 
     def order(self, walk: Iterator[Piece], count: int) -> Iterator[T]:
-        """The batches of the next ``count`` pieces; workers begin now.
-
-        Args:
-            walk: the order's pieces, and all that would follow.
-            count: pieces of the order.
-        """
+        """Return the batches of the next ``count`` pieces of ``walk``; workers start at once, also on later pieces."""
         pieces = islice(walk, count + self._spare)
         first = next(pieces, None)
         if first is None:
@@ -102,7 +97,7 @@ class LastingLoader(Generic[T]):
             try:
                 found = next(self._results)
             except BaseException:
-                # A worker is gone, and what the others have fetched with it; the next order starts new ones.
+                # A worker died, and the prefetched data are lost; the next order starts new workers.
                 self._results = None
                 raise
             if wanted:
@@ -112,28 +107,28 @@ class LastingLoader(Generic[T]):
 
 
 class KeptLoader:
-    """The `LastingLoader` of the last order, for as long as orders read the same data set in the same way.
+    """Cache of the last order's `LastingLoader`, reused while orders read the same data set with the same options.
 
-    The same is the same object, whose attributes are what they were, and those of data sets in it. What happens inside
-    a list or an array cannot be seen at a glance.
+    A data set is the same if it is the same object with unchanged attributes, including data sets among the attributes.
+    Changes inside a list or an array are not detected.
     """
 
     def __init__(self) -> None:
         self._made: tuple[list[Any], Mapping[str, Any], LastingLoader[Any]] | None = None
 
     def of(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> LastingLoader[Any]:
-        """The loader of a data set, see `LastingLoader`; another than the last one's ends the last one's workers."""
+        """Return the loader of a data set, see `LastingLoader`; a change of data set ends the last loader's workers."""
         parts = _parts(dataset)
         if self._made is None or not _alike(self._made[0], parts) or self._made[1] != options:
-            self._made = None  # its workers go before others come
+            self._made = None  # ends the old workers before new workers start
             self._made = parts, dict(options), LastingLoader(dataset, options)
         return self._made[2]
 
 
 def _parts(dataset: Dataset[Any]) -> list[Any]:
-    """A data set, its attributes, the data sets among these, and their attributes."""
+    """List a data set, its attributes, the data sets among them, and their attributes."""
     found: list[Any] = [dataset]
-    looked_into: set[int] = set()  # some have one another
+    looked_into: set[int] = set()  # data sets may refer to each other
     for part in found:
         if isinstance(part, Dataset) and id(part) not in looked_into:
             looked_into.add(id(part))
@@ -142,7 +137,7 @@ def _parts(dataset: Dataset[Any]) -> list[Any]:
 
 
 def _alike(before: list[Any], now: list[Any]) -> bool:
-    """Whether all parts are the same objects, or equal where they are numbers or text."""
+    """Return whether all parts are the same objects, or equal numbers or texts."""
     plain = (int, float, str, bytes)
     return len(before) == len(now) and all(
         one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
@@ -151,7 +146,7 @@ def _alike(before: list[Any], now: list[Any]) -> bool:
 
 
 class _Feed(Iterator[_Request]):
-    """A batch sampler without an end: hands out what is to be fetched, and no work where nobody knows what."""
+    """Endless batch sampler that yields requests; without known pieces it yields empty requests."""
 
     def __init__(self) -> None:
         self.current = RawValue(c_int64, 0)
@@ -164,7 +159,7 @@ class _Feed(Iterator[_Request]):
         return request
 
     def turn_to(self, pieces: Iterator[Piece]) -> None:
-        """Go on with these, of which the first may have been asked for; if others have been, these are void."""
+        """Continue with ``pieces``; if their first ones differ from pending requests, the requests become void."""
         waiting = [request.piece for request in self._asked if self._wanted(request)]
         first = list(islice(pieces, len(waiting)))
         if waiting[: len(first)] == first:
@@ -174,11 +169,11 @@ class _Feed(Iterator[_Request]):
             self._coming = chain(first, pieces)
 
     def answered(self) -> bool:
-        """Strike out the oldest request; returns whether its answer is wanted."""
+        """Remove the oldest request; return whether its answer is wanted."""
         return self._wanted(self._asked.popleft())
 
     def forget(self) -> None:
-        """Nothing that was asked for will come."""
+        """Discard all requests, because no answer will come."""
         self._asked.clear()
 
     def _wanted(self, request: _Request) -> bool:
@@ -186,14 +181,14 @@ class _Feed(Iterator[_Request]):
 
 
 class _Failure:
-    """A piece that could not be fetched; torch would raise an error that is not packed, wanted or not."""
+    """Failure to fetch a piece; torch would raise an unwrapped error even for a void request."""
 
     def __init__(self, error: ExceptionWrapper) -> None:
         self.error = error
 
 
 class _Asked:
-    """The data set in a worker: answers requests, unless they are void by now."""
+    """Data set in a worker, which answers all requests that are not void."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, current: Any) -> None:
         self._dataset = dataset
@@ -209,7 +204,7 @@ class _Asked:
         random.seed(seed)
         try:
             return fetch(self._dataset, rows, self._collate)
-        except Exception:  # told where it matters: nobody may want this piece any more
+        except Exception:  # raised later by the consumer, and only if the piece is still wanted
             where = "in a worker that fetches samples"
             return _Failure(ExceptionWrapper(where=where))  # type: ignore[no-untyped-call]
 

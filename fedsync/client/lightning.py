@@ -1,4 +1,4 @@
-"""Lightning's `Trainer` as an order's loop. Needs ``lightning``."""
+"""Adapter of Lightning's `Trainer` to an order's loop; needs ``lightning``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ from fedsync.client.work import Work
 
 
 class FedSyncCallback(lightning.Callback):
-    """Counts batches of `Trainer.fit` as steps of an order and stops it where the order ends.
+    """Callback that counts batches of `Trainer.fit` as steps of an order, and stops training at the order's end.
 
-    Optimizers, schedules, loggers and precision stay the module's and the trainer's. Give ``fit`` the batches of
-    ``work.loader``, or a loader of your own with ``work.batch_size`` samples a batch. Give the trainer
-    ``max_epochs=-1``: the order says when to stop. What ``fit`` validates on the way is no training time.
-
-    Args:
-        work: the order.
+    Optimizers, schedules, loggers and precision stay those of module and trainer. Give ``fit`` the batches of
+    ``work.loader``, or your own loader with ``work.batch_size`` samples per batch. Give the trainer ``max_epochs=-1``:
+    the order decides the end. Validation during ``fit`` does not count as training time.
     """
 
     def __init__(self, work: Work) -> None:
@@ -33,7 +30,7 @@ class FedSyncCallback(lightning.Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:
-            # Lightning has divided it.
+            # Lightning divides the loss by the number of accumulated batches.
             self._work.log(loss=loss * trainer.accumulate_grad_batches)
         try:
             next(self._steps)

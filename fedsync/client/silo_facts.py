@@ -1,4 +1,4 @@
-"""What a silo is told of itself when it sets up, and what it says it trains with."""
+"""A silo's information for its own training code, and the objects that the code trains with."""
 
 from __future__ import annotations
 
@@ -20,14 +20,7 @@ Scalar = bool | int | float | str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InUse:
-    """What `Silo.use` was given.
-
-    Args:
-        model: a module, or what makes one.
-        examples: training samples of the silo.
-        parts: all that functions may ask for by name, the model apart.
-        patterns: which of the model's tensors travel, and which stay at the silo.
-    """
+    """Arguments of `Silo.use`; functions may request ``parts`` by name."""
 
     model: nn.Module | Callable[[], nn.Module]
     examples: int
@@ -37,18 +30,18 @@ class InUse:
 
 @dataclass(frozen=True, slots=True)
 class Silo:
-    """One site, as its own code sees it.
+    """Site as seen by its own training code.
 
     Args:
-        index: its place among the silos, from 0 on.
-        name: of the silo; unique within a run.
-        seed: of the run; the same for every silo.
+        index: position among the silos, from 0.
+        name: name of the silo, unique within a run.
+        seed: seed of the run, equal for every silo.
         device: where to train, for ``torch.device``.
-        node_config: what the site's owner says, as in Flower's ``context.node_config``.
-        run_config: what the run says, likewise.
+        node_config: settings by the site's owner, as in Flower's ``context.node_config``.
+        run_config: settings of the run, as in Flower's ``context.run_config``.
         options: ``task.options`` of the strategy file.
-        train_config: what the ServerApp gives to training, as in the ``config`` of Flower's messages.
-        evaluate_config: what it gives to evaluation.
+        train_config: the ServerApp's settings for training, as in the ``config`` of Flower's messages.
+        evaluate_config: the ServerApp's settings for evaluation.
     """
 
     index: int
@@ -62,7 +55,7 @@ class Silo:
     evaluate_config: Mapping[str, Scalar] = field(default_factory=dict)
 
     def told(self, order: WorkOrder) -> Mapping[str, Scalar]:
-        """``train_config``, and what an order says instead of entries there or beside them."""
+        """``train_config``, updated with the order's own entries."""
         return {**self.train_config, **json.loads(order.config)} if order.config else self.train_config
 
     def use(
@@ -76,21 +69,21 @@ class Silo:
         share: str | Iterable[str] | None = None,
         **more: Any,
     ) -> InUse:
-        """What functions of the app get by these names: ``model``, ``train``, ``val`` and whatever else is named here.
+        """Return the arguments that functions of the app get by name: ``model``, ``train``, ``val`` and ``more``.
 
         Args:
-            model: a module, or a function that makes one. Give the function where setting up draws random numbers
-                of its own: it is called with torch seeded alike at every silo.
-            train: training data, of any kind.
-            val: data to evaluate on, of any kind.
-            examples: training samples; left out, ``len(train)``.
-            private: parameters and persistent buffers whose names begin so stay here and never travel. The silo keeps
-                them from order to order, as training leaves them. An order that fails leaves them as they were.
-            share: those whose names begin so travel, and no others; left out, all do that have a gradient or are
-                buffers, but for what is private. The rest is frozen: it stays as it is made.
+            model: a module, or a function that makes a module. Give a function if ``setup`` draws its own random
+                numbers: it is called with torch seeded equally at every silo.
+            train: training data, of any type.
+            val: evaluation data, of any type.
+            examples: number of training samples; default ``len(train)``.
+            private: prefixes of parameters and persistent buffers that stay at the silo. The silo keeps their trained
+                values between orders; a failed order leaves them unchanged.
+            share: prefixes of the only tensors that travel. By default all tensors travel that have a gradient or are
+                buffers, except private tensors. Other tensors are frozen: they stay as built.
 
         Raises:
-            ConfigError: nobody knows how many samples there are, or a name is taken.
+            ConfigError: the number of samples is unknown, or a name is taken.
         """
         if examples is None and not isinstance(train, Sized):
             problem = f"a {type(train).__name__} has no length, so nobody knows how many samples this silo holds"
@@ -105,6 +98,6 @@ class Silo:
 
 
 def _begin(prefixes: str | Iterable[str]) -> tuple[str, ...]:
-    """Patterns of names that begin so."""
+    """Patterns of names with these prefixes."""
     given = (prefixes,) if isinstance(prefixes, str) else prefixes
     return tuple(f"{glob.escape(prefix)}*" for prefix in given)

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn as models that travel. Needs ``scikit-learn``."""
+"""Estimators of scikit-learn as models that travel; needs ``scikit-learn``."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FITTED = ("coef_", "intercept_")
 
 
 class SklearnModel(nn.Module):
-    """A linear estimator whose ``coef_`` and ``intercept_`` travel; they begin as zeros.
+    """Linear estimator whose ``coef_`` and ``intercept_`` travel; both start at zero.
 
     Args:
-        estimator: one that goes on from its ``coef_``: with ``partial_fit``, or ``fit`` with ``warm_start=True``.
-        features: columns of the data.
-        classes: labels, where it is a classifier.
+        estimator: must continue from its ``coef_``: by ``partial_fit``, or by ``fit`` with ``warm_start=True``.
+        features: number of columns of the data.
+        classes: labels of a classifier.
 
     Raises:
-        ConfigError: it is not linear.
+        ConfigError: the estimator is not linear.
     """
 
     def __init__(self, estimator: Any, features: int, classes: Sequence[Any] = ()) -> None:
         super().__init__()
         self._estimator = estimator
         self._about = {"n_features_in_": features, **({"classes_": np.array(classes)} if len(classes) else {})}
-        # One row a class tells the shapes.
+        # A fit on one row per class reveals the shapes.
         labels = classes if len(classes) else [0.0, 1.0]
         fitted = clone(estimator).fit(np.zeros((len(labels), features)), labels)
         for name in _FITTED:
@@ -44,9 +44,9 @@ class SklearnModel(nn.Module):
 
     @contextmanager
     def estimator(self) -> Iterator[Any]:
-        """The estimator as the model is now, to fit, to predict or to score; the model is what it leaves.
+        """Return the estimator with the model's values, to fit, predict or score; the model then takes its values.
 
-        A new one each time: besides ``coef_`` and ``intercept_`` nothing goes on from order to order.
+        The estimator is new each time: only ``coef_`` and ``intercept_`` persist between orders.
         """
         estimator = clone(self._estimator)
         arrays = {name: getattr(self, name).cpu().numpy().copy() for name in _FITTED}

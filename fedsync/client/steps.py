@@ -1,4 +1,4 @@
-"""`steps`: the batches of one order, for the training loop of a Flower ClientApp; `untimed`: what is none of it."""
+"""Batches of one order for a Flower ClientApp's loop (`steps`), and pauses of its clock (`untimed`)."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ T = TypeVar("T")
 
 
 class CountsSteps(Protocol):
-    """The order that a message brings; see `fedsync.train.guests.guest_clientapp`."""
+    """Step counter of the order that a message brings; see `fedsync.train.guests.guest_clientapp`."""
 
     max_steps: int
     batch_size: int
     sized: bool
-    """Whether its batches are known to be of that size; set here."""
+    """Whether batches are known to have this size; set here."""
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
-        """The batches of ``loader``, without end, up to where the order ends."""
+        """Yield the endless ``batches`` of ``loader`` up to the end of the order."""
 
     def untimed(self) -> AbstractContextManager[None]:
-        """Around what is no training."""
+        """Context for work that is no training."""
 
 
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
-    """The loader's batches, as large as the order that ``msg`` brings says, and as many as it has steps.
+    """Return the loader's batches with the batch size and the number of steps of the order in ``msg``.
 
-    A `DataLoader` gets ``batch-size`` in the place of its own, where the batches are PyTorch's `BatchSampler`'s. Other
-    iterables, and loaders whose batch sampler has a rule of its own, have to give batches of that size by themselves.
-    The loop ends after ``max-steps``, at the deadline, or when the server says so; a loader that is shorter begins
-    again. What goes through here is counted and timed step by step. Where no order is behind the message, as under
-    other strategies than FedSync, it is the loader as it is.
+    A `DataLoader` gets the order's ``batch-size`` if its batches come from PyTorch's `BatchSampler`. Other iterables,
+    and loaders with their own batch sampler, must yield batches of this size themselves. The loop ends after
+    ``max-steps``, at the deadline, or when the server halts the order; a shorter loader starts again. Steps are timed.
+    Without an order in the message, as under strategies other than FedSync, the loader is returned unchanged.
 
     Args:
-        msg: the ``flwr.app.Message`` that the app's training function got.
-        loader: batches, usually a `torch.utils.data.DataLoader`; its attributes can still be had from what is returned,
-            and its length is that of the order: the most steps, and once it has ended those that were done.
+        msg: the ``flwr.app.Message`` of the app's training function.
+        loader: batches, usually a `torch.utils.data.DataLoader`. The result has the loader's attributes; its length is
+            the order's maximum steps, and after the order the number of steps done.
 
     Raises:
-        ConfigError: at the second loop over one order, or where the loader has no batch.
+        ConfigError: this is the second loop over one order, or the loader has no batch.
     """
     order = _order_of(msg)
     if order is None:
@@ -55,9 +54,9 @@ def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
 
 
 def untimed(msg: Any) -> AbstractContextManager[None]:
-    """Around what is done between two of the `steps` and is no training, such as a validation.
+    """Context for work between two of the `steps` that is no training, such as a validation.
 
-    As `fedsync.client.Work.untimed`; where no order is behind the message, it does nothing.
+    See `fedsync.client.Work.untimed`; it does nothing without an order in the message.
     """
     order = _order_of(msg)
     return nullcontext() if order is None else order.untimed()
@@ -69,7 +68,7 @@ def _order_of(msg: Any) -> CountsSteps | None:
 
 
 def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
-    """The loader with batches of this size; None where nobody knows how it makes them."""
+    """Return the loader with batches of this size; None if its way to make batches is unknown."""
     if not isinstance(loader, DataLoader) or type(loader).__iter__ is not DataLoader.__iter__:
         return None
     own = loader.batch_sampler
@@ -78,14 +77,14 @@ def _of_size(loader: Iterable[T], size: int) -> Iterable[T] | None:
     if own.batch_size == size:
         return loader
     sized = copy(loader)
-    # A loader that is made lets nobody set these; its workers, if they stay, are those of the other size.
+    # A DataLoader forbids setting these. Its persistent workers, which belong to the old size, are not reused.
     made = BatchSampler(own.sampler, size, own.drop_last)
     vars(sized).update(batch_size=size, batch_sampler=made, _iterator=None)
     return sized
 
 
 class _OrderBatches(Generic[T]):
-    """A loader that ends where the order does."""
+    """Loader that ends with the order."""
 
     def __init__(self, order: CountsSteps, loader: Iterable[T]) -> None:
         self._order = order
@@ -108,7 +107,7 @@ class _OrderBatches(Generic[T]):
 
 
 def _again(loader: Iterable[T]) -> Iterator[T]:
-    """The batches of one pass after another; of one pass where the loader cannot begin again."""
+    """Yield the batches of repeated passes, or of a single pass if the loader is an iterator."""
     once = False
     while not once:
         empty = True

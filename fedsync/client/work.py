@@ -1,4 +1,4 @@
-"""One order, as a silo's own training code sees it: what is asked for, and the batches to do it with."""
+"""Order as seen by a silo's own training code: its settings and its batches."""
 
 from __future__ import annotations
 
@@ -21,33 +21,30 @@ T = TypeVar("T")
 Rows = NDArray[np.int64]
 
 _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
-"""Of a `DataLoader`: the order decides these."""
+"""Options of a `DataLoader` that the order decides."""
 
 
 class Steps(Protocol):
-    """Counts local steps; see `fedsync.train.pace.Pace`."""
+    """Counter of local steps; see `fedsync.train.pace.Pace`."""
 
     missized: int
-    """Batches so far that have not the order's size."""
+    """Number of batches whose size differs from the order's."""
 
     def step(self) -> bool:
-        """A step was done; returns whether another may begin."""
+        """Count a finished step; return whether another may begin."""
 
     def finish(self) -> None:
-        """It was the last."""
+        """End the order after its last step."""
 
     def untimed(self) -> AbstractContextManager[None]:
-        """Around what is no training."""
+        """Context for work that is no training."""
 
 
 def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
-    """Batches, each of which is a local step, up to ``most`` or to where ``steps`` says so.
+    """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order.
 
     Args:
-        batches: in the loop's order.
-        steps: counts them.
-        most: steps.
-        size: samples that each should have; None where that is known to be so.
+        size: expected number of samples per batch; None if the size is known to be right.
     """
     try:
         for done, batch in enumerate(batches, start=1):
@@ -55,7 +52,7 @@ def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = No
             try:
                 yield batch
             except GeneratorExit:
-                steps.step()  # the loop was left after it had trained on this one
+                steps.step()  # the loop was left after training on this batch
                 return
             if not steps.step() or done == most:
                 return
@@ -64,7 +61,7 @@ def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = No
 
 
 def _may_have(batch: object, samples: int) -> bool:
-    """Whether a batch may have so many samples, as far as it, its parts or their first two dimensions tell a length."""
+    """Return whether a batch may have ``samples`` samples, by lengths of its parts and their first two dimensions."""
     parts: Iterable[object] = ()
     if isinstance(batch, Mapping):
         parts = batch.values()
@@ -76,26 +73,16 @@ def _may_have(batch: object, samples: int) -> bool:
 
 
 class Work:
-    """One order. Its steps are counted where batches are handed out: the loop runs until there are none left.
-
-    Args:
-        order: what the server asks for.
-        device: where to train.
-        state: what the last order left in it.
-        examples: training samples that the silo holds.
-        draw: sample numbers of the order, int64 [samples].
-        begin: starts the clock of the first step.
-        fetch: the order's batches of a data set by workers that stay; its options are those of a `DataLoader`.
-        config: what the run says to training.
+    """Order for training code. Handing out a batch counts as a step; the loop runs until no batch is left.
 
     Attributes:
-        batch_size: samples a step.
-        max_steps: local steps to do at most.
+        batch_size: samples per step.
+        max_steps: largest number of local steps.
         learning_rate: for the optimizer.
-        seed: of this order, below 2^32; torch, NumPy and Python's ``random`` are seeded with it already.
-        round: number of the round, from 1: that of the version that comes of it.
-        state: a small dictionary, of what JSON has, that the next order finds again, also after a restart. An order
-            that fails leaves it as it was.
+        seed: seed of this order, below 2^32; torch, NumPy and Python's ``random`` are already seeded with it.
+        round: number of the round, from 1: the model version that it produces.
+        state: small JSON dictionary that the next order receives, also after a restart; a failed order leaves it
+            unchanged.
         device: where to train.
         config: ``train_config`` of the strategy file or of the ServerApp, as in the ``config`` of Flower's messages.
     """
@@ -114,7 +101,7 @@ class Work:
         self.batch_size = order.batch_size
         self.max_steps = order.max_steps
         self.learning_rate = order.learning_rate
-        self.seed = order.seed % 2**32  # NumPy, and what builds on it, takes no larger one
+        self.seed = order.seed % 2**32  # NumPy, and libraries that use it, accept no larger seed
         self.round = order.base_version + 1
         self.state = state
         self.device = device
@@ -131,29 +118,28 @@ class Work:
 
     @property
     def rows(self) -> Rows:
-        """Numbers of the samples to train on, int64 [max_steps * batch_size], in order; no sample twice in a pass."""
+        """Sample numbers to train on, int64 [max_steps * batch_size], in order; no sample repeats within a pass."""
         return self._draw()
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that are left of the order's time, from the first batch on; None if it has no limit."""
+        """Seconds left of the order's time, counted from the first batch; None without a time limit."""
         if self._budget_s is None:
             return None
         gone_s = 0.0 if self._begun_s is None else perf_counter() - self._begun_s
         return max(0.0, self._budget_s - gone_s)
 
     def loader(self, dataset: Dataset[T], **options: Any) -> DataLoader[T]:
-        """The order's batches of a map-style data set.
+        """Return a loader of the order's batches of a map-style data set.
 
-        Its batch sampler is the order's: batch size, samples and number of batches are fixed, and the loop over it ends
-        when the order does, which may be sooner. Where the silo is in its data goes by what was trained, not by what
-        workers fetched ahead. Workers stay from order to order, if the next one reads the same object with the same
-        options, and fetch for it while the silo waits. A data set that has got other attributes gets new ones, but what
-        code changes inside a list or an array of it they do not see. With ``persistent_workers=False`` they are started
-        for each order.
+        The order fixes batch size, samples and number of batches. The loop ends with the order, possibly early. The
+        silo's data position follows the samples trained, not the samples prefetched. Workers persist and prefetch while
+        the silo waits, if the next order reads the same object with the same options. A data set with changed
+        attributes gets new workers; workers do not see changes inside its lists or arrays. With
+        ``persistent_workers=False``, workers start anew for each order.
 
         Args:
-            dataset: as many samples as ``setup`` said.
+            dataset: must have as many samples as ``setup`` reported.
             options: of `torch.utils.data.DataLoader`: ``num_workers``, ``collate_fn``, ``pin_memory`` and so on.
 
         Raises:
@@ -170,20 +156,18 @@ class Work:
         return _OrderLoader(dataset, self, batches, options)
 
     def batches(self, batches: Iterable[T]) -> Iterator[T]:
-        """Batches of one's own, as many as the order wants: each counts as a step of ``batch_size`` samples.
+        """Yield a user's own batches, as many as the order has steps; each counts as ``batch_size`` samples.
 
-        Raises:
-            ConfigError: the order's steps were counted elsewhere already.
+        Raises `ConfigError` if the order already has a loop over its steps.
         """
         size = None if isinstance(batches, _Lazily) else self.batch_size
         yield from counted(batches, self._begun(), self.max_steps, size)
 
     def counter(self) -> Generator[None, None, None]:
-        """Counts steps where they are done, not where batches are handed out: for loops of other libraries.
+        """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
 
-        Such a loop may fetch batches long before it trains on them. From this call on `loader` hands out batches and
-        counts nothing. The first ``next`` begins the order, each further one says that a step was done; there is no
-        further one when the order ends. Close it where the loop ends by itself.
+        After this call `loader` hands out batches without counting. The first ``next`` starts the order, each further
+        ``next`` counts a finished step, and `StopIteration` ends the order. Close it if the loop ends earlier.
         """
         self.counts_elsewhere = True
         return self._count()
@@ -207,21 +191,21 @@ class Work:
         return self._steps
 
     def untimed(self) -> AbstractContextManager[None]:
-        """Around what is done between two batches and is no training, such as a validation.
+        """Context for work between two batches that is no training, such as a validation.
 
-        A balancer goes by the time of training alone. The order's time, if it has a limit, passes all the same.
+        Only training time affects a balancer. The order's time limit, if any, includes the untimed work.
         """
         return nullcontext() if self._steps is None else self._steps.untimed()
 
     def log(self, **figures: float | torch.Tensor) -> None:
-        """Note figures of a step; ``loss`` is the training loss. What is told is their means over the order."""
+        """Record metrics of a step; ``loss`` is the training loss. The report has their means over the order."""
         for name, value in figures.items():
             detached = value.detach() if isinstance(value, torch.Tensor) else value
             self.logged.setdefault(name, []).append(detached)
 
 
 class _OrderLoader(DataLoader[T]):
-    """A `DataLoader` whose batches are an order's."""
+    """`DataLoader` with the batches of an order."""
 
     def __init__(self, dataset: Dataset[T], work: Work, batches: list[Rows], options: dict[str, Any]) -> None:
         stay = {"persistent_workers": True} if options.get("num_workers") else {}
@@ -238,7 +222,7 @@ class _OrderLoader(DataLoader[T]):
 
 
 class _Lazily(Iterable[T]):
-    """Begins to iterate when it is iterated: workers start with the order's clock, not before."""
+    """Iterable that calls ``begin`` at iteration, so that workers start with the order's clock and not before."""
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
         self._begin = begin

@@ -1,4 +1,4 @@
-"""The commands beside ``run`` and ``compare``: one file each, light to import."""
+"""Commands other than ``run`` and ``compare``: one file each, light to import."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from fedsync.commands.watch import watch
 
 
 def register(app: typer.Typer) -> None:
-    """Add every command to the command line."""
     app.command()(doctor)
     app.command()(evaluate)
     app.command()(export)

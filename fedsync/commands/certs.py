@@ -1,4 +1,4 @@
-"""``fedsync certs``: the server's certificate for TLS, and the node keys of silos."""
+"""Command ``fedsync certs``: the server's TLS certificate, and the node keys of silos."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def init(
     elif not hosts:
         remedy = "Give the name or address under which silos reach the server, for example --host fl.example.org"
         raise ConfigError("--host", "missing", remedy)
-    # Before the authority is made: with one there, the corrected command would be refused.
+    # Check before the authority is made: an existing authority would make the corrected command fail.
     certificates.check_hosts(hosts)
     certificates.check_days(days, certificates.MAX_DAYS if renew else certificates.AUTHORITY_DAYS)
-    # Certificates know no fractions of a second, and none may outlive the authority by one.
+    # Certificates have no fractions of a second, and none may outlive the authority by such a fraction.
     now = datetime.now(UTC).replace(microsecond=0)
     authority = Authority.at(folder) if renew else make_authority(folder, now=now)
     server = make_server_certificate(authority, hosts, folder, days, now)
@@ -65,7 +65,7 @@ def silo(
     name: Annotated[str, typer.Argument(help="Name of the silo.")],
     folder: Annotated[Path, typer.Option("--dir", help="The silo's folder for its node key.")],
 ) -> None:
-    """Make a silo's node key, at the silo; or say again where it is."""
+    """Make a silo's node key, at the silo, or print the paths of an existing key again."""
     from fedsync.identity.node_keys import make_node_key
 
     key = make_node_key(name, folder)
@@ -77,7 +77,7 @@ def silo(
 
 @app.command()
 def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates or node keys.")]) -> None:
-    """Say what the certificates and node keys in a folder are, and whether they fit and hold."""
+    """Describe the certificates and node keys in a folder, and check that they match and are valid."""
     from datetime import UTC, datetime
 
     from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
@@ -100,7 +100,7 @@ def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates o
 
 
 def describe(path: Path, facts: CertificateFacts, now: datetime) -> list[str]:
-    """Lines for people about a certificate, the last one a warning if it expires within `WARN_DAYS`."""
+    """Describe a certificate in lines; the last line is a warning if it expires within `WARN_DAYS`."""
     hosts = f", for {', '.join(facts.hosts)}" if facts.hosts else ""
     lines = [f"{path}: {facts.subject}{hosts}, until {facts.expires:%Y-%m-%d %H:%M} UTC"]
     left = facts.days_left(now)

@@ -1,4 +1,4 @@
-"""``fedsync code``: sign code as its reviewer, and see who signed it."""
+"""Command ``fedsync code``: signatures of code reviewers, and their check."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sign(
     except (OSError, ValueError) as error:
         raise ConfigError("--key", f"{key} cannot be used: {error}", "Make one: ssh-keygen -t ed25519") from error
     before = _review(folder)
-    # Signatures on other content say nothing of this one.
+    # Signatures on other content do not apply to this content.
     review = Review(files, before.signatures if before is not None and before.files == files else {}).sign(own)
     say(*(f"{digest}  {name}" for name, digest in files.items()), most=None)
     say(f"signed {len(files)} files: {review.write(folder)}, with {len(review.signatures)} signatures")
@@ -51,7 +51,7 @@ def verify(
         list[Path] | None, typer.Option("--reviewer", metavar="FILE", help="Public key that has to have signed.")
     ] = None,
 ) -> None:
-    """Say who signed a folder's code, and which files are not as they were signed."""
+    """Print the signers of a folder's code, and the files that differ from the signed files."""
     from fedsync.common.sandbox.code_review import bare, code_below
 
     files, review = code_below(_there(folder)), _review(folder)

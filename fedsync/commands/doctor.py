@@ -1,4 +1,4 @@
-"""``fedsync doctor``: what is not as it has to be, before a silo or a server is started."""
+"""Command ``fedsync doctor``: checks of the setup before a silo or a server is started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def doctor(
         str | None, typer.Option("--strategy", help="Compare the memory with the model of this strategy.")
     ] = None,
 ) -> None:
-    """Check versions, certificates, keys, clock, disk, memory, device and the way to the server."""
+    """Check versions, certificates, keys, clock, disk, memory, device and the connection to the server."""
     from fedsync.config.server_start import ServerStartConfig
     from fedsync.config.silo_start import SiloStartConfig
     from fedsync.config.strategy import StrategyConfig
@@ -53,7 +53,7 @@ def doctor(
 
 
 def report(found: Iterable[Check]) -> bool:
-    """Print a line for each check as it comes; whether all passed."""
+    """Print a line for each check as it ends; return whether all passed."""
     good = True
     for check in found:
         good &= check.ok

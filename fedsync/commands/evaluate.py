@@ -1,4 +1,4 @@
-"""``fedsync evaluate``: how a model does on the test data of silos."""
+"""Command ``fedsync evaluate``: the quality of models on the test data of silos."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def evaluate(
         Path | None, typer.Option("--out", metavar="FILE", help="JSON to write; evaluated.json in DIR.")
     ] = None,
 ) -> None:
-    """Evaluate models on the test data of a run's silos, or at a real silo on its own."""
+    """Evaluate models on the test data of a run's silos, or of a single real silo."""
     from fedsync.observe.quality.cross_site_matrix import ModelRow
     from fedsync.ops.site_evaluation import evaluate as evaluated
     from fedsync.ops.site_evaluation import models_of_run
@@ -62,7 +62,6 @@ def evaluate(
 
 
 def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]:
-    """Whose data the models are tried on."""
     from fedsync.ops.site_evaluation import site_here, sites_of_run
 
     files = [Path(each) for each in silos if Path(each).is_file()]
@@ -78,7 +77,7 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
 
 
 def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
-    """One model at all silos: a line for each, a column for each metric."""
+    """Return a table of one model: a line per silo, a column per metric."""
     names = list(document["metrics"])
     title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
@@ -100,7 +99,6 @@ def _support(cells: list[dict[str, Any] | None]) -> str:
 
 
 def _shown(cell: dict[str, Any] | None) -> str:
-    """A number with its interval."""
     if cell is None:
         return ""
     if cell["value"] is None:

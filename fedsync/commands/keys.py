@@ -1,4 +1,4 @@
-"""``fedsync keys``: make, wrap, accept and rotate the keys of encrypted aggregation."""
+"""Command ``fedsync keys``: creation, wrapping, acceptance and rotation of the keys of encrypted aggregation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encrypt(
     folder: Annotated[Path, typer.Argument(help="A folder of an administrator or a silo.")],
     descriptor: Descriptor = None,
 ) -> None:
-    """Put the key files of a folder under a passphrase, or under another one."""
+    """Encrypt the key files of a folder with a passphrase, or change their passphrase."""
     from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, _passphrase(descriptor, "New passphrase")):
@@ -45,7 +45,7 @@ def encrypt(
 def decrypt(
     folder: Annotated[Path, typer.Argument(help="A folder of an administrator or a silo.")],
 ) -> None:
-    """Take the key files of a folder out from under their passphrase."""
+    """Remove the passphrase of the key files of a folder."""
     from fedsync.cipher.keys.key_files import set_passphrase
 
     for path in set_passphrase(folder, None):
@@ -54,7 +54,7 @@ def decrypt(
 
 @app.command()
 def init(folder: AdminFolder, ask: Ask = False, descriptor: Descriptor = None) -> None:
-    """Make the administrator's signing key and the group secret. On a machine that is not the server."""
+    """Make the administrator's signing key and the group secret. Run it on a machine other than the server."""
     from fedsync.cipher.keys.authority import new_authority
 
     _take_passphrase(ask, descriptor)
@@ -88,7 +88,7 @@ def issue(
         typer.Option("--silo", metavar="FILE|LINE", help="The line of a silo to pin, or a file that holds it."),
     ] = None,
 ) -> None:
-    """Pin silos and wrap the group secret for every pinned one. A new silo begins a new epoch."""
+    """Pin silos and wrap the group secret for every pinned silo. A new silo begins a new epoch."""
     from fedsync.cipher.keys import authority
 
     issued = authority.issue(folder, [_line(text) for text in silos or ()])
@@ -133,7 +133,7 @@ def accept(
 def show(
     folder: Annotated[Path, typer.Argument(help="A folder of an administrator, a silo or the server.")],
 ) -> None:
-    """Say what a folder holds and what is missing. Never shows a secret."""
+    """Show the content of a folder and what is missing. Never shows a secret."""
     from fedsync.cipher.keys.authority import ADMINISTRATOR_FILE, SERVER_FILE
     from fedsync.cipher.keys.keyring import SILO_FILE
 
@@ -196,7 +196,7 @@ def _say_issued(issued: Issue) -> None:
 
 
 def _line(text: str) -> tuple[str, bytes]:
-    """How errors call a silo's line, and the line itself, given as such or in a file."""
+    """Return the place of a silo's line for errors, and the line, given as text or in a file."""
     if text.lstrip().startswith("{"):
         return "the line of --silo", text.encode("utf-8", "replace")
     return f"the line in {text}", read_input(Path(text), _MAX_FILE_BYTES).strip()
@@ -220,7 +220,7 @@ def _take_passphrase(ask: bool, descriptor: int | None) -> None:
 
 
 def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
-    """From a file descriptor, without its last newline, or from who sits at the terminal, twice."""
+    """Read a passphrase from a descriptor, without its last newline, or from the terminal, twice."""
     if descriptor is None:
         return str(typer.prompt(prompt, hide_input=True, confirmation_prompt=True, err=True))
     try:
@@ -234,6 +234,6 @@ def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
 
 
 def _tell(*lines: str) -> None:
-    """Say something to people; the standard output is for what other programs read."""
+    """Print to standard error; standard output is for other programs."""
     for line in lines:
         say(line, err=True)

@@ -1,4 +1,4 @@
-"""``fedsync new``: a small working project to start from."""
+"""Command ``fedsync new``: a small working project as a start."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-"""A folder of files for each kind of task, besides ``shared``, which all projects get."""
+"""Folder with the files of each kind of task; all projects also get those in ``shared``."""
 
 
 class TaskKind(StrEnum):
-    """What the project's task predicts."""
+    """Kind of value that the project's task predicts."""
 
     CLASSES = "classes"
     NUMBERS = "numbers"
@@ -28,7 +28,7 @@ def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the project; made if it is not there.")],
     task: Annotated[TaskKind, typer.Option("--task", help="What the task predicts.")] = TaskKind.CLASSES,
 ) -> None:
-    """Make a small working project: a task of your own, a strategy, silos, and how to run them."""
+    """Make a small working project: your own task, a strategy, silos, and instructions."""
     files = make_project(folder, task)
     say(f"{folder}: {', '.join(str(file) for file in files)}")
     say("Try it:")
@@ -38,13 +38,13 @@ def new(
 
 
 def make_project(folder: Path, task: TaskKind) -> list[Path]:
-    """Write a project's files into a folder that is empty or not there.
+    """Write a project's files into an empty or new folder.
 
     Returns:
-        The files, relative to the folder, sorted.
+        Paths of the files, relative to the folder, sorted.
 
     Raises:
-        ConfigError: the folder has something in it, or cannot be made or written.
+        ConfigError: the folder is not empty, or cannot be made or written.
     """
     try:
         if folder.is_dir() and any(folder.iterdir()):
@@ -58,11 +58,11 @@ def make_project(folder: Path, task: TaskKind) -> list[Path]:
 
 
 def _copy(source: Path, folder: Path) -> list[Path]:
-    """Copy the files below ``source``; what an installer may have compiled beside them stays behind."""
+    """Copy the files below ``source``, without compiled files that an installer may have added."""
     found = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     files = [file for file in found if "__pycache__" not in file.parts]
     for file in files:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        # Not the modes: the package's own files may be read-only.
+        # Without the modes: the package's own files may be read-only.
         shutil.copyfile(source / file, folder / file)
     return files

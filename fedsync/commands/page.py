@@ -1,4 +1,4 @@
-"""``fedsync page``: a run that goes on, in a browser."""
+"""Command ``fedsync page``: a running run in a browser."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def page(
     read_only: Annotated[bool, typer.Option("--read-only", help="Only show; nothing can be changed.")] = False,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Show a run that goes on as a page on this machine, and steer it there, until Ctrl-C."""
+    """Show a running run as a web page on this machine, and steer it there, until Ctrl-C."""
     from fedsync.core.journal import JOURNAL
     from fedsync.observe.fate import NO_RUN, before_its_beginning
     from fedsync.ops.page.page_server import PageServer

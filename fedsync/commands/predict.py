@@ -1,4 +1,4 @@
-"""``fedsync predict``: how well each predictor forecasts a recorded speed."""
+"""Command ``fedsync predict``: the forecast errors of each predictor on a recorded speed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def predict(
 ) -> None:
     """Forecast a recorded speed one step ahead with each predictor, and print the errors.
 
-    A row's cpu and memory are known when its speed is forecast, its speed is not.
+    A forecast knows the cpu and memory of its row, but not the speed.
     """
     from fedsync.policies.predict.backtest import backtest
 
@@ -50,7 +50,7 @@ def predict(
         raise ConfigError(
             str(trace), f"{len(steps)} steps, of which {warmup} are warm-up", "Record more, or lower --warmup"
         )
-    # The moving average is what the others are compared with.
+    # The other predictors are compared with the moving average.
     asked = kinds if "ema" in kinds else ["ema", *kinds]
     scores: dict[str, BacktestErrors] = {}
     columns = (WordsColumn("{task.description}", "bold"), BarColumn(), TimeElapsedColumn())
@@ -71,10 +71,10 @@ def read_trace(path: Path) -> list[Step]:
     """Read a trace.
 
     Raises:
-        ConfigError: it cannot be read; names the file, the line and the column.
+        ConfigError: the trace is invalid; the error names file, line and column.
     """
     try:
-        # A spreadsheet may put a mark of byte order before the header.
+        # A spreadsheet may write a byte order mark before the header.
         with path.open(newline="", encoding="utf-8-sig") as file:
             return _steps(file, path)
     except OSError as error:

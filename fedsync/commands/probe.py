@@ -1,4 +1,4 @@
-"""``fedsync probe``: how fast this machine is, as an entry for a silo file."""
+"""Command ``fedsync probe``: the speed of this machine, as an entry for a silo file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _FASTEST = 1e9
 _LINEAR = 0.01
-"""A curve that starts this close to the origin, as a share of the time of its largest batch, is called linear."""
+"""Step time at batch 0 below which a curve counts as linear, as a share of the time of its largest batch."""
 
 
 def probe(
@@ -41,7 +41,7 @@ def probe(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="About how long to measure.")] = 20.0,
     out: Annotated[Path | None, typer.Option("--out", help="Silo file to write.")] = None,
 ) -> None:
-    """Measure this machine: its time a step by batch size, and the entry for a silo file."""
+    """Measure this machine: its step time by batch size, and the entry for a silo file."""
     from fedsync.train.machine.measure import measure
 
     if out is not None:
@@ -61,7 +61,7 @@ def probe(
     console.print(f"{name} on {trainer.device}, {trainer.examples} training samples")
     console.print(_table(measured, curve))
     text = silo_file(curve, measured.timings[-1].batch, measured.memory_samples)
-    # Plain, for a terminal's width may not break it.
+    # Plain text, because a terminal would wrap it.
     sys.stdout.write(text)
     if out is not None:
         write_result(out, text.encode())
@@ -69,7 +69,7 @@ def probe(
 
 
 def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
-    """A trainer of the strategy's task on this machine, and the strategy's name."""
+    """Return a trainer of the strategy's task on this machine, and the strategy's name."""
     from fedsync.tasks.task_protocol import SiloSlot
     from fedsync.train.loop import Trainer
     from fedsync.train.machine.device import resolve
@@ -79,7 +79,7 @@ def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
     if device is not None:
         resolve(device, "--device")
         options = replace(options, device=device)
-    # All the data there is, where it is not a file a silo: the larger are the batches that can be tried.
+    # Use all data, unless the task has one file per silo: more data allow larger test batches.
     silos = len(config.task.files or (1,)) if isinstance(config.task, CsvConfig) else 1
     slot = SiloSlot(platform.node() or "silo", 0, silos, config.seed)
     return Trainer(config.task.build(), slot, options), config.name
@@ -101,11 +101,11 @@ def _table(measured: Measurement, curve: Curve) -> Table:
 
 
 def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
-    """A silo file with one entry, this machine's.
+    """Return a silo file with one entry, for this machine.
 
     Args:
-        curve: seconds a step by batch size.
-        largest: batch that was measured [samples].
+        curve: seconds per step by batch size.
+        largest: largest measured batch [samples].
         memory_samples: largest batch that fits, if limited.
     """
     shape: LinearCurveConfig | AffineCurveConfig = LinearCurveConfig(kind="linear")
@@ -121,5 +121,5 @@ def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
 
 
 def _rounded(value: float) -> float:
-    """To four digits: more were not measured."""
+    """Round to four digits, the precision of the measurement."""
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""``fedsync report``: what happened in a run, or in several, as one page to look at."""
+"""Command ``fedsync report``: one HTML page about a run, or about several runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsync.observe.terminal import Terminal
 
 
 class FigureName(StrEnum):
-    """A figure that can be had alone."""
+    """Figure that can be written alone."""
 
     TIMELINE = "timeline"
 
@@ -27,10 +27,10 @@ def report(
         FigureName | None, typer.Option("--figure", help="Write this figure alone, as .svg or .png.")
     ] = None,
 ) -> None:
-    """Write one self-contained HTML page about a run, or about several side by side.
+    """Write one self-contained HTML page about a run, or about several runs side by side.
 
-    It is report.html in the folder of the run, or in the current one when there are several. Of one run, its model
-    card is beside it, and its results as tables for a paper.
+    The page is report.html in the folder of the run, or in the current folder for several runs. For a single run, the
+    model card and the results as tables for a paper are written beside it.
     """
     from fedsync.observe.report.beside import files_beside
     from fedsync.observe.report.data import read_run, read_runs

@@ -1,4 +1,4 @@
-"""``fedsync server``: run the server, register silos, start runs on it."""
+"""Command ``fedsync server``: start of the server, registration of silos, and runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ File = Annotated[Path, typer.Option("--server", metavar="FILE", help="The server
 
 @app.command()
 def start(file: File) -> None:
-    """Run the server until it is told to end; restart what fails."""
+    """Run the server until it is told to end; restart failed processes."""
     from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
@@ -32,9 +32,9 @@ def start(file: File) -> None:
 
 @app.command()
 def register(file: File) -> None:
-    """Register the silos of the file at the server that runs here, after one was added or got another key.
+    """Register the silos of the file at the running server, for example after a silo was added or got a new key.
 
-    The key that a silo had before is turned away from then on.
+    The server then rejects the silo's previous key.
     """
     from fedsync.config.server_start import ServerStartConfig
 
@@ -52,7 +52,7 @@ def register(file: File) -> None:
 def revoke(
     name: Annotated[str, typer.Argument(help="Name of the silo, which the file lists no more.")], file: File
 ) -> None:
-    """Have the server that runs here turn a silo away from now on."""
+    """Make the running server reject a silo from now on."""
     from fedsync.config.server_start import ServerStartConfig
 
     config = ServerStartConfig.load(file)
@@ -82,7 +82,7 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the run in this folder instead.")
     ] = None,
 ) -> None:
-    """Start a run on the server that runs here, or go on with one that failed or was stopped."""
+    """Start a run on the running server, or continue a run that failed or was stopped."""
     from fedsync.common.errors import ConfigError
     from fedsync.config.server_start import ServerStartConfig
     from fedsync.config.strategy import StrategyConfig
@@ -107,7 +107,7 @@ def run(
 
 @app.command()
 def stop(folder: Annotated[Path, typer.Argument(help="Folder of the run's files.")]) -> None:
-    """End a run before its time, whatever it does; `fedsync server run --resume` goes on with it."""
+    """End a run early, in any state; `fedsync server run --resume` continues it."""
     from fedsync.ops.runs import stop_run
 
     stop_run(folder)

@@ -1,4 +1,4 @@
-"""``fedsync silo``: run this machine's silo, and get its model."""
+"""Command ``fedsync silo``: start, service and model export of this machine's silo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ File = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's f
 
 @app.command()
 def start(file: File) -> None:
-    """Run the silo until it is told to end; restart what fails."""
+    """Run the silo until it is told to end; restart failed processes."""
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
@@ -33,7 +33,7 @@ def start(file: File) -> None:
 
 @app.command()
 def serve(file: File) -> None:
-    """Have the trainer of the silo's newest run ready before a message asks for it, for example after a restart."""
+    """Load the trainer of the silo's newest run before a message asks for it, for example after a restart."""
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
@@ -52,7 +52,7 @@ def export(
         str | None, typer.Option("--run", help="Which run's; left out, the one whose model came last.")
     ] = None,
 ) -> None:
-    """Write the model of an encrypted run, of which the server has none, as this silo keeps it."""
+    """Write this silo's copy of the model of an encrypted run; the server has no such copy."""
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
@@ -68,7 +68,7 @@ def export(
 
 @app.command()
 def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `export` write it.")]) -> None:
-    """Print what to write as first_model, so that encrypted runs may begin with this model."""
+    """Print the digest for first_model, which lets encrypted runs begin with this model."""
     from fedsync.train.weights import model_digest
 
     say(model_digest(model))
@@ -76,7 +76,7 @@ def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `
 
 @app.command()
 def rotate(file: File) -> None:
-    """Replace the silo's node key by a fresh one; the audit log says so, signed by the old key."""
+    """Replace the silo's node key by a new key; the audit log records this, signed by the old key."""
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)
@@ -90,7 +90,7 @@ def rotate(file: File) -> None:
 
 @app.command()
 def unlock(file: File) -> None:
-    """Let a silo that met failures of integrity take part again, and show what happened."""
+    """Let a silo take part again after integrity failures, and show what happened."""
     from fedsync.common.errors import ConfigError
     from fedsync.config.silo_start import SiloStartConfig
 
@@ -117,7 +117,7 @@ def approve(
     digest: Annotated[str | None, typer.Argument(help="Of a run that waits; left out, what waits is listed.")] = None,
     refuse: Annotated[bool, typer.Option("--refuse", help="Say no to it.")] = False,
 ) -> None:
-    """List the runs that wait for this silo's owner (``approve: ask``), and confirm or refuse one."""
+    """List the runs that wait for approval by this silo's owner (``approve: ask``), and approve or refuse one."""
     from fedsync.common.errors import ConfigError
     from fedsync.config.silo_start import SiloStartConfig
 
@@ -161,7 +161,7 @@ def audit(
         Path | None, typer.Option("--heads", metavar="DIR", help="Signed heads of the log that were kept elsewhere.")
     ] = None,
 ) -> None:
-    """Verify the log of who asked what of this silo and what left it, and show it by run."""
+    """Verify the log of requests to this silo and of data that left it, and show it by run."""
     from fedsync.config.silo_start import SiloStartConfig
 
     config = SiloStartConfig.load(file)

@@ -1,4 +1,4 @@
-"""``fedsync statistics``: what the columns of all silos hold, as they found out before a run."""
+"""Command ``fedsync statistics``: column statistics of all silos, collected before a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def statistics(
         Path, typer.Argument(metavar="DIR", help="Folder of a run, or of a silo's trainer in an encrypted run.")
     ],
 ) -> None:
-    """Show what the columns of all silos hold, where a run's task asked for it."""
+    """Show the column statistics of all silos, if the run's task asked for them."""
     from fedsync.evaluation.survey.findings import STATISTICS
     from fedsync.observe.tables import statistics_table
 

@@ -1,4 +1,4 @@
-"""``fedsync steer``: change a run while it goes on."""
+"""Command ``fedsync steer``: changes to a running run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
 
 @app.command()
 def pause(folder: Folder) -> None:
-    """Give no more orders and make no more versions; what silos have in work ends, and is kept."""
+    """Pause a run: no new orders and no new versions; silos finish their work, and it is kept."""
     from fedsync.core.operator.operator_commands import PauseRun
 
     _ask(folder, PauseRun())
@@ -28,7 +28,7 @@ def pause(folder: Folder) -> None:
 
 @app.command("continue")
 def continue_(folder: Folder) -> None:
-    """Go on with a paused run."""
+    """Continue a paused run."""
     from fedsync.core.operator.operator_commands import ContinueRun
 
     _ask(folder, ContinueRun())
@@ -36,7 +36,7 @@ def continue_(folder: Folder) -> None:
 
 @app.command()
 def drop(folder: Folder, silo: Silo) -> None:
-    """Go on without a silo, until it is readmitted; what it has in work is discarded."""
+    """Continue without a silo until it is readmitted; the silo's current work is discarded."""
     from fedsync.core.operator.operator_commands import DropSilo
 
     _ask(folder, DropSilo(silo))
@@ -44,7 +44,7 @@ def drop(folder: Folder, silo: Silo) -> None:
 
 @app.command()
 def readmit(folder: Folder, silo: Silo) -> None:
-    """Take a silo that was dropped in again."""
+    """Readmit a silo that was dropped."""
     from fedsync.core.operator.operator_commands import ReadmitSilo
 
     _ask(folder, ReadmitSilo(silo))
@@ -61,7 +61,7 @@ def stop_rule(
         float | None, typer.Option("--target-accuracy", help="Accuracy at which the run ends.")
     ] = None,
 ) -> None:
-    """Change when the run ends; a rule that is reached already ends it now, with its last evaluation."""
+    """Change the stop rules; a rule that is already met ends the run now, after a last evaluation."""
     from fedsync.core.operator.operator_commands import ChangeStop
 
     _ask(folder, ChangeStop(rounds, seconds, target_accuracy))

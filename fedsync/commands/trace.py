@@ -1,4 +1,7 @@
-"""``fedsync keys consent`` and ``trace``, ``fedsync server disclose``: who spoiled a version, if the owners consent."""
+"""Commands to find the update that spoiled a version, with the owners' consent.
+
+``fedsync keys consent``, ``fedsync keys trace`` and ``fedsync server disclose``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def consent(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the consent.")],
 ) -> None:
-    """Consent, at a silo, that others examine the updates of one version one by one."""
+    """Consent, at a silo, to an examination of the single updates of one version."""
     from fedsync.config.silo_start import SiloStartConfig
     from fedsync.silo.session.trace_at_silo import consent_to
 
@@ -53,7 +56,7 @@ def trace(
     file: Annotated[Path, typer.Argument(help="What `fedsync server disclose` wrote.")],
     silo: Silo,
 ) -> None:
-    """Examine, at a silo, the updates of one version one by one. The status is 1 if one of them is not in order."""
+    """Examine, at a silo, the single updates of one version. The exit status is 1 if an update has a fault."""
     from fedsync.config.silo_start import SiloStartConfig
     from fedsync.silo.session.trace_at_silo import trace as examine
 
@@ -82,7 +85,7 @@ def disclose(
     key_file: Annotated[Path, typer.Option("--keys", metavar="FILE", help="The server's key file, server.json.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the examiner.")],
 ) -> None:
-    """Give a silo the sealed updates of one version one by one, if more than half of all owners consent."""
+    """Give a silo the single sealed updates of one version, if more than half of all owners consent."""
     from fedsync.cipher.keys.keywrap import read_server_file
     from fedsync.cipher.server.evidence import FOLDER, give_out
 

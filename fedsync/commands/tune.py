@@ -1,4 +1,4 @@
-"""``fedsync tune``: the twin of a federation from a run of it, and which strategy suits it."""
+"""Command ``fedsync tune``: a simulated twin of a federation, fitted to a journal, to rank strategies on."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def tune(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON file with all figures.")] = None,
 ) -> None:
-    """Fit simulated machines to a run's journal, say how well they do what the run did, and rank strategies on them.
+    """Fit simulated machines to a run's journal, report how well they reproduce the run, and rank strategies on them.
 
-    Without --target nothing is trained: candidates are ranked by samples a second.
+    Without --target, nothing is trained: candidates are ranked by samples per second.
     """
     from fedsync.config.strategy import StrategyConfig
     from fedsync.simulation.twin import search
@@ -99,7 +99,7 @@ def tune(
 
 
 class _Watch:
-    """Says what is played: in place on a terminal, as lines elsewhere."""
+    """Progress display: in place on a terminal, as lines elsewhere."""
 
     def __init__(self, console: Terminal, show: Callable[[str], None]) -> None:
         self._console, self._show = console, show
@@ -112,7 +112,7 @@ class _Watch:
 
 
 def _rank(twin: Twin, field: Sequence[Candidate], target: float | None, watch: _Watch) -> tuple[list[Ranked], str]:
-    """The candidates, the best first, and why they are ranked otherwise than was asked."""
+    """Return the candidates, the best first, and the reason if the ranking differs from the requested ranking."""
     from fedsync.simulation.twin.search import by_throughput, by_time_to
 
     if target is None:

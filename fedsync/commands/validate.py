@@ -1,4 +1,4 @@
-"""``fedsync validate`` and ``fedsync schema``: what is wrong with a file, and what may stand in it."""
+"""Commands ``fedsync validate`` and ``fedsync schema``: the errors in a file, and its allowed content."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def validate(
         config.check_silos([silo.name for silo in machines])
         config.check_machines({silo.name: silo.speed for silo in machines})
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
-    # Sealed, what metrics are worked out of has to fit a header; the task may say which these are.
+    # Under sealed metrics, the inputs of the metrics must fit a header; the task may define these inputs.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
     Terminal().print(f"{file}: strategy {config.name!r}, no errors")
 
 
 def _lists_machines(path: Path) -> bool:
-    """Whether a file is a silo file; a strategy may name ``silos`` too, but says what to do with them."""
+    """Whether a file is a silo file; a strategy may also have ``silos``, but has sections for the work."""
     data = YamlFile.read(path).data
     return "silos" in data and not {"barrier", "balancer", "task"} & data.keys()
 
 
 def _option_of_start_file(path: Path) -> str | None:
-    """Arguments of `fedsync doctor` for a file that starts a real silo or server; None for any other file."""
+    """Return the option of `fedsync doctor` for a file that starts a real silo or server; None for other files."""
     keys = YamlFile.read(path).data.keys()
     if keys & {"state", "certificates", "node_key"} and not keys & {"barrier", "balancer", "task"}:
         return "--silo" if keys & {"server", "node_key"} else "--server"

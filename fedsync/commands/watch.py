@@ -1,4 +1,4 @@
-"""``fedsync watch``: a run that goes on, as a table."""
+"""Command ``fedsync watch``: a running run as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsync.observe.terminal import Terminal
 
 
 def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
-    """Show who works and who waits in a run until it ends; Ctrl-C ends only the showing."""
+    """Show the busy and waiting silos of a run until it ends; Ctrl-C ends only the display."""
     from fedsync.observe.live import watch as show
 
     show(folder, Terminal())

@@ -1,4 +1,4 @@
-"""Bytes behind their SHA-256, for files whose damage has to be noticed."""
+"""SHA-256 checksums in front of data, for files whose damage must be detected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Data = TypeVar("Data", bytes, memoryview)
 
 
 def checksum(*pieces: bytes | memoryview) -> bytes:
-    """What stands in front of pieces that are written one after the other, 32 bytes."""
+    """Return the SHA-256 of consecutive pieces, 32 bytes."""
     whole = hashlib.sha256()
     for piece in pieces:
         whole.update(piece)
@@ -26,11 +26,11 @@ def file_digest(path: Path) -> str:
 
 
 def digested(body: bytes) -> bytes:
-    """The digest, 32 bytes, and ``body``."""
+    """Return the digest, 32 bytes, followed by ``body``."""
     return checksum(body) + body
 
 
 def undigested(data: Data) -> Data | None:
-    """The body, or None where it is not what was written."""
+    """Return the body, or None if it does not match its digest."""
     body = data[_DIGEST_BYTES:]
     return body if hashlib.sha256(body).digest() == data[:_DIGEST_BYTES] else None

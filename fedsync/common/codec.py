@@ -1,13 +1,13 @@
-"""Values as JSON and back: one codec for the journal, Flower's wire, the trainer's socket and the disk.
+"""JSON codec for dataclasses: one format for the journal, Flower's wire, the trainer's socket and the disk.
 
-The type hints of a frozen dataclass are its schema; nothing is registered. A dataclass becomes an object, a tuple a
-list, and where a field may be one of several dataclasses, the object carries its class name as ``type``. A field that
-equals its default is left out, so that one more optional field changes no file that is there. Floats read back bit by
-bit; what JSON lacks (NaN and the infinities) is written as text.
+The type hints of a frozen dataclass are its schema; nothing is registered. A dataclass becomes an object and a tuple a
+list. In a union of dataclasses, the object carries its class name as ``type``. A field equal to its default is omitted,
+so a new optional field does not change existing files. Floats survive bit by bit; NaN and the infinities, which JSON
+lacks, are written as text.
 
-Reading is strict, because peers write too: no unknown field, no missing one, no number where a text is due. A peer's
-numbers are finite and below 2^64, and its texts print. Only what this program wrote itself (``own``) may hold more: a
-journal has the NaN of a report that was refused, and error texts of several lines.
+Reading is strict, because peers write too: no unknown fields, no missing fields, no number where a text is expected. A
+peer's numbers are finite and below 2^64, and its texts are printable. Only input that this program wrote itself
+(``own``) may hold more: a journal holds the NaN of a rejected report, and error texts of several lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import cache
 from typing import Annotated, Any
 
 MAX_WHOLE = 2**64
-"""Whole numbers of a peer are closer to zero than this; what they may be is checked where they are used."""
+"""Bound of a peer's integers; their meaning is checked where they are used."""
 
 _TAG = "type"
 _NO_JSON = {"nan", "inf", "-inf"}
@@ -31,18 +31,18 @@ _NO_JSON = {"nan", "inf", "-inf"}
 Coder = Callable[[Any], Any]
 
 Sum = Annotated[float, "whole numbers in short"]
-"""A number that is a count most of the time: then 3 is written, not 3.0. Both read back as the same float."""
+"""Float that is mostly a count: written as 3, not 3.0. Both read back as the same float."""
 
 _EXACT = 2.0**53
-"""Whole numbers below are floats, every one."""
+"""Every integer below is a float exactly."""
 
 
 class DecodeError(ValueError):
-    """A value does not fit its type.
+    """Value that does not fit its type.
 
     Args:
-        problem: what is wrong; prints, and is short whatever was found.
-        place: names of the fields that lead there, outermost first.
+        problem: printable description, short whatever the input.
+        place: field names on the path to the value, outermost first.
     """
 
     def __init__(self, problem: str, place: tuple[str, ...] = ()) -> None:
@@ -53,7 +53,6 @@ class DecodeError(ValueError):
         return f"{'.'.join(self.place)}: {self.problem}" if self.place else self.problem
 
     def inside(self, name: object) -> DecodeError:
-        """The same, one level further out."""
         return DecodeError(self.problem, (f"{name!r:.40}".strip("'"), *self.place))
 
 
@@ -61,29 +60,27 @@ _to_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def dumps(value: Any, kind: Any = None) -> str:
-    """JSON text of a value, on one line; see `encode`."""
     return _to_json(encode(value, kind))
 
 
 def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
-    """The inverse of `dumps`.
+    """Read a value written by `dumps`.
 
     Raises:
-        DecodeError: the text is no JSON, or not what the type says.
+        DecodeError: the text is no JSON or does not fit the type.
     """
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: also digits without end, and bytes that are no text
+    except (ValueError, RecursionError) as error:  # ValueError: also too many digits, or bytes that are no text
         raise DecodeError(f"not JSON: {type(error).__name__}: {str(error)[:80]}") from error
     return decode(kind, value, own=own)
 
 
 def encode(value: Any, kind: Any = None) -> Any:
-    """A value as what `json` writes.
+    """Convert a value to what `json` writes.
 
     Args:
-        value: of ``kind``.
-        kind: its type, where that is a union; None takes the value's class, so that no ``type`` is written.
+        kind: its type if that is a union; None takes the value's class and writes no ``type``.
     """
     if kind is None:
         kind = type(value)
@@ -91,22 +88,16 @@ def encode(value: Any, kind: Any = None) -> Any:
 
 
 def decode(kind: Any, value: Any, *, own: bool = False) -> Any:
-    """The inverse of `encode` for a value of type ``kind``.
-
-    Args:
-        kind: a dataclass, or a union of dataclasses.
-        value: what `json` read.
-        own: this program wrote it itself.
+    """Convert what `json` read to a value of type ``kind``; ``own`` means that this program wrote it itself.
 
     Raises:
-        DecodeError: it is not what the type says; names the field.
+        DecodeError: the value does not fit the type; names the field.
     """
     return _decoder(kind, own)(value)
 
 
 @cache
 def _fields(kind: type) -> tuple[tuple[str, Any, Any], ...]:
-    """Name, type and default of each field; `MISSING` for none."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple(
         (each.name, hints[each.name], each.default if each.default_factory is dataclasses.MISSING
@@ -116,14 +107,11 @@ def _fields(kind: type) -> tuple[tuple[str, Any, Any], ...]:
 
 
 def _members(kind: Any) -> tuple[list[Any], bool] | None:
-    """The types in a union, and whether None is one of them; None if it is no union."""
+    """Return the member types of a union and whether None is among them; None if ``kind`` is no union."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return None
     members = typing.get_args(kind)
     return [each for each in members if each is not types.NoneType], types.NoneType in members
-
-
-# Writing.
 
 
 @cache
@@ -161,7 +149,7 @@ def _union_encoder(members: list[Any], optional: bool) -> Coder:
 
 
 def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:
-    """Written out as code, as `dataclasses` does: every order makes a dozen objects."""
+    """Generate the encoder as code, like `dataclasses` does: every order creates a dozen objects."""
     known: dict[str, Any] = {"_start": start, "_same": _same}
     lines = ["def write(value):", "    made = _start.copy()"]
     for name, hint, default in _fields(kind):
@@ -169,7 +157,7 @@ def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:
         if default is not dataclasses.MISSING:
             known[f"_default_{name}"] = default
             test = f"is not _default_{name}" if default is None else f"!= _default_{name}"
-            # What equals a default and yet is not it: -0.0 and 0.0, 1 and True.
+            # Equal to the default and yet different: -0.0 and 0.0, 1 and True.
             extra = "" if default is None else f" or not _same(value.{name}, _default_{name})"
             lines.append(f"    if value.{name} {test}{extra}:")
             indent = "        "
@@ -182,11 +170,8 @@ def _object_encoder(kind: type, start: dict[str, Any]) -> Coder:
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether a value that equals its default reads back from it."""
+    """Return whether a value equal to its default is read back correctly from the default."""
     return value is default or (not isinstance(default, float | int)) or repr(value) == repr(default)
-
-
-# Reading.
 
 
 @cache
@@ -344,6 +329,6 @@ _OWN: dict[Any, Coder] = {
     int: lambda value: _expect(int, value),
     float: _own_number,
     str: lambda value: _expect(str, value),
-    bytes: lambda value: _expect(bytes, value),  # JSON has none: whoever keeps some writes them beside it
+    bytes: lambda value: _expect(bytes, value),  # JSON has no bytes: the caller stores them beside the JSON
 }
 _PEERS: dict[Any, Coder] = {bool: _OWN[bool], int: _peers_whole, float: _peers_number, str: _peers_text}

@@ -1,4 +1,4 @@
-"""Environment variables for a while, and the variable with Flower's ids."""
+"""Temporary environment variables, and the variable with Flower's ids."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 FLOWER_IDS = "FEDSYNC_FLOWER_IDS"
-"""Environment variable of a trainer: Flower's numbers of the run and of the node, of the newest message."""
+"""Environment variable of a trainer: Flower's run id and node id of the newest message."""
 
 
 def flower_ids(index: int) -> tuple[int, int]:
-    """Flower's numbers of the run and of the node that this process works for; without Flower, 1 and index + 1."""
+    """Return Flower's run id and node id of this process; without Flower, 1 and index + 1."""
     run, _, node = os.environ.get(FLOWER_IDS, "").partition(" ")
     return (int(run), int(node)) if node else (1, index + 1)
 
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables in this process's environment; afterwards all are as they were before."""
+    """Set these environment variables, and restore the old values afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

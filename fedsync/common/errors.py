@@ -1,11 +1,11 @@
-"""The one tree of errors: whose fault it was decides the class, and the message says what to do."""
+"""Error classes of FedSync: the class tells who is at fault, and the message tells what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 SERVER, ADMINISTRATOR = "server", "administrator"
-"""Senders of messages that are no silos."""
+"""Senders that are not silos."""
 
 
 class FedSyncError(Exception):
@@ -13,16 +13,16 @@ class FedSyncError(Exception):
 
 
 class ConfigError(FedSyncError):
-    """The user's input is wrong: names the place, what was found and the remedy.
+    """Error in the user's input: names the place, the problem and the remedy.
 
     Args:
-        place: where, for example ``lb-bsp.yaml, line 4, local.steps``.
+        place: location, for example ``lb-bsp.yaml, line 4, local.steps``.
         problem: what is wrong, with the value.
         remedy: what to write instead.
     """
 
     others: tuple[ConfigError, ...] = ()
-    """The other mistakes, where several things were checked."""
+    """Further mistakes found by the same check."""
 
     def __init__(self, place: str, problem: str, remedy: str) -> None:
         super().__init__(place, problem, remedy)
@@ -35,19 +35,19 @@ class ConfigError(FedSyncError):
 
 
 class HugeModel(ConfigError):
-    """A model that fits no machine, so that no silo need be asked for it."""
+    """Error for a model too large for any machine; no silo is asked for it."""
 
 
 class OwnerRefusal(ConfigError):
-    """A run asks for what a silo's owner does not allow."""
+    """Refusal by a silo's owner of what a run demands."""
 
 
 class LimitReached(OwnerRefusal):
-    """A run asks for more, or in smaller pieces, than a silo's owner allows."""
+    """Refusal of a run that exceeds an owner's limit: it asks for more, or in smaller pieces, than allowed."""
 
 
 class SiloAway(OwnerRefusal):
-    """A silo takes no orders outside of its window, which begins in ``back_s`` [s]."""
+    """Refusal of orders outside of a silo's window, which begins in ``back_s`` [s]."""
 
     def __init__(self, back_s: float) -> None:
         remedy = "Ask then; its owner says when by presence in silo.yaml"
@@ -56,19 +56,19 @@ class SiloAway(OwnerRefusal):
 
 
 def not_installed(place: str, library: str, extra: str) -> ConfigError:
-    """The error where a library is missing that an extra of FedSync's brings, for example ``sim``."""
+    """Return the error for a missing library that an extra of FedSync installs, for example ``sim``."""
     remedy = f'In a clone of FedSync: pip install -c constraints.txt ".[{extra}]"'
     return ConfigError(place, f"{library} is not installed", remedy)
 
 
 class ProtocolError(FedSyncError):
-    """A peer sent nonsense: names the sender and the check that it failed.
+    """Invalid message from a peer: names the sender and the failed check.
 
     Args:
-        sender: name of a silo, or `SERVER`, or `ADMINISTRATOR`; of anything else a few words, as ``node 7``, which no
-            silo can be called.
-        check: the check that failed, for example ``finite``.
-        detail: what was found.
+        sender: name of a silo, `SERVER` or `ADMINISTRATOR`; for other senders a phrase with a space, as ``node 7``,
+            which no silo name can be.
+        check: the failed check, for example ``finite``.
+        detail: the finding.
     """
 
     def __init__(self, sender: str, check: str, detail: str) -> None:
@@ -86,35 +86,30 @@ class ProtocolError(FedSyncError):
 
 
 class LaterVersion(ProtocolError):
-    """A silo says that it holds a version that the server's run has not come to: a lie, or the server was set back."""
+    """Claim of a silo to hold a later version than the server: a lie, or the server was restored to an old state."""
 
     def __init__(self, silo: str, version: int, newest: int) -> None:
         super().__init__(silo, "version", f"it says that it holds {version}, the newest is {newest}")
 
 
 class IntegrityError(ProtocolError):
-    """What came was not made by silos of the group, or not for this place: what was sealed, changed on its way."""
+    """Integrity failure: sealed data was changed on its way, made outside the group, or made for another place."""
 
 
 class SpoiledSum(ProtocolError):
-    """What came is what silos of the group sealed, and one of them sealed what no silo may."""
+    """Error in genuine sealed data: one silo of the group sealed what no silo may."""
 
 
 class SiloLocked(FedSyncError):
-    """A silo takes no part because of failures of integrity, until its owner says so."""
+    """Exclusion of a silo after integrity failures, until its owner unlocks it."""
 
 
 class Diverged(ConfigError):
-    """Training came to values that are not finite."""
+    """Divergence of training: values that are not finite."""
 
 
 class PolicyError(FedSyncError):
-    """A policy broke its contract: our bug. Carries the last journal entries for the report.
-
-    Args:
-        problem: the contract that was broken.
-        recent: the last journal entries, newest last.
-    """
+    """Breach of contract by a policy: a bug in FedSync. Carries the ``recent`` journal entries for the report."""
 
     def __init__(self, problem: str, recent: Sequence[object] = ()) -> None:
         self.problem = problem
@@ -127,12 +122,12 @@ class PolicyError(FedSyncError):
 
 
 class RunError(FedSyncError):
-    """A run could not go on: a process died, silos did not join, or every silo kept failing."""
+    """Failure of a run: a process died, silos did not join, or every silo kept failing."""
 
 
 class UserCodeError(RunError):
-    """A silo's training code raised: names its file, its line and what it said."""
+    """Exception in a silo's training code: names its file, line and message."""
 
 
 class Hanging(RunError):
-    """What a silo was asked to do waits for something that does not come."""
+    """Hang of a silo's task, which waits for something that does not come."""

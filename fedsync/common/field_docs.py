@@ -1,7 +1,7 @@
-"""What a class and its fields mean to whoever writes them in YAML: the docstring, and the string below each field.
+"""Descriptions of classes and fields for YAML users: the docstring, and the string below each field.
 
-The source is read when somebody asks. Pydantic's ``use_attribute_docstrings`` finds the same, but at every import,
-which would take a quarter longer.
+The source is read on demand. Pydantic's ``use_attribute_docstrings`` finds the same strings, but at every import, which
+would take a quarter longer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import pairwise
 
 
 def meaning(owner: type) -> str:
-    """What a class is: the first paragraph of its docstring, on one line."""
+    """Return the first paragraph of a class docstring, on one line."""
     return _one_line(inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0])
 
 
 def meanings(owner: type) -> dict[str, str]:
-    """What each field of a class means, on one line; where it does not say it, its bases do."""
+    """Return the description of each field, on one line; a missing description comes from a base class."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if base.__module__.partition(".")[0] not in sys.stdlib_module_names | {"pydantic"}:
@@ -30,7 +30,6 @@ def meanings(owner: type) -> dict[str, str]:
 
 @cache
 def _fields_in(module: str) -> Mapping[str, dict[str, str]]:
-    """What the source of a module says: class -> key -> meaning."""
     source = ast.parse(inspect.getsource(sys.modules[module]))
     return {node.name: dict(_keys(node)) for node in source.body if isinstance(node, ast.ClassDef)}
 

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all; secrets are 0600 in folders of 0700, for their owner alone."""
+"""Atomic file writes, and secrets: files of mode 0600 in folders of mode 0700, for their owner alone."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OTHERS = 0o077
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter, or check that an existing one is.
+    """Make a folder that only its owner may enter, or check an existing folder.
 
     Raises:
-        ConfigError: it cannot be made, is no folder, belongs to somebody else or is open to others.
+        ConfigError: the folder cannot be made, is no folder, belongs to another user or is open to others.
     """
     try:
         path.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
@@ -37,17 +37,17 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a secret: mode 0600, atomically, on disk when this returns.
 
     Raises:
-        ConfigError: the folder is open to others, or nothing can be written there.
+        ConfigError: the folder is open to others, or the file cannot be written.
     """
     _check_folder(path.parent)
     write_atomically(path, data, OWNER_FILE)
 
 
 def read_input(path: Path, most: int) -> bytes:
-    """The first ``most`` bytes of a file that a user named.
+    """Read the first ``most`` bytes of a file that a user named.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -57,16 +57,16 @@ def read_input(path: Path, most: int) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle: bool = True) -> None:
-    """Replace a file as a whole: a reader, or a restart after a crash, finds the old content or the new one.
+    """Replace a file as a whole: after a crash, and for any reader, it has the old content or the new content.
 
     Args:
         path: the file.
         data: its content.
-        mode: its permissions, from its first byte on; None for those that the process gives any new file.
-        settle: wait for the disk. Without it that holds as long as the machine lives; see `settle_file`.
+        mode: its permissions, from its first byte on; None for the process's default.
+        settle: whether to wait for the disk. Without it, a crash of the machine may lose the file; see `settle_file`.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the file cannot be written.
     """
     write_pieces(path, (data,), mode, settle=settle)
 
@@ -74,14 +74,14 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle
 def write_pieces(
     path: Path, pieces: Iterable[bytes | bytearray | memoryview], mode: int | None = None, *, settle: bool = True
 ) -> None:
-    """As `write_atomically`, piece by piece: what is large need not be in memory as a whole."""
+    """As `write_atomically`, piece by piece, so that a large file need not fit in memory."""
     with written_atomically(path, mode, settle=settle) as file:
         file.writelines(pieces)
 
 
 @contextlib.contextmanager
 def written_atomically(path: Path, mode: int | None = None, *, settle: bool = True) -> Iterator[BinaryIO]:
-    """As `write_atomically`, by whoever writes into what this yields; an error leaves the old content."""
+    """As `write_atomically`, but the caller writes into the yielded file; an error leaves the old content."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
         try:
             with os.fdopen(descriptor, "wb") as file:
                 if mode is not None:
-                    os.fchmod(file.fileno(), mode)  # The process may mask bits that were asked for.
+                    os.fchmod(file.fileno(), mode)  # the process's umask may remove requested bits
                 yield file
                 file.flush()
                 if settle:
@@ -107,14 +107,14 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
 
 
 def check_result(path: Path, place: str) -> None:
-    """See that `write_result` will be able to write a file, before the work that it is the result of.
+    """Check that `write_result` can write a file, before the work that produces the result.
 
     Args:
         path: the file.
         place: where the user named it, for example ``--out``.
 
     Raises:
-        ConfigError: its folder is not there, it is a folder itself, or the permissions are missing.
+        ConfigError: its folder is missing, the path is a folder, or permissions are missing.
     """
     file = _behind_links(path)
     if not file.parent.is_dir():
@@ -130,15 +130,15 @@ def check_result(path: Path, place: str) -> None:
 
 
 def write_result(path: Path, data: bytes) -> None:
-    """Write a file that the user named: as a whole, with the permissions that it has or any new file would get.
+    """Write a file that the user named: as a whole, with its existing permissions or those of a new file.
 
     Raises:
-        ConfigError: nothing can be written there.
-        OSError: it is a device or a pipe that takes no more.
+        ConfigError: the file cannot be written.
+        OSError: a device or pipe accepts no more data.
     """
     file = _behind_links(path)
     if _stays(file):
-        # Another file in the place of /dev/null, or of what /dev/stdout leads to, would not do as well.
+        # Replacing /dev/null, or the target of /dev/stdout, by another file would be wrong.
         with file.open("wb") as device:
             device.write(data)
         return
@@ -146,10 +146,10 @@ def write_result(path: Path, data: bytes) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder or file and all in it, however deep, over no link, also what its owner may not look into.
+    """Remove a folder or file with all content, at any depth, even without permissions; links are not followed.
 
     Raises:
-        OSError: something stays.
+        OSError: something could not be removed.
     """
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         done = subprocess.run([*command, "--", str(path)], capture_output=True, text=True, check=False)
@@ -159,20 +159,19 @@ def remove_tree(path: Path) -> None:
 
 
 def tree_bytes(path: Path) -> int:
-    """Disk usage of a folder, however deep it is [bytes]; 0 where it is gone."""
+    """Disk usage of a folder at any depth [bytes]; 0 if it is gone."""
     command = ["du", "--summarize", "--block-size=1", "--", str(path)]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
     return int(found[0]) if found else 0
 
 
 def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], bool] = lambda pid: False) -> None:
-    """Remove what killed processes have left in the middle of `write_atomically`, each as large as the file itself.
+    """Remove the unfinished files of killed processes in `write_atomically`; each may be as large as the file itself.
 
     Args:
-        folder: where they wrote.
-        name: of the file that they were to write; a pattern of `Path.glob`.
-        writes: whether the process of this number may be writing it at the moment; nobody is, where only the caller
-            does.
+        folder: folder of the files.
+        name: name of the intended file; a pattern of `Path.glob`.
+        writes: whether the process with this id may be writing the file now; by default, no process is.
     """
     for unfinished in folder.glob(f".{name}.*"):
         pid = unfinished.name.rpartition(".")[2]
@@ -184,7 +183,7 @@ def read_private(path: Path, limit: int) -> bytes:
     """Read a secret of at most ``limit`` bytes.
 
     Raises:
-        ConfigError: it is missing, no plain file, too long, or somebody else could read or replace it.
+        ConfigError: it is missing, no plain file, too long, or another user could read or replace it.
     """
     try:
         # A link could lead to a file that others may write.
@@ -205,13 +204,13 @@ def read_private(path: Path, limit: int) -> bytes:
 
 
 def _behind_links(path: Path) -> Path:
-    """The file that a link leads to: the link is to stay when the file is replaced."""
-    # What leads to a pipe, as /dev/stdout may, is named after nothing that could be opened.
+    """Return the target of a link, so that the link stays when the file is replaced."""
+    # A link to a pipe, as /dev/stdout may be, has no target path that could be opened.
     return path if _stays(path) else Path(os.path.realpath(path))
 
 
 def _stays(path: Path) -> bool:
-    """Whether what is there is to be written into, not replaced: a device, a pipe, or where this process prints."""
+    """Whether an existing path must be written into, not replaced: a device, a pipe, or this process's output."""
     if not path.exists() or path.is_dir():
         return False
     status = path.stat()
@@ -219,9 +218,9 @@ def _stays(path: Path) -> bool:
 
 
 def _outputs() -> Iterator[os.stat_result]:
-    """The files behind standard output and standard error."""
+    """Yield the status of the files behind standard output and standard error."""
     for descriptor in (1, 2):
-        # One may have been closed.
+        # A descriptor may have been closed.
         with contextlib.suppress(OSError):
             yield os.fstat(descriptor)
 
@@ -245,10 +244,10 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
 
 
 def settle_file(path: Path) -> None:
-    """Wait until a file is on disk with its name, where it outlives the machine's death too.
+    """Wait until a file and its name are on disk, where they survive a crash of the machine.
 
     Raises:
-        ConfigError: the disk does not take it.
+        ConfigError: the disk does not accept the file.
     """
     try:
         _sync(path)

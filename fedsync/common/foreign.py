@@ -1,8 +1,8 @@
-"""Text of other parties: file names, run names, silos' reasons, peers' errors.
+"""Escaping of foreign text: file names, run names, silos' reasons, peers' errors.
 
-Such a text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
+Foreign text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
 direction, and markup. So it passes `shown` before it reaches a log or a terminal, and `escape` before it reaches a
-page. Loggers come from `logger`, which applies `shown` to every record; consoles and printed lines from
+page. `logger` returns loggers that apply `shown` to every record. Consoles and printed lines come from
 `fedsync.observe.terminal`.
 """
 
@@ -15,11 +15,9 @@ MOST_CHARACTERS = 2000
 
 
 def shown(text: object, most: int | None = MOST_CHARACTERS) -> str:
-    """One line of printable characters; any other character becomes its escape, for example ``\\x1b`` or ``\\n``.
+    """Return one line of printable characters; others are escaped, for example as ``\\x1b`` or ``\\n``.
 
-    Args:
-        text: foreign text.
-        most: characters of it that are kept, half of them from its end; None keeps all.
+    At most ``most`` characters of the text are kept, half of them from the end; None keeps all.
     """
     line = str(text)
     if most is not None and len(line) > most:
@@ -31,19 +29,19 @@ def shown(text: object, most: int | None = MOST_CHARACTERS) -> str:
 
 
 def escape(text: object) -> str:
-    """A foreign text for a page or an attribute of one: `shown`, whole, without markup; spaces may be unbreakable."""
+    """Return a foreign text for HTML: `shown` in full, markup escaped, no-break spaces kept."""
     return "\u00a0".join(without_markup(shown(part, None)) for part in str(text).split("\u00a0"))
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module; nothing that it writes breaks a line or commands a terminal."""
+    """Return a module's logger; its records can neither break lines nor command a terminal."""
     made = logging.getLogger(name)
     made.addFilter(SHOWN)
     return made
 
 
 class _Shown(logging.Filter):
-    """Applies `shown` to a record; the lines of its stack trace are indented, so none can pass as a record."""
+    """Filter that applies `shown` to a record. Stack traces are indented, so no line of a trace passes as a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = shown(record.getMessage()), None

@@ -1,8 +1,8 @@
-"""Programs that a `fedsync.common.nursery` forks, for those who start them.
+"""Client of a `fedsync.common.nursery`, for code that needs a program forked.
 
-A request is a connection to the nursery's socket: a length and the descriptor for output, then JSON of that length. The
-nursery answers with lines: the number of the process once it is there, and its exit code once it has ended. Who gets no
-number, because there is no nursery any more or it does not answer, starts the program by itself.
+A request is a connection to the nursery's socket. It carries a length and the descriptor for output, then JSON of that
+length. The nursery answers with lines: the process id after the fork, and the exit code after the end of the process. A
+client without an answer, because the nursery is gone or too slow, starts the program itself.
 """
 
 from __future__ import annotations
@@ -19,40 +19,35 @@ from pathlib import Path
 from fedsync.common.processes import INTERPRETER, alive
 
 NURSERY = "FEDSYNC_NURSERY"
-"""Environment variable: socket of the nursery that forks resident trainers, where there is one."""
+"""Environment variable: socket of the nursery for resident trainers, if there is a nursery."""
 
 HEAD = struct.Struct("=Q")
 HEAD_BYTES = HEAD.size
 MODULE_AT = 3
-"""Position of the module's name in a command: behind `fedsync.common.processes.INTERPRETER`. Its arguments follow."""
+"""Position of the module's name in a command, after `fedsync.common.processes.INTERPRETER`; its arguments follow."""
 
 _PATIENCE_S = 90.0
-"""How long a nursery may take to load and to fork [s]."""
+"""Timeout for the nursery to load and to fork [s]."""
 
 _WAITING = 128
 _ROOM = "." * 1024
 _PAUSE_S = 0.05
 _UNKNOWN = 1
-"""Exit code of a fork whose nursery is gone: nobody can ask how it ended."""
+"""Exit code of a fork whose nursery is gone, because its real exit code is then unknown."""
 
 _WORD_S = 5.0
-"""How long a nursery may take to say that a fork has ended [s]."""
+"""Timeout for the nursery to report the end of a fork [s]."""
 
 _LIBRARIES = {
-    # Its background thread would be missing in a fork.
+    # The background thread of Arrow's allocator would be missing in a fork.
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # To ask whether there is a device must not open it: a fork could not use it.
+    # The check for a device must not open it: a fork could not use it.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 
 
 class ForkedProcess:
-    """A process that a nursery has forked.
-
-    Args:
-        pid: its number.
-        line: to the nursery.
-    """
+    """Process that a nursery has forked; ``line`` is the connection to the nursery."""
 
     def __init__(self, pid: int, line: socket.socket) -> None:
         self.pid = pid
@@ -61,7 +56,6 @@ class ForkedProcess:
         self._gone_s: float | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
         if self._line is not None:
             self._listen(self._line)
         if self._code is None and not alive(self.pid):
@@ -72,13 +66,12 @@ class ForkedProcess:
         return self._code
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
         while (code := self.poll()) is None:
             time.sleep(_PAUSE_S)
         return code
 
     def _listen(self, line: socket.socket) -> None:
-        """Take the nursery's word for how it ended, if there is any."""
+        """Read the exit code from the nursery, if it has arrived."""
         try:
             said = line.recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -93,21 +86,17 @@ class ForkedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Nursery:
-    """A nursery to whoever needs a program forked.
-
-    Args:
-        path: of its socket.
-    """
+    """Client of a nursery; ``path`` is its socket."""
 
     path: Path
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
-        """Have a program forked, in this working folder; None where the nursery is gone or does not answer.
+        """Request a fork in this working folder; None if the nursery is gone or does not answer.
 
         Args:
-            command: as it would be started by itself: interpreter, ``-m``, module, arguments.
-            environment: all of its variables.
-            output: descriptor for all that it says; this one stays open.
+            command: interpreter, ``-m``, module, arguments, as without a nursery.
+            environment: all variables of the program.
+            output: descriptor for all output; it stays open here.
         """
         asked = {"command": list(command), "environment": dict(environment), "folder": str(Path.cwd())}
         text = json.dumps(asked).encode()
@@ -126,7 +115,7 @@ class Nursery:
 
 
 def _first_line(line: socket.socket) -> bytes:
-    """The first line that comes; nothing behind it is taken. Empty where the other side hangs up."""
+    """Read the first line and nothing after it; empty if the other side closes the connection."""
     said = b""
     while not said.endswith(b"\n"):
         more = line.recv(1)
@@ -139,23 +128,23 @@ def _first_line(line: socket.socket) -> bytes:
 def start_nursery(
     path: Path, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a nursery; it can be asked from now on, and answers once it has loaded.
+    """Start a nursery; it accepts requests at once, and answers after it has loaded.
 
     Args:
-        path: for its socket, at most 100 characters, in a folder that only its owner can enter.
-        module: whose programs it forks.
-        arguments: for the module's ``prepare``.
-        environment: all of its variables.
-        log: file for what it says.
+        path: socket, at most 100 characters, in a folder that only its owner can enter.
+        module: module whose programs it forks.
+        arguments: arguments of the module's ``prepare``.
+        environment: all variables of the nursery.
+        log: file for its output.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the nursery cannot be started.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(_WAITING)
-        # This process closes its own end: once the nursery is gone, callers are turned away at once.
+        # This process closes its listener, so that requests fail at once after the nursery is gone.
         return subprocess.Popen(
             [*INTERPRETER, "fedsync.common.nursery", module, *arguments, _ROOM],
             stdin=listener.fileno(),

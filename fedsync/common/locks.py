@@ -1,4 +1,4 @@
-"""Locks that end with the process that holds them, however it went."""
+"""File locks that end with the process that holds them, even after a crash."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from pathlib import Path
 from typing import TextIO
 
 PATIENCE_S = 0.2
-"""How long a lock is tried for [s]: whoever only looks whether somebody has it, has it for an instant."""
+"""Default time for attempts to take a lock [s]; `held` takes a lock for an instant only to test it."""
 
 _PAUSE_S = 0.02
 
 
 @contextmanager
 def taken(path: Path, wait_s: float = PATIENCE_S) -> Iterator[bool]:
-    """Take the lock that a file stands for; False where somebody has it. The file stays.
-
-    Args:
-        path: the file.
-        wait_s: how long to wait for it [s].
-    """
+    """Take the lock of a file, waiting up to ``wait_s`` [s]; False if another process holds it. The file stays."""
     with path.open("a") as file:
         end_s = time.monotonic() + wait_s
         got = _try(file)
@@ -45,4 +40,4 @@ def _try(file: TextIO) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    return os.fstat(file.fileno()).st_nlink > 0  # one that was removed meanwhile locks nothing
+    return os.fstat(file.fileno()).st_nlink > 0  # a file that was removed meanwhile locks nothing

@@ -1,4 +1,4 @@
-"""Lines of logs begin with the time, in UTC."""
+"""Log lines with the time in UTC."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsync.common.foreign import SHOWN
 
 
 class TimedFormatter(logging.Formatter):
-    """``2026-05-01T12:00:00Z message``; with a level, that comes before the message."""
+    """Formatter of ``2026-05-01T12:00:00Z message``, optionally with a level before the message."""
 
     default_time_format, default_msec_format = "%Y-%m-%dT%H:%M:%SZ", ""
 
@@ -21,18 +21,18 @@ class TimedFormatter(logging.Formatter):
 
 
 class QuietFile(logging.handlers.RotatingFileHandler):
-    """A log in a file, which on a full disk loses lines and stops nothing."""
+    """Log file that loses lines on a full disk, but never stops the process."""
 
     def __init__(self, path: Path, most_bytes: int, keep: int, *, level: bool) -> None:
         super().__init__(path, maxBytes=most_bytes, backupCount=keep, encoding="utf-8", delay=True)
         self.setFormatter(TimedFormatter(level=level))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: there is no other place to say it."""
+        """Ignore the error: there is no other place to log it."""
 
 
 def log_with_times() -> None:
-    """Have what this process logs on the terminal begin with the time, from INFO on where it is FedSync's."""
+    """Log to the terminal with times: WARNING and above, and INFO and above for FedSync's own logs."""
     handler = logging.StreamHandler()
     handler.setFormatter(TimedFormatter())
     handler.addFilter(SHOWN)

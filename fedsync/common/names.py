@@ -1,4 +1,4 @@
-"""Names of silos, and what a misspelt name was probably meant to be."""
+"""Silo names, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from fedsync.common.errors import ConfigError
 
 SILO_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
-"""What a silo may be called where its name also names a file."""
+"""Pattern of silo names that also name files."""
 
 
 def check_silo_name(name: str) -> str:
-    """The name, if it can name a file.
+    """Return the name if it can name a file.
 
     Raises:
         ConfigError: it cannot.
@@ -25,7 +25,7 @@ def check_silo_name(name: str) -> str:
 
 
 def near_miss(word: str, allowed: Iterable[str]) -> str:
-    """``Did you mean 'x'?`` where something close is allowed, and the list of what is."""
+    """Return ``Did you mean 'x'?`` if an allowed word is similar, and the list of allowed words."""
     options = sorted(allowed)
     close = difflib.get_close_matches(word, options, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""

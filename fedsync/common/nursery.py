@@ -1,27 +1,26 @@
-"""A process that has imported what many others need, and forks them: they share its memory, and start at once.
+"""Nursery: a process that imports shared libraries once and then forks other programs from itself.
 
-It is for machines on which one operator runs many silos. Memory that nobody writes to is there once for all of them,
-and imports are paid for once. A fork is to be as good as a new process, so there is one thread when it happens, and the
-fork gets of its own:
+It serves machines on which one operator runs many silos. Forks share its unmodified memory, and imports are paid for
+once. A fork must be as good as a new process. So the nursery has a single thread at the fork. The fork gets its own:
 
-| what | how |
+| resource | source |
 |---|---|
-| session, standard input, output | made anew; output goes to the descriptor that comes with the request |
-| arguments, environment, folder | come with the request; the command line says them too, so that `ps` finds it |
-| random numbers | those that are seeded at import are seeded again; keys and nonces are the operating system's anyway |
-| end | a fork outlives the nursery; it ends with whom it would end with if it had been started by itself |
+| session, standard input, output | new; output goes to the descriptor in the request |
+| arguments, environment, folder | from the request; the command line shows the arguments, so that `ps` finds it |
+| random numbers | generators seeded at import are seeded again; keys and nonces come from the operating system |
+| end | a fork outlives the nursery; it ends with the same owner as a program started without the nursery |
 
-| state | what it does | goes to |
+| state | action | goes to |
 |---|---|---|
-| loading | imports; requests wait | serving; ended, where the libraries have threads or a device by then |
-| serving | forks one program a request, and says its number, and later its exit code | ended |
+| loading | imports; requests wait | serving; ended, if the libraries then have threads or a device |
+| serving | forks one program per request; sends its process id and later its exit code | ended |
 
-It ends with the process that started it. Nobody restarts it: without it programs are started by themselves, see
-`fedsync.common.forking`.
+The nursery ends with the process that started it, and is never restarted. Without it, programs are started directly;
+see `fedsync.common.forking`.
 
-Usage: ``python -m fedsync.common.nursery MODULE [ARGUMENT...] ROOM``, with the socket to listen on as standard input.
-``MODULE.prepare(*arguments)`` imports, and returns what a fork asks whether it is sound. ``MODULE.forked(arguments)``
-is what a fork does. ``ROOM`` is for longer command lines.
+Usage: ``python -m fedsync.common.nursery MODULE [ARGUMENT...] ROOM``, with the listening socket as standard input.
+``MODULE.prepare(*arguments)`` imports, and returns a function that checks in a fork whether the fork is sound.
+``MODULE.forked(arguments)`` is the program of a fork. ``ROOM`` reserves space for longer command lines.
 """
 
 from __future__ import annotations
@@ -45,22 +44,15 @@ from fedsync.common.forking import HEAD, HEAD_BYTES, MODULE_AT
 
 _LOOK_S = 0.5
 _REQUEST_S = 10.0
-"""How long a request may take to arrive [s]; it is one process of the same user that sends it."""
+"""Timeout of a request's arrival [s]; a request comes from another process of the same user."""
 
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
-"""Where ``/proc/PID/stat`` says where the command line is in memory; counted from behind the program's name."""
+"""Positions of the command line's addresses in ``/proc/PID/stat``, counted after the program's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """What a fork is to become.
-
-    Args:
-        command: as it would be started by itself.
-        environment: all of its variables.
-        folder: its working folder.
-        output: descriptor for all that it says.
-    """
+    """Program that a fork becomes; ``output`` is the descriptor for all of its output."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -69,12 +61,7 @@ class _Fork:
 
 
 class _Nursery:
-    """Forks one program for each request.
-
-    Args:
-        listener: where requests come in.
-        parent: number of the process that this one ends with.
-    """
+    """Server that forks one program per request; it ends with the process ``parent``."""
 
     def __init__(self, listener: socket.socket, parent: int) -> None:
         self._listener = listener
@@ -84,7 +71,7 @@ class _Nursery:
         self._callers: dict[int, tuple[int, socket.socket]] = {}
 
     def serve(self) -> _Fork | None:
-        """Fork until this process is to end. Returns twice: in each fork with what it is to become, and here None."""
+        """Fork until this process must end. Returns in each fork with its program, and here with None."""
         while os.getppid() == self._parent:
             for key, _ in self._selector.select(_LOOK_S):
                 if key.fd != self._listener.fileno():
@@ -94,7 +81,7 @@ class _Nursery:
         return None
 
     def _take(self) -> _Fork | None:
-        """Take a request and fork; what was asked for is returned in the fork only."""
+        """Take a request and fork; return the request in the fork only."""
         caller, _ = self._listener.accept()
         try:
             fork = _received(caller)
@@ -103,7 +90,7 @@ class _Nursery:
             return None
         number = _fork_for(caller)
         if number == 0:
-            # What a new process would not have. Closing them ends nothing: the nursery has its own.
+            # A new process would not have these. Closing them in the fork affects no other process.
             for line in (caller, self._listener, *(line for _, line in self._callers.values())):
                 line.close()
             for descriptor in self._callers:
@@ -118,14 +105,12 @@ class _Nursery:
         return None
 
     def _watch(self, number: int, caller: socket.socket) -> None:
-        """Say which process it is, and take note when it ends."""
         descriptor = os.pidfd_open(number)
         self._callers[descriptor] = number, caller
         self._selector.register(descriptor, selectors.EVENT_READ)
         _say(caller, number)
 
     def _ended(self, descriptor: int) -> None:
-        """Tell whoever asked for it how a fork ended."""
         number, caller = self._callers.pop(descriptor)
         self._selector.unregister(descriptor)
         os.close(descriptor)
@@ -134,7 +119,7 @@ class _Nursery:
 
 
 def _received(caller: socket.socket) -> _Fork:
-    """The request; see `fedsync.common.forking`."""
+    """Read a request; see `fedsync.common.forking`."""
     caller.settimeout(_REQUEST_S)
     head, descriptors, _, _ = socket.recv_fds(caller, HEAD_BYTES, 1)
     output = descriptors[0] if descriptors else -1
@@ -149,9 +134,9 @@ def _received(caller: socket.socket) -> _Fork:
 
 
 def _fork_for(caller: socket.socket) -> int | None:
-    """Fork: 0 in the fork, its number here; None where nobody waits for it any more, or there is no memory for it."""
+    """Fork and return 0 in the fork, its process id here, or None if the caller is gone or memory is short."""
     try:
-        if caller.recv(1, socket.MSG_DONTWAIT) == b"":  # It has lost patience, and started the program by itself.
+        if caller.recv(1, socket.MSG_DONTWAIT) == b"":  # the caller has timed out and started the program itself
             return None
     except BlockingIOError:
         pass
@@ -164,12 +149,12 @@ def _fork_for(caller: socket.socket) -> int | None:
 
 
 def _say(caller: socket.socket, number: int) -> None:
-    with suppress(OSError):  # Who asked may be gone.
+    with suppress(OSError):  # the caller may be gone
         caller.sendall(b"%d\n" % number)
 
 
 def _settle(fork: _Fork) -> None:
-    """Become, in a fork, the process that was asked for."""
+    """Turn a fork into the requested program's process."""
     os.setsid()
     os.dup2(fork.output, 1)
     os.dup2(fork.output, 2)
@@ -178,16 +163,16 @@ def _settle(fork: _Fork) -> None:
     os.environ.clear()
     os.environ.update(fork.environment)
     sys.argv = [fork.command[MODULE_AT], *fork.command[MODULE_AT + 1 :]]
-    # Python seeds its own generator anew in every fork; NumPy's old global one would be the same in all of them.
+    # Python reseeds its own generator in every fork; NumPy's old global generator would be the same in all forks.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     _rename(fork.command)
 
 
 def _rename(command: Sequence[str]) -> None:
-    """Have the system show this command line for this process, by writing over the one that it was started with.
+    """Overwrite this process's command line, so that the system shows another one.
 
-    Linux shows one line, with blanks, where the last byte is none that ends a string.
+    Linux shows the whole area as one line with blanks if its last byte is not NUL.
     """
     place = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     begin, nbytes = int(place[_ARGUMENTS_BEGIN]), int(place[_ARGUMENTS_END]) - int(place[_ARGUMENTS_BEGIN])
@@ -197,7 +182,7 @@ def _rename(command: Sequence[str]) -> None:
 
 
 def _sound(check: Callable[[], bool]) -> bool:
-    """Whether a fork of this process lacks nothing: tried once, as libraries may stop their threads before a fork."""
+    """Whether a test fork is complete; libraries may have threads, or may stop their threads before a fork."""
     number = os.fork()
     if number == 0:
         good = False
@@ -209,7 +194,7 @@ def _sound(check: Callable[[], bool]) -> bool:
 
 
 def main(module: str, arguments: Sequence[str]) -> None:
-    """Listen on standard input, import, and serve; in a fork, be the program."""
+    """Listen on standard input, import, and serve; in a fork, run the program."""
     parent = os.getppid()
     listener = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:
@@ -218,7 +203,7 @@ def main(module: str, arguments: Sequence[str]) -> None:
     begun_s = time.monotonic()
     program = import_module(module)
     check = program.prepare(*arguments)
-    # What is there by now stays where it is: a collection in a fork would write to all of it.
+    # Freeze existing objects: a garbage collection in a fork would write to all of their shared memory.
     gc.collect()
     gc.freeze()
     if not _sound(check):

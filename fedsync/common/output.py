@@ -1,6 +1,6 @@
-"""Standard output and standard error, which may be closed, full, or read by somebody who has left.
+"""Standard output and standard error that may be closed, full, or without a reader.
 
-A command whose result is what it prints ends with an error when that is lost. A run goes on: its results are files.
+A command whose result is its output ends with an error when output is lost. A run continues: its results are files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 class _Output(io.FileIO):
-    """A descriptor that is written to without an error once it has failed."""
+    """Descriptor that accepts further writes without an error after its first failure."""
 
     must_arrive = False
 
@@ -19,7 +19,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            # What is still buffered, and what child processes print, must not fail again.
+            # Buffered data and the output of child processes must not fail again.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -29,8 +29,8 @@ class _Output(io.FileIO):
 
 
 def guard_output() -> None:
-    """Let standard error raise no errors, and standard output its first alone. Call it as the process begins."""
-    for descriptor in (0, 1, 2):  # else the next file that is opened would take the place of a closed one
+    """Make standard error raise no errors, and standard output only its first. Call this at process start."""
+    for descriptor in (0, 1, 2):  # otherwise the next opened file would take the place of a closed descriptor
         try:
             os.fstat(descriptor)
         except OSError:
@@ -38,7 +38,7 @@ def guard_output() -> None:
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         found = getattr(sys, name)
         if found is not getattr(sys, f"__{name}__"):
-            continue  # a test's, or a notebook's
+            continue  # replaced by a test or a notebook
         encoding, errors = ("utf-8", "backslashreplace") if found is None else (found.encoding, found.errors)
         raw = _Output(descriptor, "w", closefd=False)
         raw.must_arrive = name == "stdout"
@@ -47,7 +47,7 @@ def guard_output() -> None:
 
 
 def output_may_be_lost() -> None:
-    """From now on this command goes on although nobody can read what it prints."""
+    """Let this command continue from now on if its output is lost."""
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, _Output):
         raw.must_arrive = False

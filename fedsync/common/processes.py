@@ -1,4 +1,4 @@
-"""Ends processes with all that they started, and this one with its owner."""
+"""End of processes with all their children, and of this process with its owner."""
 
 from __future__ import annotations
 
@@ -17,38 +17,37 @@ from typing import Protocol
 import psutil
 
 INTERPRETER = (sys.executable, "-P", "-m")
-"""Begin of a command that runs a module, and imports nothing from the folder in which it is started."""
+"""First words of a command that runs a module without imports from its working folder."""
 
 
 def safe_paths() -> None:
-    """Have no process that this one starts import from the folder in which it is started."""
+    """Keep the processes that this process starts from importing modules of their working folder."""
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 MOST_FILES = 65536
-"""Files that a server needs at most; some programs go through all that they may have."""
+"""Most open files that a server needs; a limit, because some programs loop over all allowed descriptors."""
 
 _KILLED_S = 5.0
 
 OWNER = "FEDSYNC_OWNER_PID"
-"""Environment variable: process with which all resident trainers end, if it is set."""
+"""Environment variable: id of the process with which all resident trainers end, if set."""
 
 
 class Child(Protocol):
-    """A process that this one has started, or has had forked: see `fedsync.common.forking`."""
+    """Process that this process has started, or has had forked; see `fedsync.common.forking`."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while the process runs."""
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end of the process; return its exit code."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
@@ -60,10 +59,10 @@ def free_ports(count: int) -> list[int]:
 
 
 def raise_file_limit() -> int:
-    """Let this process, and those that it starts, have as many files as the system allows, up to `MOST_FILES`.
+    """Raise the limit of open files for this process and its children to the system's, at most `MOST_FILES`.
 
     Returns:
-        How many files that is.
+        The new limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
@@ -74,7 +73,7 @@ def raise_file_limit() -> int:
 
 
 def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:
-    """End processes that lead groups, and what they started: ask in order, wait so long [s], then kill."""
+    """End process groups with all children: SIGTERM in order, ``grace_s`` [s] of waiting, then SIGKILL."""
     doomed: list[psutil.Process] = []
     for leader in leaders:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -92,7 +91,7 @@ def end_processes(leaders: Sequence[Child], grace_s: float = 5.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and that its parent has not asked after does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -109,7 +108,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process soon after the one that started it is gone, however it went."""
+    """End this process soon after its parent, even if the parent is killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -120,9 +119,9 @@ def exit_with_parent(parent: int) -> None:
 
 
 def exit_with_owner() -> None:
-    """End this process soon after the one that `OWNER` names is gone; where nobody is named, never.
+    """End this process soon after the process in `OWNER`; without `OWNER`, do nothing.
 
-    For processes that Flower started, whose parents may go and leave them behind.
+    For processes that Flower started, whose parents may end and leave them behind.
     """
     owner = int(os.environ.get(OWNER, 0))
     if owner == 0:

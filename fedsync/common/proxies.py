@@ -1,7 +1,7 @@
-"""The way through an HTTP proxy: which one the environment names, and a connection that it passes on (CONNECT).
+"""HTTP proxies: selection by the environment, and connections through a proxy (CONNECT).
 
-Flower's HTTP client reads the same variables and has rules of its own for them. So whoever starts a process of Flower
-decides here, and tells that process by `proxied` or `unproxied` what it decided.
+Flower's HTTP client reads the same variables by its own rules. So the code that starts a Flower process decides here,
+and passes its decision on by `proxied` or `unproxied`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.foreign import shown
 
 DIRECT = "direct"
-"""In place of a proxy's address: none, whatever the environment says."""
+"""Value in place of a proxy's address: no proxy, whatever the environment says."""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MAX_HEAD = 16384
@@ -30,11 +30,11 @@ _UNREACHED = {502, 503, 504}
 
 
 class ProxyRefused(OSError):
-    """A proxy passes no connection on.
+    """Failure of a proxy to make a connection.
 
     Args:
-        problem: what it does, in a sentence without an end.
-        remedy: what its user can do.
+        problem: failure, as a sentence without a full stop.
+        remedy: advice to the user.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:
@@ -44,13 +44,7 @@ class ProxyRefused(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An HTTP proxy.
-
-    Args:
-        host: name or address.
-        port: likewise.
-        credentials: ``user:password``, or None; they are in no text that this makes.
-    """
+    """HTTP proxy; ``credentials`` are ``user:password`` or None, and never appear in texts."""
 
     host: str
     port: int
@@ -61,10 +55,10 @@ class Proxy:
 
     @classmethod
     def parse(cls, text: str, place: str) -> Proxy:
-        """Read ``http://[user:password@]host:port``; ``http://`` may be left out.
+        """Parse ``http://[user:password@]host:port``; ``http://`` may be omitted.
 
         Raises:
-            ConfigError: it is something else; ``place`` says where it stands.
+            ConfigError: another format; the error names ``place``.
         """
         try:
             url = urlsplit(text if "://" in text else f"http://{text}")
@@ -79,13 +73,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a silo reaches its server.
-
-    Args:
-        host: of the server.
-        port: likewise.
-        proxy: in between, or None.
-    """
+    """Route of a silo to its server at ``host`` and ``port``, directly or through ``proxy``."""
 
     host: str
     port: int
@@ -95,18 +83,18 @@ class Way:
         return _joined(self.host, self.port)
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connection to the server.
+        """Open a connection to the server.
 
         Raises:
-            ProxyRefused: the proxy makes none.
-            OSError: nobody answers.
+            ProxyRefused: the proxy makes no connection.
+            OSError: no answer.
         """
         if self.proxy is None:
             return socket.create_connection((self.host, self.port), timeout=timeout_s)
         return _tunnel(self.proxy, str(self), timeout_s)
 
     def line(self, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
-        """What HTTP requests can be made on; without ``trust``, without TLS. `connect` says what it raises."""
+        """Return an HTTP connection, without TLS if ``trust`` is None; errors as for `connect`."""
         return _Line(self, trust, timeout_s)
 
 
@@ -126,17 +114,17 @@ class _Line(http.client.HTTPConnection):
 
 
 def way_to(address: str, environment: Mapping[str, str], named: str | None = None) -> Way:
-    """How to reach a server over TLS: through a proxy that is ``named``, else by ``HTTPS_PROXY`` and ``NO_PROXY``.
+    """Return the route to a TLS server: through the proxy ``named``, else by ``HTTPS_PROXY`` and ``NO_PROXY``.
 
-    Never through one to this machine.
+    A server on this machine is never reached through a proxy.
 
     Args:
-        address: of the server, ``host:port``; an IPv6 address in brackets.
-        environment: variables; small letters win over capital ones.
-        named: address of a proxy, or `DIRECT`; None leaves it to the environment.
+        address: ``host:port`` of the server; an IPv6 address in brackets.
+        environment: variables; lower case takes precedence over upper case.
+        named: address of a proxy, or `DIRECT`; None leaves the choice to the environment.
 
     Raises:
-        ConfigError: what names the proxy names none that can be used.
+        ConfigError: the proxy's address is unusable.
     """
     host, port = split(address)
     if named == DIRECT or _here(host):
@@ -153,17 +141,17 @@ def way_to(address: str, environment: Mapping[str, str], named: str | None = Non
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; an IPv6 address loses its brackets."""
+    """Return host and port of ``host:port``; an IPv6 address loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Variables by which HTTP clients reach this machine, and ``hosts``, through no proxy; none if none is named."""
+    """Return variables that make HTTP clients reach this machine and ``hosts`` directly; empty without a proxy."""
     if not any(_variable(environment, name) for name in ("http_proxy", "https_proxy", "all_proxy")):
         return {}
     listed = [each.strip() for each in _variable(environment, "no_proxy").split(",")]
-    # Flower's client fails at IPv6 networks, as it does at proxies of a kind that it does not speak to.
+    # Flower's client fails on IPv6 networks, and on proxies of an unsupported kind.
     known = [each for each in listed if each and not (":" in each and "/" in each)]
     addresses = (address.address for each in psutil.net_if_addrs().values() for address in each)
     own = [address for address in addresses if _is_address(address)]
@@ -173,12 +161,12 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Variables by which an HTTP client goes this way, and to this machine through no proxy.
+    """Return variables that make an HTTP client use this route, and reach this machine directly.
 
     Args:
-        way: to a server.
-        environment: of this process.
-        hosts: that are reached the same way.
+        way: route to a server.
+        environment: variables of this process.
+        hosts: further hosts with the same route.
     """
     if way.proxy is None:
         return unproxied(environment, way.host, *hosts)
@@ -212,7 +200,7 @@ def _tunnel(proxy: Proxy, target: str, timeout_s: float) -> socket.socket:
 
 
 def _head(raw: socket.socket) -> bytes:
-    """Head of an answer, and no byte of what follows: that is the server's."""
+    """Read the head of a response and not one byte more: the rest belongs to the server."""
     head = b""
     while not head.endswith(b"\r\n\r\n") and len(head) < _MAX_HEAD:
         byte = raw.recv(1)
@@ -254,7 +242,7 @@ def _here(host: str) -> bool:
 
 
 def _excepted(host: str, port: int, listed: str) -> bool:
-    """Whether ``NO_PROXY`` has the host: by name, as part of a domain, by address or network, or ``*``."""
+    """Whether ``NO_PROXY`` covers the host: by name, domain, address, network or ``*``."""
     name = host.lower()
     for each in (entry.strip().lower() for entry in listed.split(",")):
         bare, _, number = each.rpartition(":")

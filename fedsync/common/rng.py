@@ -1,4 +1,4 @@
-"""Seeds. Nothing in FedSync draws from a global generator."""
+"""Seeds and generators of random numbers. FedSync never draws from a global generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @unique
 class Stream(IntEnum):
-    """One number for each independent use of randomness; never reuse or renumber."""
+    """Number of each independent use of randomness; never reuse or renumber."""
 
     ORDER = 1
     SAMPLER = 2
@@ -35,30 +35,27 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, silo: str = "", round: int = 0) -> np.random.Generator:
-    """An independent generator for (run seed, use, silo, round)."""
+    """Return an independent generator for (run seed, use, silo, round)."""
     return np.random.default_rng([seed, int(stream), zlib.crc32(silo.encode()), round])
 
 
 def derive_seed(seed: int, stream: Stream, silo: str = "", round: int = 0) -> int:
-    """A 63-bit seed for libraries that want a number, from the same coordinates.
-
-    A hash, not a draw: a generator takes 20 us to set up, and every order needs a seed.
-    """
+    """Return a 63-bit seed from the same coordinates; a hash, because a generator takes 20 us to set up."""
     coordinates = f"{seed}/{int(stream)}/{round}/{silo}".encode()
     return int.from_bytes(blake2b(coordinates, digest_size=8).digest()) >> 1
 
 
 def part_of(silos: int, share: float, least: int) -> int:
-    """How many to draw of so many silos: their share rounded down, and ``least`` or all at least."""
+    """Return the size of a draw: ``share`` of ``silos`` rounded down, at least ``least``, at most ``silos``."""
     # 0.7 x 10 is 6.999999999999999 or so: rounding down must not make it 6.
     return min(max(math.floor(share * silos + 1e-9), least), silos)
 
 
 def draw(names: Iterable[str], size: int, seed: int, stream: Stream, silo: str = "", round: int = 0) -> tuple[str, ...]:
-    """``size`` of ``names``, or all if there are fewer, uniformly without replacement.
+    """Draw ``size`` of ``names`` (all if there are fewer), uniformly without replacement.
 
-    Each name has a number of its own from (coordinates, name), and the lowest win. So the order of the
-    names does not matter, and when a name comes or goes, the draw changes by that name at most.
+    Each name gets a number that depends only on the coordinates and the name; the lowest numbers win. So the order of
+    names is irrelevant, and one joining or leaving name changes at most that name's place in the draw.
     """
     key = derive_seed(seed, stream, silo, round).to_bytes(8)
     return tuple(heapq.nsmallest(size, names, lambda name: blake2b(name.encode(), digest_size=8, key=key).digest()))

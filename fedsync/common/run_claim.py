@@ -1,13 +1,13 @@
-"""The one rule for a run's folder, in every runtime: one run at a time, and nothing of an earlier run is lost.
+"""Claim of a run's folder, in every runtime: one run at a time, and no loss of an earlier run.
 
 | the folder | `Existing.REFUSE` | `Existing.NUMBER` | `Existing.OVERWRITE` |
 |---|---|---|---|
-| new, empty, or of a run that never began | taken | taken | taken |
-| a run is at work in it | error | the next number | error |
+| is new, empty, or of a run that never began | claimed | claimed | claimed |
+| has a run in progress | error | the next number | error |
 | has an earlier run | error | the next number | the run's files are removed |
-| not a run's, has files that a run would replace | error | the next number | error |
+| belongs to no run, but has files that a run would replace | error | the next number | error |
 
-`Existing.RESUME` takes what is there. The lock ends with the process that holds it.
+`Existing.RESUME` takes an existing run. The lock ends with the process that holds it.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fedsync.common.files import OWNER_FOLDER
 from fedsync.common.locks import held, taken
 
 RUN_LOCK = "run.lock"
-"""File in a run's folder that is locked while the run is at work."""
+"""Lock file in a run's folder while the run is in progress."""
 
 RUN_FILE, DONE_FILE, ERROR_FILE = "run.json", "done", "error.json"
-"""Of a run on a server: its settings; that it came to its end; why it failed or who stopped it."""
+"""Files of a run on a server: its settings; a mark of its regular end; the reason of its failure or stop."""
 
 CHECKPOINTS = "checkpoints"
 
 _RESULTS = ("journal.jsonl", "summary.json", "compare.json", RUN_FILE, CHECKPOINTS)
-"""Each of them shows that a run has been here."""
+"""Files that each prove that a run has begun here."""
 
 _FILES = (
     *("config.yaml", "silos.yaml", "strategy.yaml", "rounds.jsonl", "metrics.url", "evaluation.json", "evaluated.json"),
@@ -48,7 +48,7 @@ _FILES = (
 
 
 class Existing(Enum):
-    """The treatment of a folder that has a run already; see the module."""
+    """Treatment of a folder that already has a run; see the module."""
 
     REFUSE = auto()
     NUMBER = auto()
@@ -58,38 +58,33 @@ class Existing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A run's folder, locked for this process until `release`.
-
-    Args:
-        path: of the folder.
-        made: whether it was made for the run.
-    """
+    """Folder of a run, locked for this process until `release`; ``made`` if it was made for the run."""
 
     path: Path
     made: bool
     _held: ExitStack
 
     def release(self) -> None:
-        """Let others have it; of a run that left nothing, nothing stays."""
+        """Unlock the folder; remove it if it was made for this run and the run left nothing."""
         began, left = (any((self.path / name).exists() for name in names) for names in (_RESULTS, _FILES))
-        if began or not left:  # else the lock's file says that what is left is a run's
+        if began or not left:  # otherwise the lock file marks the leftover files as a run's
             (self.path / RUN_LOCK).unlink(missing_ok=True)
         if self.made and not began and not left:
-            with contextlib.suppress(OSError):  # there is something else in it
+            with contextlib.suppress(OSError):  # the folder has other content
                 self.path.rmdir()
         self._held.close()
 
 
 def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str] = ()) -> Claim:
-    """Make a folder if need be, and take it for a run.
+    """Claim a folder for a run; make it if necessary.
 
     Args:
-        folder: of the run's files.
-        existing: what to do if there is a run.
-        runs: folders of runs in it, of a comparison; they count too.
+        folder: folder of the run's files.
+        existing: treatment of an existing run.
+        runs: subfolders with the runs of a comparison; they count too.
 
     Raises:
-        ConfigError: a run is at work there, or the folder is not free; names the ways on.
+        ConfigError: a run is in progress there, or the folder is not free; the error names the options.
     """
     if existing is not Existing.NUMBER:
         return _claim(folder, existing, runs)
@@ -101,7 +96,7 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
 
 @contextmanager
 def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE) -> Iterator[Path]:
-    """A run's folder while the run goes on: one that its caller has claimed, or that is claimed now."""
+    """Yield a run's folder: claimed by the caller already, or claimed now for the duration of the context."""
     if isinstance(out, Claim):
         yield out.path
         return
@@ -115,7 +110,7 @@ def claimed(out: Path | Claim, existing: Existing = Existing.REFUSE) -> Iterator
 def _claim(folder: Path, existing: Existing, runs: Sequence[str]) -> Claim:
     if held(folder / RUN_LOCK):
         raise _at_work(folder)
-    _check_free(folder, existing, runs)  # before anything is written, and once more when nobody else can write
+    _check_free(folder, existing, runs)  # checked before any write, and again under the lock
     made = not folder.exists()
     folder.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -151,7 +146,7 @@ def _check_free(folder: Path, existing: Existing, runs: Sequence[str]) -> None:
 
 
 def _has_ended(summary: Path) -> bool:
-    """Whether the run came to an end of its own; one in Python may leave checkpoints all the same."""
+    """Whether the run ended regularly; a run in Python may still leave checkpoints."""
     try:
         return bool(json.loads(summary.read_bytes())["stopped_by"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The kinds of encryption that exist, and what each can be told."""
+"""Configuration of the encryption suites."""
 
 from __future__ import annotations
 
@@ -29,43 +29,44 @@ class PlainConfig(Section):
 
 
 class _SealedConfig(Section):
-    """What all suites can be told."""
+    """Options that all encryption suites share."""
 
     bits: Bits = 16
-    """Bits of each value after stochastic rounding."""
+    """Bits per value after stochastic rounding."""
 
     only: list[str] = Field(default_factory=list)
-    """Patterns of names of tensors to seal; the rest travels in the clear. Empty seals all."""
+    """Name patterns of the tensors to encrypt; all other tensors travel in the clear. Empty: all are encrypted."""
 
     metrics: Literal["plain", "sealed"] = "sealed"
-    """``sealed``: losses and accuracies travel with the updates, and the server learns the mean over silos, a commit
-    late. It does not learn how many samples a silo has, and other figures that silos measure are not sent. ``plain``:
-    every silo tells the server its own, if its owner allows that."""
+    """``sealed``: losses and accuracies are encrypted with the updates, and the server learns only their mean over the
+    silos, one commit late. The server does not learn how many samples a silo has, and silos send no other metrics.
+    ``plain``: every silo sends its own values to the server, if its owner allows it."""
 
     examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | None = None
-    """With sealed metrics, how many training samples every silo counts as having: a number that you choose, about the
-    usual one. Needed where rounds or stop rules go by passes over the data. No batch is larger."""
+    """With sealed metrics, the number of training samples that every silo is assumed to hold. Choose a number close to
+    the usual count. Required where rounds or stop rules count passes over the data. No batch is larger."""
 
     members: Annotated[int, Field(ge=1)] | None = None
-    """Updates that a version must add at least, for silos to open it. Left out, it is the number of silos that the run
-    begins with if the barrier waits for all of them (``bsp``, ``on-time``, ``a-bsp``, ``elastic``), and else the fewest
-    silos of whom the barrier commits updates. At 1, each silo's update can be handed to the others."""
+    """Minimum number of updates in a version that silos decrypt. Left out, it depends on the barrier. If the barrier
+    waits for all silos (``bsp``, ``on-time``, ``a-bsp``, ``elastic``), it is the number of silos at the start of the
+    run. Otherwise it is the smallest number of silos whose updates the barrier commits. With 1, a silo's single update
+    can be disclosed to the other silos."""
 
     colluding: Annotated[int, Field(ge=1)] = 1
-    """Silos that may lie together: so many votes on how to round change nothing."""
+    """Number of silos that may collude and lie: that many votes on how to round updates change nothing."""
 
     kept_versions: Annotated[int, Field(ge=0)] = 8
-    """Versions whose updates the server keeps one by one, sealed as they came, in the run's folder, so that a majority
-    of the silos' owners can have it examined who spoiled one. 0 keeps none."""
+    """Number of versions for which the server keeps every silo's encrypted update in the run's folder. A majority of
+    the silos' owners can then have it examined which silo spoiled a version. 0 keeps none."""
 
     kept_bytes: Annotated[int, Field(ge=0)] = 1_000_000_000
-    """Most that these may take of the server's disk [bytes]; older ones go first."""
+    """Maximum disk space of these kept updates at the server [bytes]; the oldest are deleted first."""
 
     kind: str
 
     @property
     def limit(self) -> int:
-        """Updates that one sum may hold."""
+        """Maximum number of updates in one encrypted sum."""
         from fedsync.cipher.encoding.packing import Packing
         from fedsync.cipher.suites.suite import form_of
 
@@ -73,7 +74,7 @@ class _SealedConfig(Section):
         return form.limit(Packing(self.bits, form.slot_bits))
 
     def check_sums(self, metrics: tuple[AnyMetric, ...]) -> None:
-        """See that a header has room for what these are worked out of; raises `ConfigError` if not."""
+        """Check that a header has room for the statistics of these metrics; raises `ConfigError` if not."""
         from fedsync.cipher.plan import check_sums
 
         check_sums(metrics)
@@ -86,7 +87,7 @@ class _SealedConfig(Section):
         metrics: tuple[AnyMetric, ...],
         selection: Selection | None,
     ) -> EncryptionPlan:
-        """How updates of a model with this layout are sealed.
+        """Return how updates of a model with this layout are encrypted.
 
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
@@ -101,31 +102,31 @@ class _SealedConfig(Section):
 
 
 class BfvConfig(_SealedConfig):
-    """Homomorphic encryption, exact: the server adds what it cannot read. The usual choice."""
+    """Exact homomorphic encryption (BFV): the server adds updates that it cannot read. The usual choice."""
 
     kind: Literal["bfv"]
 
 
 class PadConfig(_SealedConfig):
-    """One-time pads from a key that the silos share: the smallest and fastest, under the same trust as ``bfv``."""
+    """One-time pads from a key that all silos share: smallest and fastest, with the same trust as ``bfv``."""
 
     kind: Literal["pad"]
 
 
 class MaskedConfig(Section):
-    """Masks inside ``bfv``, which come off whole sums only: server and one silo together see no single update.
+    """Masks inside ``bfv`` that cancel only in whole sums: server and one silo together cannot read a single update.
 
-    A sum needs three silos at least, all of whose updates began with one version, and two more questions to each.
+    A sum needs at least three silos whose updates all began with the same version, and two more requests to each silo.
     """
 
     kind: Literal["masked"]
     inner: BfvConfig = Field(default_factory=lambda: BfvConfig(kind="bfv"))
-    """The encryption inside which masks are added."""
+    """Options of the encryption around the masked updates."""
 
     work_ratio: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    """Largest ratio of the work of two silos in one sum, in steps and in samples. Balancers keep
-    to it, and silos open no other sum: one update that is much more work than the others stands out in it. No silo's
-    owner need allow more than 4 (``seal.work_ratio``)."""
+    """Largest ratio between the work of two silos in one sum, in steps and in samples. Balancers keep this ratio, and
+    silos decrypt no other sum: an update with much more work than the others stands out in the sum. Silos refuse more
+    than 4 unless their owners allow it (``seal.work_ratio``)."""
 
     def plan(
         self,
@@ -135,25 +136,24 @@ class MaskedConfig(Section):
         metrics: tuple[AnyMetric, ...],
         selection: Selection | None,
     ) -> EncryptionPlan:
-        """As ``inner``, with masks."""
         plan = self.inner.plan(layout, weighting, quorum, metrics, selection)
         return replace(plan, kind=self.kind, work_ratio=self.work_ratio)
 
 
 def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
-    """The options of the suite that seals; None in the clear."""
+    """Options of the encryption suite; None in the clear."""
     cipher = cipher.inner if isinstance(cipher, MaskedConfig) else cipher
     return None if isinstance(cipher, PlainConfig) else cipher
 
 
 def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
-    """The options of a cipher that seals figures; None where silos tell the server their own."""
+    """Options of a cipher that encrypts metrics; None where silos send their own metrics to the server."""
     sealed = sealing(cipher)
     return None if sealed is None or sealed.metrics == "plain" else sealed
 
 
 def with_members(cipher: CipherConfig, members: int) -> CipherConfig:
-    """The cipher, with so many members of a version unless it says how many."""
+    """Return the cipher with ``members`` filled in, unless the section sets a number itself."""
     if isinstance(cipher, MaskedConfig):
         return cipher.model_copy(update={"inner": with_members(cipher.inner, members)})
     if isinstance(cipher, PlainConfig) or cipher.members is not None:
@@ -165,7 +165,7 @@ CipherConfig = Annotated[PlainConfig | BfvConfig | PadConfig | MaskedConfig, Fie
 
 
 def least_silos(cipher: CipherConfig) -> int:
-    """Silos that a run needs at least, for silos to open what they sum up; masks come off sums of two honest ones."""
+    """Minimum number of silos with which sums can be decrypted; masks cancel only in sums of two honest silos."""
     sealed = sealing(cipher)
     if sealed is None:
         return 1
@@ -181,16 +181,14 @@ def encryption_plan(
     metrics: tuple[AnyMetric, ...] = (),
     selection: Selection | None = None,
 ) -> EncryptionPlan | None:
-    """How updates of a model with this layout are sealed; None in the clear.
+    """Return how updates of a model with this layout are encrypted; None in the clear.
 
     Args:
-        cipher: how.
-        aggregation: how a commit weighs updates, of which silos do their part before they seal.
-        solver: how silos train.
-        layout: of the model.
-        quorum: updates after which silos agree on how to round the next ones.
-        metrics: what silos work out together where figures are sealed.
-        selection: by what they know then which version is the best.
+        aggregation: weights of updates in a commit; silos apply their part before they encrypt.
+        solver: effect of a silo's local steps.
+        quorum: number of updates after which silos agree on how to round the next updates.
+        metrics: metrics that silos compute together where metrics are sealed.
+        selection: rule by which silos then choose the best version.
 
     Raises:
         ConfigError: the options do not fit the model, the aggregation or the number of silos.

@@ -1,4 +1,4 @@
-"""A silo file: the machines that virtual time simulates and the local runtimes emulate."""
+"""Silo file: the machines that virtual time simulates and the local runtimes emulate."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class LinearCurveConfig(Section):
-    """Time in proportion to the batch."""
+    """Step time proportional to the batch."""
 
     kind: Literal["linear"]
 
     def build(self, speed: float) -> Curve:
-        """Curve of a silo with this speed [samples/s]."""
         return Curve(speed)
 
 
 class AffineCurveConfig(Section):
-    """A constant time a step, and no gain below ``saturation`` samples: accelerators."""
+    """Step time of accelerators: a constant part per step, and no gain below ``saturation`` samples."""
 
     kind: Literal["affine"]
     launch_s: NonNegative = 0.0
-    """Seconds of a step that go by whatever its batch [s]."""
+    """Constant part of a step's time, whatever its batch [s]."""
 
     saturation: Annotated[int, Field(ge=0)] = 0
-    """Batch below which a step gets no shorter [samples]."""
+    """Batch size below which a step does not get faster [samples]."""
 
     def build(self, speed: float) -> Curve:
-        """Curve of a silo with this speed [samples/s]."""
         return Curve(speed, self.launch_s, self.saturation)
 
 
@@ -50,64 +48,64 @@ CurveConfig = Annotated[LinearCurveConfig | AffineCurveConfig, Field(discriminat
 
 
 class MarkovConfig(Section):
-    """Others use the machine now and then: a two-state Markov chain in continuous time."""
+    """Random use of the machine by others: a two-state Markov chain in continuous time."""
 
     kind: Literal["markov"]
     factor: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """What the speed is multiplied by while they do."""
+    """Factor on the speed while others use the machine."""
 
     on_s: Positive = 30.0
-    """Mean seconds that they stay; exponentially distributed [s]."""
+    """Mean duration of a use by others, exponentially distributed [s]."""
 
     off_s: Positive = 60.0
-    """Mean seconds until they come again; exponentially distributed [s]."""
+    """Mean time until the next use by others, exponentially distributed [s]."""
 
 
 class PeriodicConfig(Section):
-    """Load that comes and goes like day and night: a sine, in 64 steps a period.
+    """Load that follows the time of day: a sine, in 64 steps per period.
 
     The speed is multiplied by ``1 - amplitude (1 + sin(2 pi (t / period_s + phase))) / 2``.
     """
 
     kind: Literal["periodic"]
     period_s: Positive
-    """Seconds from peak to peak [s]."""
+    """Time from one peak to the next [s]."""
 
     amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of the speed that is lost at the peak."""
+    """Share of the speed that is lost at the peak of the load."""
 
     phase: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Where in its period the load is at time 0, as a share of it; 0.25 is the peak."""
+    """Position in the period at time 0, as a share of the period; 0.25 is the peak."""
 
 
 class CrashesConfig(Section):
-    """The machine goes down at random: exponential times between a return and the next crash, and of repair."""
+    """Random crashes: exponential times between a return and the next crash, and of repair."""
 
     mtbf_s: Positive
-    """Mean seconds from joining or returning to the next crash [s]."""
+    """Mean time from joining or returning to the next crash [s]."""
 
     repair_s: Positive
-    """Mean seconds until it is back [s]."""
+    """Mean time of a repair [s]."""
 
 
 class FaultConfig(Section):
-    """The machine goes down by plan."""
+    """A planned crash of the machine."""
 
     at_s: NonNegative
-    """When the machine goes down [s]."""
+    """Time at which the machine goes down [s]."""
 
     down_s: Positive
-    """Seconds until it is back [s]."""
+    """Time until the machine is back [s]."""
 
 
 class WindowsConfig(Section):
-    """The silo is there in windows, as one with ``presence`` in its ``silo.yaml``; the first begins as it joins."""
+    """Availability windows, like ``presence`` in ``silo.yaml``; the first window begins as the silo joins."""
 
     for_s: Positive
-    """How long a window lasts [s]."""
+    """Length of a window [s]."""
 
     every_s: Annotated[float, Field(gt=0, le=MAX_AWAY_S)]
-    """From the beginning of one to that of the next [s]."""
+    """Time from the beginning of one window to the beginning of the next [s]."""
 
     @model_validator(mode="after")
     def _closes(self) -> Self:
@@ -117,80 +115,80 @@ class WindowsConfig(Section):
         return self
 
     def told(self, since_s: float) -> Presence:
-        """What the silo says of itself, so long after it joined first."""
+        """Availability that the silo reports, ``since_s`` seconds after it first joined [s]."""
         begun_s = since_s % self.every_s
         if self.every_s - begun_s < 1e-9 * max(since_s, 1.0):
-            begun_s = 0.0  # a window that begins now, but for rounding
+            begun_s = 0.0  # floating point put a window that begins now just before its beginning
         return Presence(max(self.for_s - begun_s, 0.0), self.every_s - begun_s)
 
 
 class SiloConfig(Section):
-    """One machine. Seconds without another word are virtual seconds since the run began.
+    """One machine. Unless a key says otherwise, times are virtual seconds since the run began.
 
-    Virtual time simulates all of it. The local and Flower runtimes emulate ``speed``, ``curve``, ``memory_samples``,
+    Virtual time simulates all keys. The local and Flower runtimes emulate ``speed``, ``curve``, ``memory_samples``,
     ``bandwidth_mbps`` and ``latency_s``.
     """
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
-    """Letters, digits, dot, dash, underscore, as of a real silo; with ``count``, the number makes it longer."""
+    """Name of the silo: letters, digits, dot, dash and underscore. With ``count``, ``-NUMBER`` is appended."""
 
     speed: Annotated[float, Field(gt=0, le=1e9)]
-    """Samples per second [samples/s]."""
+    """Speed of training [samples/s]."""
 
     count: Annotated[int, Field(ge=1)] | None = None
-    """This many such silos, named ``name-0`` to ``name-{count - 1}``; left out, one named ``name``."""
+    """Number of identical silos, named ``name-0`` to ``name-{count - 1}``; left out, one silo named ``name``."""
 
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Sigma of a lognormal factor a step; 0 is exact, at 2 one step in twenty takes over 26 times as long."""
+    """Sigma of a lognormal factor on each step; 0 is exact. At 2, one step in twenty takes over 26 times as long."""
 
     curve: CurveConfig = Field(default_factory=lambda: LinearCurveConfig(kind="linear"))
-    """How a step's time follows its batch."""
+    """Relation between a step's time and its batch."""
 
     memory_samples: Annotated[int, Field(ge=1)] | None = None
-    """Largest batch, if limited [samples]."""
+    """Largest batch that fits into memory [samples]; left out, unlimited."""
 
     overhead_s: NonNegative = 0.0
-    """Seconds an order costs besides training and transfer [s]."""
+    """Time that an order costs besides training and transfer [s]."""
 
     bandwidth_mbps: Positive | None = None
-    """Megabits per second to and from the server; left out, transfer takes no time [Mbit/s]."""
+    """Bandwidth to and from the server [Mbit/s]; left out, transfers take no time."""
 
     latency_s: NonNegative = 0.0
-    """Seconds that a message takes one way, besides its bytes [s]."""
+    """One-way delay of a message, besides the transfer of its bytes [s]."""
 
     trace: str | None = None
-    """CSV file with the columns ``seconds, factor``: a step function of speed multipliers."""
+    """CSV file with the columns ``seconds, factor``: speed multipliers as a step function of time."""
 
     contention: MarkovConfig | None = None
-    """Speed that changes at random."""
+    """Random changes of speed."""
 
     load: PeriodicConfig | None = None
-    """Speed that changes with the time of day. Trace, contention and load multiply."""
+    """Changes of speed with the time of day. The factors of trace, contention and load are multiplied."""
 
     crashes: CrashesConfig | None = None
-    """Goes down and returns at random. Whatever is in work then is lost; the place in its data is not."""
+    """Random crashes and returns. An order in progress is lost; the silo's position in its data is kept."""
 
     faults: list[FaultConfig] = Field(default_factory=list)
-    """Goes down and returns by plan. Whatever is in work then is lost; the place in its data is not."""
+    """Planned crashes and returns. An order in progress is lost; the silo's position in its data is kept."""
 
     presence: WindowsConfig | None = None
-    """It is there in windows, and says so. Left out, it is there always."""
+    """Availability windows, which the silo reports to the server. Left out, the silo is always available."""
 
     joins_at_s: NonNegative = 0.0
-    """Takes part from then on [s]."""
+    """Time at which the silo joins [s]."""
 
     leaves_at_s: Positive | None = None
-    """Is gone from then on, for good [s]."""
+    """Time at which the silo leaves for good [s]."""
 
     examples: Annotated[int, Field(ge=1)] = 1000
-    """Training samples it claims in a timing-only run, which has no data."""
+    """Number of training samples that the silo reports in a timing-only run, which has no data."""
 
     data: dict[str, str] = Field(default_factory=dict)
-    """Files of the silo by the names that a task asks for (``file: data:NAME``), as a real silo has them in
-    ``silo.yaml``; relative to the silo file."""
+    """Files of the silo by the names that a task refers to (``file: data:NAME``), like ``data`` in a real silo's
+    ``silo.yaml``. Paths are relative to the silo file."""
 
     node_config: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """What training code of one's own finds in ``silo.node_config``, as at a real silo."""
+    """Values that your own training code finds in ``silo.node_config``, as at a real silo."""
 
     @model_validator(mode="after")
     def _comes_before_it_goes(self) -> Self:
@@ -209,21 +207,20 @@ class SiloConfig(Section):
         return self
 
     def build_curve(self) -> Curve:
-        """Its curve without jitter and load."""
+        """Step-time curve without jitter and load."""
         return self.curve.build(self.speed)
 
     def expanded(self) -> list[SiloConfig]:
-        """The silos that this entry stands for, each with a name of its own."""
         if self.count is None:
             return [self]
         return [self.model_copy(update={"name": f"{self.name}-{i}", "count": None}) for i in range(self.count)]
 
 
 class ClusterConfig(Section):
-    """All machines, each name once. Entries with a ``count`` are expanded when they are read."""
+    """All machines of a silo file. Entries with a ``count`` are expanded when the file is read."""
 
     silos: Annotated[list[SiloConfig], Field(min_length=1)]
-    """The machines, each name once."""
+    """The machines; each name may occur once."""
 
     @model_validator(mode="after")
     def _expand(self) -> Self:
@@ -237,19 +234,19 @@ class ClusterConfig(Section):
                         f"silos.{index}.name {silo.name!r} is taken by silos.{first}; give each silo its own name"
                     )
                 silos.append(silo)
-        # Frozen for everybody else; this is still its construction.
+        # The model is frozen for all other code; this validator is still part of construction.
         object.__setattr__(self, "silos", silos)
         return self
 
     @property
     def at_start(self) -> int:
-        """How many silos are there when the run begins; at least 1, which the others can be waited for."""
+        """Number of silos present when the run begins; at least 1, so that a run can wait for late silos."""
         return max(sum(silo.joins_at_s == 0 for silo in self.silos), 1)
 
     def entries(self) -> list[dict[str, Any]]:
-        """The silos as plain values that read back the same.
+        """Return the silos as plain values that read back the same.
 
-        What has its default is left out, and alike silos in a row become one entry with a ``count``.
+        Default values are left out, and consecutive identical silos become one entry with a ``count``.
         """
         groups: list[list[SiloConfig]] = []
         for silo in self.silos:
@@ -261,10 +258,10 @@ class ClusterConfig(Section):
 
     @classmethod
     def load(cls, name: str | Path) -> ClusterConfig:
-        """Read a silo file, by path or shipped name; traces are relative to it.
+        """Read a silo file, by path or shipped name. Paths of traces and data are relative to the file.
 
         Raises:
-            ConfigError: anything is wrong; names the place and the remedy.
+            ConfigError: the file is invalid, or a trace does not exist; names the place and the remedy.
         """
         path = locate(name, "silos")
         file = YamlFile.read(path)
@@ -283,15 +280,15 @@ class ClusterConfig(Section):
 
 
 def silos_at_start(entries: Iterable[Mapping[str, Any]], *, virtual: bool) -> int:
-    """How many silos a run began with, from the plain entries of its journal; see `ClusterConfig.at_start`.
+    """Number of silos that a run began with, from the plain entries of its journal; see `ClusterConfig.at_start`.
 
-    In the runtimes that are not virtual nobody is late.
+    ``joins_at_s`` delays silos only in virtual time.
     """
     return max(sum(entry.get("count") or 1 for entry in entries if not (virtual and entry.get("joins_at_s"))), 1)
 
 
 def _continues(group: Sequence[SiloConfig], silo: SiloConfig) -> bool:
-    """Whether a silo is the next of a group that one entry could stand for."""
+    """Whether a silo is the next of a group that one entry with a ``count`` can represent."""
     stem, dash, number = group[0].name.rpartition("-")
     if not (stem and dash and number == "0") or silo.name != f"{stem}-{len(group)}":
         return False

@@ -1,4 +1,4 @@
-"""Which sections of a strategy go together: each is right by itself, and the run would not do what they say."""
+"""Checks that the sections of a strategy fit together, where each section alone is valid."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
 
 def check_together(config: StrategySections) -> None:
-    """See that sections mean something together.
+    """Check that the sections of a strategy do not contradict each other.
 
     Raises:
-        ValueError: two contradict each other; a line for each contradiction says which, and the remedy.
+        ValueError: sections contradict each other; one line for each contradiction, with its remedy.
     """
     found = []
     for check in (
@@ -47,7 +47,7 @@ def check_together(config: StrategySections) -> None:
 
 
 def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, str] | None:
-    """Key, problem and remedy where ``silos`` silos, which ``file`` lists, are fewer than a number in the strategy."""
+    """Key, problem and remedy if ``file`` lists fewer silos than the strategy needs; None if there are enough."""
     cipher = config.cipher
     sealed = sealing(cipher)
     named = {"min_silos": config.min_silos or 0}
@@ -71,10 +71,10 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
 
 
 def simulated(config: AnyStrategy) -> AnyStrategy:
-    """The strategy for Flower's simulation engine, which queues no orders.
+    """Return the strategy if Flower's simulation engine can run it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the barrier queues orders at silos, which the simulation engine cannot do.
     """
     if queues(config):
         raise ConfigError(
@@ -86,16 +86,17 @@ def simulated(config: AnyStrategy) -> AnyStrategy:
 
 
 def adds_regions(config: StrategySections) -> bool:
-    """Whether relays may add up updates before they are committed.
+    """Whether relays may add up updates before a commit.
 
-    What each counts must be known by then, and a commit must take all that is there: a sum counts as a whole.
+    The weight of each update must be known before the sum. A commit must take all pending updates, as a sum cannot be
+    split.
     """
     weighed = config.aggregation.is_shipped() and config.aggregation.weigher(config.solver).weighting is not None
     return weighed and config.barrier.innermost.most_updates is None
 
 
 def queues(config: StrategySections) -> bool:
-    """Whether a silo may be given an order while it has one in work."""
+    """Whether a silo may receive an order while another order is in progress."""
     return config.barrier.queues
 
 
@@ -223,7 +224,7 @@ def _steps(config: StrategySections) -> None:
 
 
 def _controls(config: StrategySections) -> None:
-    """See that silos' control variates stay those that the run's is the mean of; see `control_variates` in core."""
+    """Check that the run's control variate stays the mean of the silos' variates; see `control_variates` in core."""
     optimizer, local, barrier, balancer = config.server_optimizer, config.local, config.barrier, config.balancer
     if optimizer is None or not optimizer.controls:
         return
@@ -258,7 +259,7 @@ def _controls(config: StrategySections) -> None:
 
 
 def _rounds(config: StrategySections) -> None:
-    """See that nothing counts on a learning rate that stays."""
+    """Check that no section relies on a constant learning rate if ``on_round`` changes the rate."""
     if config.on_round is None or not config.on_round.changes_rate:
         return
     problems = {

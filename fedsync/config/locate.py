@@ -1,4 +1,4 @@
-"""Find a file by path, or a shipped one by name; and what a file names relative to itself."""
+"""Location of files by path or shipped name, and of paths relative to a file."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 
 BY_NAME = "data:"
-"""Begins a path of a task that is a name instead: each silo has a path of its own for it, in ``data``."""
+"""Prefix of a task's path that is a name; each silo maps the name to its own path in ``data``."""
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_folder() -> Path:
-    """The folder of the shipped strategies: inside the wheel, or beside the package in a checkout."""
+    """Folder of the shipped strategies: inside the wheel, or beside the package in a checkout."""
     inside = _PACKAGE / "strategies"
     return inside if inside.is_dir() else _PACKAGE.parent / "strategies"
 
 
 def locate(name: str | Path, kind: str = "") -> Path:
-    """Path of a file.
+    """Return the path of a file.
 
     Args:
         name: a path, or the bare name of a shipped file.
         kind: subfolder of shipped files, for example ``silos``.
 
     Raises:
-        ConfigError: neither exists; lists what is shipped. Or the path cannot be used.
+        ConfigError: neither exists (the message lists the shipped files), or the path is no regular, readable file.
     """
     path = Path(name)
     try:
@@ -46,18 +46,18 @@ def locate(name: str | Path, kind: str = "") -> Path:
 
 
 def beside(file: Path, name: str, place: str) -> Path:
-    """The path that a file calls ``name``, relative to the folder it lies in; something may be there or not.
+    """Resolve ``name`` relative to the folder of ``file``; the result need not exist.
 
     Args:
-        file: has the name in it.
-        name: relative or absolute.
-        place: where in the file it stands, for the message.
+        file: file that contains the name.
+        name: relative or absolute path.
+        place: location of the name in the file, for the error.
 
     Raises:
-        ConfigError: no path can be called that, or links lead in a circle.
+        ConfigError: ``name`` is not a valid path, or symbolic links form a loop.
     """
     try:
         return (file.resolve().parent / name).resolve()
-    # ValueError: a null character; RuntimeError: the circle.
+    # ValueError: a null character; RuntimeError: a loop of symbolic links.
     except (ValueError, RuntimeError) as error:
         raise ConfigError(place, f"{name!r} cannot be a path: {error}", "Write a path") from error

@@ -1,4 +1,4 @@
-"""What a silo has to know of a run, beside its orders. Travels with every message, so that any process can serve it."""
+"""Specification of a run for silos. It travels with every message, so that any process of a silo can serve the run."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class SealedSurvey(Section):
-    """What silos found out together before the run, as only they can open it.
+    """Result of the survey before the run, encrypted for the silos.
 
     Args:
-        spec: of the run in which they did, as JSON.
-        columns: by name, whether they are numeric.
-        sums: a catch-up with it, from the beginning, base64.
+        spec: specification of the survey's own run, as JSON.
+        columns: whether each column is numeric, by name.
+        sums: catch-up with the encrypted sums, from the beginning, base64.
     """
 
     spec: str
@@ -50,30 +50,26 @@ class SealedSurvey(Section):
 
 
 class RunSpec(Section):
-    """One run, as silos see it.
+    """Specification of one run, as silos see it.
 
     Args:
-        seed: of the run.
         silos: number of shares that the data is split into.
-        task: what is trained.
-        local: how.
-        model: which of its tensors travel.
-        emulate: the machines that silos pretend to be, by partition; empty in a real federation.
-        cipher: how updates are sealed.
-        wire: how what is not sealed travels.
-        evaluation: what silos measure of a model.
-        aggregation: how a commit weighs them, of which silos do their part before they seal.
-        server_optimizer: what silos make of sums that they open, or correct their steps by; None where they do neither.
-        train_config: what a silo's own training code is told; whoever starts the run says it.
-        evaluate_config: the same for its evaluation.
-        quorum: updates after which silos agree on how to round the next ones.
-        run: the run's identity, which outlives the server: what silos keep, they keep for it.
-        began: the identity under which the run began, where it has another now; silos seal for that one.
-        survey: what silos found out before, where it is sealed.
-        queues: a silo may be given an order while it has one in work.
-        on_round: what orders say to training code beside ``train_config``; where it is the user's own, anything.
-        stop: when the server says that the run ends.
-        admitted: the silos that it says may take part; empty for all that are registered.
+        model: tensors that travel.
+        emulate: emulated machines, by partition; empty in a real federation.
+        cipher: encryption of updates.
+        wire: number formats of everything that is not encrypted.
+        aggregation: weights of updates in a commit; silos apply their part before they encrypt.
+        server_optimizer: optimiser step on decrypted sums, or control variates of local steps; None without both.
+        train_config: settings for a silo's own training code, from the operator of the run.
+        evaluate_config: settings for a silo's own evaluation code.
+        quorum: number of updates after which silos agree on how to round the next updates.
+        run: identity of the run, which outlives the server; silos store their state under it.
+        began: identity under which the run began, if it differs from ``run``; silos encrypt for that identity.
+        survey: encrypted result of a survey before the run.
+        queues: whether a silo may receive an order while another order is in progress.
+        on_round: per-round settings for training code, beside ``train_config``; a policy of the user may send any.
+        stop: stop rules of the server.
+        admitted: names of the silos that may take part; empty for all registered silos.
     """
 
     seed: int
@@ -100,7 +96,7 @@ class RunSpec(Section):
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
-        """Spec of a strategy, on emulated machines if there is a cluster."""
+        """Return the specification of a strategy; a cluster makes silos emulate its machines."""
         at_start = None if cluster is None else cluster.at_start
         quorum = _quorum(config, config.quorum(at_start))
         config.check_machines({} if cluster is None else {silo.name: silo.speed for silo in cluster.silos})
@@ -116,7 +112,8 @@ class RunSpec(Section):
             cipher=with_members(config.settled(at_start), quorum),
             wire=config.wire,
             evaluation=config.evaluation,
-            # Silos weigh only what they seal; a user's own aggregation, which they do not have, is never sealed.
+            # Silos weigh only updates that they encrypt. Silos do not have a user's own aggregation, so its updates
+            # are never encrypted.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             server_optimizer=None if plain and not config.controlled else config.server_optimizer,
             train_config=config.train_config,
@@ -129,7 +126,7 @@ class RunSpec(Section):
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
-        """How updates of a model with this layout are sealed; None in the clear.
+        """Return how updates of a model with this layout are encrypted; None in the clear.
 
         Raises:
             ConfigError: the options do not fit the model or the number of silos.
@@ -147,7 +144,7 @@ class RunSpec(Section):
 
     @property
     def controls(self) -> bool:
-        """Whether silos correct their steps by control variates."""
+        """Whether silos correct their local steps by control variates."""
         return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
@@ -157,27 +154,26 @@ class RunSpec(Section):
 
     @property
     def origin(self) -> str:
-        """The identity under which the run began."""
         return self.began or self.run
 
     def throttle(self, index: int) -> Throttle | None:
-        """The brake to the pace of the machine that a silo emulates, by its place; None where none is emulated."""
+        """Return the slow-down of silo ``index`` to the speed of its emulated machine; None without emulation."""
         if not self.emulate:
             return None
         machine = self.emulate[index]
         return Throttle(machine.build_curve(), self.fastest / machine.speed)
 
     def dump(self) -> str:
-        """The one text of this run, which `parse` takes."""
+        """Return the canonical JSON text of the specification, which `parse` accepts."""
         plain = type(self).model_validate_json(self.model_dump_json())
         return json.dumps(plain.model_dump(mode="json"), separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """The inverse of `dump`, and of nothing else: one run has one text, by which silos know it.
+        """Parse the output of `dump`. Any other text is refused: silos identify a run by its one canonical text.
 
         Raises:
-            ProtocolError: the server sent something else.
+            ProtocolError: the text is invalid or not canonical.
         """
         try:
             spec = cls.model_validate_json(text)
@@ -189,7 +185,7 @@ class RunSpec(Section):
 
 
 def _quorum(config: StrategyConfig, silos: int) -> int:
-    """Updates of a round; of more silos than one sum holds, what it holds, if no commit has more."""
+    """Updates of a round; limited to the capacity of an encrypted sum, if no commit has more updates than that."""
     asked, most, sealed = config.barrier.sampled(silos), config.barrier.innermost.most_updates, sealing(config.cipher)
     if sealed is None or most is None or most > sealed.limit:
         return asked

@@ -1,4 +1,4 @@
-"""The server's own file: where it listens, what proves who it is, and which silos it knows."""
+"""Configuration file of the server: addresses, certificates, and registered silos."""
 
 from __future__ import annotations
 
@@ -16,93 +16,94 @@ from fedsync.config.yaml_file import YamlFile
 
 
 class RelayedRegion(Section):
-    """A relay, and whom it speaks for."""
+    """Relay, and the silos of its region."""
 
     key: str
-    """The relay's public node key, ``NAME.node.pub``."""
+    """Public node key of the relay, ``NAME.node.pub``."""
 
     silos: list[Annotated[str, Field(pattern=SILO_NAME)]]
-    """Silos that come to the relay instead of to this server. A relay speaks for no others."""
+    """Silos that connect to the relay instead of this server. The relay may act for no other silos."""
 
 
 class UpstreamConfig(Section):
-    """The server that this one is a relay of."""
+    """Upstream server of this relay."""
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
-    """Name of this relay; the server's file has its node key under it."""
+    """Name of this relay; the upstream server's file lists the relay's node key under this name."""
 
     server: str
-    """Address of that server, ``host:port``."""
+    """Address of the upstream server, ``host:port``."""
 
     authority: str
-    """That server's ``ca.crt``."""
+    """Certificate ``ca.crt`` of the upstream server."""
 
     node_key: str
-    """This relay's node key, as `fedsync certs silo` writes it."""
+    """Private node key of this relay, as `fedsync certs silo` writes it."""
 
 
 class HubConfig(Section):
-    """Where silos come to in a run. Each run has a port of its own."""
+    """Addresses that silos connect to during runs. Each run has its own port."""
 
     port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """The first port; left out, the one above the server's. 0 for any that is free."""
+    """First port; left out, the port after the server's port. 0 takes any free port."""
 
     runs: Annotated[int, Field(ge=1, le=1000)] = 16
-    """Ports from there on, and so runs at a time."""
+    """Number of ports, counted from the first, and so the number of simultaneous runs."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] | None = None
-    """Host name or address at which silos reach it; left out, the first one that the server's certificate is for."""
+    """Host name or address at which silos reach the hub; left out, the first name in the server's certificate."""
 
     proxy: Annotated[str, Field(pattern=ADDRESS)] | None = None
-    """``host:port`` of an nginx in front, as ``deploy/nginx.conf`` has it. Hubs then listen on sockets and on no port;
-    let the server itself listen on loopback."""
+    """``host:port`` of an nginx reverse proxy, as in ``deploy/nginx.conf``. Hubs then listen on Unix sockets instead of
+    ports; let the server itself listen on loopback."""
 
     sockets: str | None = None
-    """Folder of these sockets, which nginx's user has to enter; left out, ``hubs`` in the state folder, for an nginx of
-    the server's own user."""
+    """Folder of these sockets, which the user of nginx must be able to enter. Left out: ``hubs`` in the state folder,
+    for an nginx that runs as the server's user."""
 
     def listening(self, server: int) -> tuple[int, ...]:
-        """Ports that may be listened on, beside the server's port."""
+        """Ports that hubs may listen on, besides the server's port."""
         first = server + 1 if self.port is None else self.port
         return (0,) if first == 0 else tuple(range(first, min(first + self.runs, 65536)))
 
 
 class ServerStartConfig(Section):
-    """What ``fedsync server start`` is told. Paths are relative to the file."""
+    """Options of ``fedsync server start``. Paths are relative to the file."""
 
     host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] = "0.0.0.0"
-    """Address to listen on; 0.0.0.0 for all of the machine."""
+    """Address to listen on; 0.0.0.0 for all addresses of the machine."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 9092
     """Port to listen on."""
 
     certificates: str | None = None
-    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them; ``ca.key`` does
-    not belong there."""
+    """Folder with ``ca.crt``, ``server.pem`` and ``server.key``, as `fedsync certs init` writes them. Keep ``ca.key``
+    elsewhere."""
 
     insecure: bool = False
-    """No TLS and no authentication of silos, for a trial on one machine."""
+    """Whether to run without TLS and without authentication of silos, for a trial on one machine."""
 
     state: str
-    """Folder of the server: database, runs, logs, health."""
+    """State folder of the server: database, runs, logs, health."""
 
     silos: dict[Annotated[str, Field(pattern=SILO_NAME)], str] = Field(default_factory=dict)
-    """Public node keys, ``NAME.node.pub``, by the name of the silo."""
+    """Files of public node keys, ``NAME.node.pub``, by silo name."""
 
     relays: dict[Annotated[str, Field(pattern=SILO_NAME)], RelayedRegion] = Field(default_factory=dict)
-    """Relays by name, each with its region."""
+    """Relays by name, each with the silos of its region."""
 
     upstream: UpstreamConfig | None = None
-    """With it this server is a relay: its silos work for the server that is named, and runs are started there."""
+    """Upstream server. With this section, this server is a relay: its silos work for the upstream server, where runs
+    are started."""
 
     keys: str | None = None
-    """The server's file for encrypted runs, as `fedsync keys issue` writes it."""
+    """File of the server for encrypted runs, as `fedsync keys issue` writes it."""
 
     logs: LogsConfig = Field(default_factory=LogsConfig)
-    """How much of the logs is kept."""
+    """Limits on the size of the logs."""
 
     hub: HubConfig = Field(default_factory=HubConfig)
-    """Where silos come to in a run."""
+    """Addresses that silos connect to during runs."""
 
     @model_validator(mode="after")
     def _secure(self) -> Self:
@@ -121,7 +122,7 @@ class ServerStartConfig(Section):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a server's file, make its paths absolute, and see that what it names is there.
+        """Read a server's file, make its paths absolute, and check that the files that it names exist.
 
         Raises:
             ConfigError: anything is wrong; names the place and the remedy.
@@ -148,17 +149,16 @@ class ServerStartConfig(Section):
 
     @property
     def node_keys(self) -> dict[str, str]:
-        """Files of public node keys by the names that they are registered under: silos' and relays'."""
+        """Files of public node keys, by the registered name of the silo or relay."""
         return {**self.silos, **{name: relay.key for name, relay in self.relays.items()}}
 
     @property
     def regions(self) -> dict[str, list[str]]:
-        """Silos of each relay, by its name."""
         return {name: relay.silos for name, relay in self.relays.items()}
 
     @property
     def loopback(self) -> str:
-        """Address at which the server's own machine reaches it, ``host:port``."""
+        """Address of the server from its own machine, ``host:port``."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )
@@ -166,7 +166,7 @@ class ServerStartConfig(Section):
 
 
 def _there(upstream: UpstreamConfig, file: YamlFile, path: Path) -> UpstreamConfig:
-    """The section with paths that are absolute; raises `ConfigError` where one is not there."""
+    """Return the section with absolute paths; raises `ConfigError` if a file does not exist."""
     found = {}
     for field, remedy in (
         ("authority", "Get it from that server's operator"),

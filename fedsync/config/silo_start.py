@@ -1,6 +1,6 @@
-"""A real silo's own file: where the server is, what proves who the silo is, and what its owner allows.
+"""Configuration file of a real silo: the server's address, credentials, and permissions of the silo's owner.
 
-What is left out is closed: no file, no emulated machine, no model of the server's choice.
+Every omitted permission is denied: no file, no emulated machine, no model of the server's choice.
 """
 
 from __future__ import annotations
@@ -24,96 +24,96 @@ ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"
 """``host:port``; an IPv6 address in brackets."""
 
 LONGEST_STATE = 60
-"""Bytes of the path of a silo's state folder: sockets below it may have about 100."""
+"""Maximum length of the path of a silo's state folder [bytes]: paths of Unix sockets below it may have about 100."""
 
 Model = TypeVar("Model", bound=Section)
 
 
 class LogsConfig(Section):
-    """Each process has a log of at most ``bytes``, and ``keep`` older ones."""
+    """Size limits of the logs: each process has a log of at most ``bytes``, and ``keep`` older logs."""
 
     bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """Size at which a process's log is put aside and a new one begins [bytes]."""
+    """Size at which a process's log is rotated [bytes]."""
 
     keep: Annotated[int, Field(ge=1, le=1000)] = 5
-    """Older logs that are kept, of each process."""
+    """Number of older logs of each process that are kept."""
 
 
 class SealConfig(Section):
-    """What a run must at least seal, at a silo that has keys; one that seals less is refused."""
+    """Minimum encryption of runs at a silo with keys; a run with less is refused."""
 
     masks: bool = False
-    """Whether updates must carry masks (``cipher: {kind: masked}``), without which the server and one silo together can
-    read every update."""
+    """Whether updates must carry masks (``cipher: {kind: masked}``). Without masks, the server and one silo together
+    can read every update."""
 
     clear: list[str] = Field(default_factory=list)
-    """Patterns of names of tensors that may travel in the clear where a run seals only some. Empty: none may."""
+    """Name patterns of tensors that may travel in the clear where a run encrypts only some. Empty: none may."""
 
     members: Annotated[int, Field(ge=1)] = 2
-    """Least updates that a version must add (``cipher: {members: 2}``). At 1, silos open sums of one, and so each
-    other's updates."""
+    """Minimum number of updates in a version (``cipher: {members: 2}``). With 1, silos may decrypt sums of a single
+    update, and so read each other's updates."""
 
     work_ratio: Annotated[float, Field(ge=1)] = 4.0
-    """Largest ratio of the work of two silos in a sum under masks (``cipher: {kind: masked,
-    work_ratio: 4}``), at most. The more, the more one update stands out in the sum."""
+    """Largest allowed ratio between the work of two silos in a sum under masks (``cipher: {kind: masked,
+    work_ratio: 4}``). The larger the ratio, the more one update stands out in the sum."""
 
     colluding: Annotated[int, Field(ge=1)] = 1
-    """Silos that a run must take to work with the server, or to lie, at least (``cipher: {colluding: 1}``)."""
+    """Minimum number of colluding or lying silos that a run must tolerate (``cipher: {colluding: 1}``)."""
 
     quorum: Annotated[int, Field(ge=1)] = 2
-    """Least silos of a run's rounds. Figures are told of more than half as many."""
+    """Minimum number of silos in a run's rounds. Metrics are disclosed only for more than half as many silos."""
 
     metrics: Literal["plain", "sealed"] = "sealed"
-    """Whether losses, and how the model did on the silo's test data, must be ``sealed`` with the updates."""
+    """Whether losses, and the results on the silo's test data, must be ``sealed`` (encrypted with the updates)."""
 
 
 class LimitsConfig(Section):
-    """Limits on how small and how frequent a run's questions may be; an order beyond them is refused.
+    """Limits on the size and the frequency of a run's orders; an order beyond the limits is refused.
 
-    The server is told the two sizes, and gives the silo no smaller order if that is less than an average silo does.
+    The server receives the two sizes. It gives the silo no smaller order if the size is below an average silo's share.
     """
 
     batch_size: Annotated[int, Field(ge=1)] = 1
-    """Smallest batch of an order [samples]. The default is no limit: what leaves a silo is a sum over a whole order,
-    and balancers give slow silos batches of any size."""
+    """Smallest batch of an order [samples]. The default is no limit: data leaves a silo only as a sum over a whole
+    order, and balancers give slow silos batches of any size."""
 
     samples: Annotated[int, Field(ge=1)] = 8
-    """Smallest number of samples that an order may process, planned and done. An order that is told to end sooner goes
-    on until then. From an update of a single sample, that sample can be computed; the default is less than what
-    balanced orders of several steps come to."""
+    """Smallest number of samples that an order may process, planned and done. An order that is asked to end early
+    continues up to this number. A single sample can be computed from an update on that sample alone; the default is
+    less than balanced orders of several steps."""
 
     orders_per_hour: Annotated[int, Field(ge=1)] = 36_000
-    """Most orders within any hour, over all runs and restarts. The default is ten a second, twice that of a run with a
-    round each 0.2 s."""
+    """Maximum number of orders within any hour, over all runs and restarts. The default is ten per second, twice that
+    of a run with a round every 0.2 s."""
 
     evaluations_per_hour: Annotated[int, Field(ge=1)] = 36_000
-    """Most evaluations within any hour, likewise, alone or before an order."""
+    """Maximum number of evaluations within any hour, over all runs and restarts, alone or before an order."""
 
     statistics: Annotated[int, Field(ge=1)] = 5
-    """Smallest count of cells that statistics of columns may tell, and that a column may be standardised by
-    (``task.statistics.least``), at least."""
+    """Smallest count of cells that statistics of columns may disclose, and that a column may be standardised by; the
+    minimum for ``task.statistics.least``."""
 
     surveys_per_hour: Annotated[int, Field(ge=1)] = 24
-    """Most orders within any hour that ask what the columns of the silo's table hold, likewise; two or three make one
-    survey. From two surveys with other silos in them the sums of those that differ can be worked out, by whoever reads
-    both."""
+    """Maximum number of survey orders within any hour, over all runs and restarts; a survey takes two or three orders,
+    which ask for the content of the columns of the silo's table. Anyone who reads two surveys of different sets of
+    silos can compute the sums of the silos that differ."""
 
 
 class AuditConfig(Section):
-    """The log of who asked what of the silo, and what left it; ``fedsync silo audit`` verifies it."""
+    """Log of all requests to the silo and all data that left the silo; ``fedsync silo audit`` verifies the log."""
 
     head_to: str | None = None
-    """Folder on another machine, such as a mounted share, where the signed head of the log is written once a day: a
-    log that somebody writes anew here does not fit it."""
+    """Folder on another machine, such as a mounted share, where the signed head of the log is written once a day. A
+    log that someone rewrites at the silo does not match this head."""
 
     required: bool = False
-    """Whether nothing leaves the silo as long as the head cannot be written there."""
+    """Whether the silo sends nothing while the head of the log cannot be written to ``head_to``."""
 
     bytes: Annotated[int, Field(ge=100_000)] = 10_000_000
-    """Size at which a file of the log is followed by another [bytes]; the chain goes on."""
+    """Size at which a new file of the log begins [bytes]; the chain of entries continues."""
 
     keep: Annotated[int, Field(ge=2)] = 1000
-    """Files that are kept; of more, the oldest go, and the log says so."""
+    """Number of log files that are kept; the oldest files beyond it are deleted, which the log records."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> Self:
@@ -129,21 +129,22 @@ _Data = Annotated[
 
 
 class SiloStartConfig(Section):
-    """What ``fedsync silo start`` is told. Paths are relative to the file."""
+    """Options of ``fedsync silo start``. Paths are relative to the file."""
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
-    """Name of the silo; its node key is registered under it."""
+    """Name of the silo, under which its node key is registered."""
 
     server: Annotated[str, Field(pattern=ADDRESS)]
-    """Address of the SuperLink, ``host:port``; the server's certificate has to cover the host."""
+    """Address of the SuperLink, ``host:port``; the server's certificate must cover the host."""
 
     proxy: Annotated[str, Field(min_length=1)] | None = None
-    """HTTP proxy on the way to the server, ``http://host:port``, which has to pass TLS on as it is (``CONNECT``), or
-    ``direct`` for none. Left out, ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` of the environment say."""
+    """HTTP proxy for connections to the server, ``http://host:port``, or ``direct`` for none. The proxy must forward
+    TLS unchanged (``CONNECT``). Left out, the environment variables ``HTTPS_PROXY``, ``ALL_PROXY`` and ``NO_PROXY``
+    apply."""
 
     hub_hosts: list[str] = Field(default_factory=list)
-    """Hosts at which the hub of a run may be: the server names one when a run begins. Left out, only the server's own
-    host."""
+    """Hosts at which a run's hub may be; the server names the hub's host when a run begins. Left out, only the
+    server's own host is allowed."""
 
     authority: str | None = None
     """Certificate of the federation's authority, ``ca.crt``."""
@@ -152,95 +153,95 @@ class SiloStartConfig(Section):
     """Private half of the silo's node key, ``NAME.node``."""
 
     insecure: bool = False
-    """No TLS and no node key, for a trial on one machine."""
+    """Whether to run without TLS and without a node key, for a trial on one machine."""
 
     state: str
-    """Folder of the silo, which only its owner can enter: trainers, logs, health."""
+    """State folder of the silo, which only its owner can enter: trainers, logs, health."""
 
     keys: str | None = None
-    """Folder of the silo's keys for encrypted runs; with it, no update is sent in the clear."""
+    """Folder of the silo's keys for encrypted runs; with keys, the silo sends no update in the clear."""
 
     passphrase_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "FEDSYNC_PASSPHRASE"
-    """Environment variable that has the passphrase of the keys, where they are under one (``fedsync keys encrypt``)."""
+    """Environment variable with the passphrase of the keys, if they are encrypted (``fedsync keys encrypt``)."""
 
     seal: SealConfig | None = None
-    """What runs must at least seal; left out, all of every update, with any suite."""
+    """Minimum encryption of runs; left out, every tensor of every update must be encrypted, with any suite."""
 
     first_model: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """What ``fedsync silo digest`` prints of the model that an encrypted run may begin with. Left out, runs begin with
-    the task's own, made from the seed."""
+    """Digest of the model that an encrypted run may begin with, as ``fedsync silo digest`` prints it. Left out, runs
+    begin with the task's own model, made from the seed."""
 
     code: Literal["installed", "reviewed", "shipped"] = "installed"
-    """Code that may reach keys and data. ``installed``: FedSync's own as it is installed here; the client that a run
-    brings along is confined, and runs name files among ``code_files``. ``reviewed``: the same, but runs name files of
-    folders that one of ``reviewers`` signed (``fedsync code sign``), as they were signed. ``shipped``: also the client
-    of any Flower app that the server sends, with all rights of the silo's user, so that the server can read the keys
-    and whatever else that user can."""
+    """Code that may access keys and data. ``installed``: only FedSync's code as installed here; client code that a run
+    brings along is confined, and runs may name files in ``code_files``. ``reviewed``: as ``installed``, but runs may
+    name only files in folders that one of ``reviewers`` signed (``fedsync code sign``), unchanged since. ``shipped``:
+    also the client of any Flower app that the server sends. This client has all rights of the silo's user, so the
+    server can read the keys and everything else that this user can read."""
 
     code_files: list[str] = Field(default_factory=list)
-    """Python files below ``data`` that a run may have this silo run: ``task.py``, with the files beside it; and
-    ``client.py:Net`` for what a run may call in one by its name (``task.model``). Left out, runs run no file."""
+    """Python files below ``data`` that a run may execute at this silo, as ``task.py``, together with the files beside
+    it. ``client.py:Net`` lets a run call this name in the file (``task.model``). Left out, runs execute no file."""
 
     reviewers: list[str] = Field(default_factory=list)
     """Public keys of reviewers, for ``code: reviewed``: lines such as ``ssh-ed25519 AAAA... alice``, which ``ssh-keygen
-    -t ed25519`` writes into a file ``.pub``."""
+    -t ed25519`` writes into a ``.pub`` file."""
 
     data: _Data = Field(default_factory=list)
-    """Data that runs may read. A list of folders: the files that a run names lie below them. Or names with a file or
-    folder each, as in ``{train: /srv/fl/train.csv}``: a run asks for ``data:train``. Left out, runs read no file. Keys,
-    certificates, state and this file stay closed wherever they lie."""
+    """Data that runs may read: a list of folders, below which the files that a run names must lie; or names, each with
+    a file or folder, as in ``{train: /srv/fl/train.csv}``, which a run refers to as ``data:train``. Left out, runs read
+    no file. Keys, certificates, state and this file stay closed wherever they lie."""
 
     approve: Literal["never", "ask"] = "never"
-    """Whether the owner wants to be asked about each run (``ask``) before the silo takes part. It waits for ``fedsync
-    silo approve``, and a run whose specification is another waits anew."""
+    """Whether the owner must approve each run (``ask``) before the silo takes part. The silo waits for ``fedsync silo
+    approve``; a run with a changed specification needs a new approval."""
 
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
-    """How small and how frequent orders may be."""
+    """Limits on the size and the frequency of orders."""
 
     statistics: Literal["sealed", "plain"] = "sealed"
-    """What a run may ask of the columns of the silo's table (``task.standardise: federated`` and ``task.statistics``).
-    ``sealed``: its sums go into sums of several silos, which silos alone can open. ``plain``: in a run in the clear,
-    the server may read the silo's own."""
+    """Disclosure of statistics of the columns of the silo's table (``task.standardise: federated`` and
+    ``task.statistics``). ``sealed``: only in encrypted sums over several silos, which silos alone can decrypt.
+    ``plain``: in a run in the clear, the server may read the silo's own statistics."""
 
     emulate: bool = False
-    """Whether runs may have the silo pretend to be another machine, under that machine's name."""
+    """Whether a run may make the silo emulate another machine, under that machine's name."""
 
     share_local: bool = False
-    """Whether the model that this silo trains alone may go to the server, and to other silos, which evaluate it
-    (``evaluation.cross_site``). In the clear only: under encryption no silo's own model travels."""
+    """Whether the model that this silo trains alone may be sent to the server, and to other silos, which evaluate it
+    (``evaluation.cross_site``). Only in runs in the clear: under encryption no silo's own model is sent."""
 
     errors: Literal["codes", "text"] = "codes"
-    """What the server is told of a failure at this silo: one word of a closed list (``codes``), or in runs in the clear
-    also the error's ``text``, which may hold paths and values of the data. A silo with keys sends words only."""
+    """Report of a failure at this silo to the server. ``codes``: one word of a closed list. ``text``: in runs in the
+    clear also the error's text, which may contain paths and values of the data. A silo with keys sends codes only."""
 
     index: Annotated[int, Field(ge=0)] = 0
-    """Which share of the data it has, from 0 on, where the task splits data."""
+    """Number of the silo's share of the data, counted from 0, where the task splits data."""
 
     device: Annotated[str, Field(pattern=r"^[a-z]+(:[0-9]+)?$")] | None = None
-    """Where to train, such as ``cuda:1``; left out, as the run says."""
+    """Device to train on, such as ``cuda:1``; left out, the device of the run."""
 
     processes: Annotated[int, Field(ge=1, le=64)] | None = None
-    """In how many processes FedSync's own loop trains, each on a GPU of its own from ``device`` on if there are GPUs;
-    left out, as the run says."""
+    """Number of processes in which FedSync's own loop trains, each on its own GPU from ``device`` on if there are GPUs;
+    left out, the number of the run."""
 
     presence: PresenceConfig | None = None
-    """When the silo is there, each day. Outside of it, it takes no orders, its processes end, and it comes back by
-    itself. Left out, it is always there."""
+    """Daily availability window of the silo. Outside the window it takes no orders and its processes end; it comes back
+    by itself. Left out, the silo is always available."""
 
     resources: bool = True
-    """Whether to tell the server how much of the machine is left to the trainer."""
+    """Whether to report to the server how much of the machine is available to the trainer."""
 
     declared_speed: Annotated[float, Field(gt=0)] | None = None
-    """Samples per second, which runs with ``balancer.speeds: declared`` go by; others measure it [samples/s]."""
+    """Speed that runs with ``balancer.speeds: declared`` use [samples/s]; other runs measure the speed."""
 
     state_bytes: Annotated[int, Field(ge=1_000_000)] = 20_000_000_000
-    """How much old trainers may leave on the disk; the oldest go first [bytes]."""
+    """Maximum disk space of old trainers [bytes]; the oldest are deleted first."""
 
     logs: LogsConfig = Field(default_factory=LogsConfig)
-    """How much of the logs is kept."""
+    """Limits on the size of the logs."""
 
     audit: AuditConfig = Field(default_factory=AuditConfig)
-    """The silo's audit log."""
+    """Options of the silo's audit log."""
 
     _file: Path | None = PrivateAttr(None)
 
@@ -268,7 +269,7 @@ class SiloStartConfig(Section):
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a silo's file, make its paths absolute, and see that what it names is there.
+        """Read a silo's file, make its paths absolute, and check that the files and folders that it names exist.
 
         Raises:
             ConfigError: anything is wrong; names the place and the remedy.
@@ -290,16 +291,14 @@ class SiloStartConfig(Section):
 
     @property
     def trusted_hosts(self) -> list[str]:
-        """Hosts at which the hub of a run may be."""
         return self.hub_hosts or [self.server.rpartition(":")[0].strip("[]")]
 
     @property
     def paths(self) -> list[str]:
-        """Folders and files that runs may read."""
         return list(self.data.values()) if isinstance(self.data, dict) else self.data
 
     def closed(self) -> list[str]:
-        """Files and folders that no run may read, wherever ``data`` leads: state, keys, certificates and this file.
+        """Files and folders that no run may read, even below ``data``: state, keys, certificates and this file.
 
         The folders of certificate and node key are closed, too, unless data lie in them.
         """
@@ -334,7 +333,7 @@ class SiloStartConfig(Section):
 
 
 def _check_reviewer(key: str) -> None:
-    """Raises ValueError: it is no public key of a reviewer."""
+    """Raise ValueError if ``key`` is not a public key."""
     from fedsync.common.sandbox.code_review import bare
 
     try:
@@ -344,10 +343,10 @@ def _check_reviewer(key: str) -> None:
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
-    """The section with its paths resolved beside the file ``path``.
+    """Return the section with the paths of ``fields`` resolved relative to the folder of the file ``path``.
 
     Raises:
-        ConfigError: one is no path.
+        ConfigError: a value is not a valid path.
     """
     found = {field: getattr(config, field) for field in fields}
     return config.model_copy(
@@ -356,10 +355,10 @@ def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
 
 
 def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:
-    """Check that the paths of the fields, where they are given, lead somewhere.
+    """Check that the paths of the fields exist, where they are given.
 
     Raises:
-        ConfigError: one does not; with the remedy of the field.
+        ConfigError: a path does not exist; with the remedy of its field.
     """
     for field, remedy in remedies.items():
         name = getattr(config, field)

@@ -1,4 +1,4 @@
-"""A strategy file: everything that a run does, but for the silos it runs on."""
+"""Strategy file: all settings of a run except its silos."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedsync.policies.schema import Policy
 
 
 class StrategyConfig(StrategySections):
-    """One runnable strategy."""
+    """Strategy of one run."""
 
     @model_validator(mode="after")
     def _names_silos(self) -> Self:
@@ -83,8 +83,8 @@ class StrategyConfig(StrategySections):
     def load(cls, name: str | Path, overrides: Sequence[str] = ()) -> StrategyConfig:
         """Read a strategy file.
 
-        Paths inside ``task`` are relative to the file, where something is there; otherwise they stay
-        as they are, relative to where a silo runs.
+        A path inside ``task`` is relative to the file if it exists there. Otherwise it stays unchanged, relative to
+        the working folder of a silo.
 
         Args:
             name: path of a file, or name of a shipped strategy.
@@ -110,14 +110,14 @@ class StrategyConfig(StrategySections):
         return config.model_copy(update={"task": config.task.relocated(relocated)})
 
     def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
-        """The same with ready policies, which need not be registered, in the place of what their sections say.
+        """Return a copy in which ready policies, which need not be registered, replace those of their sections.
 
         Args:
-            policies: by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``, ``server_optimizer``,
-                ``on_round``.
+            policies: policies by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``,
+                ``server_optimizer``, ``on_round``.
 
         Raises:
-            ConfigError: one does not belong in its section, or they do not fit the rest.
+            ConfigError: a policy does not belong in its section, or does not fit the other sections.
         """
         known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
         for section, policy in policies.items():
@@ -129,19 +129,19 @@ class StrategyConfig(StrategySections):
         return self._with("policies", policies, "Choose policies that fit the strategy")
 
     def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
-        """The same with further entries of `train_config` and `evaluate_config`.
+        """Return a copy with further entries in `train_config` and `evaluate_config`.
 
         Raises:
-            ConfigError: they are no such entries.
+            ConfigError: an entry is invalid.
         """
         told = self._with("train_config", {"train_config": {**self.train_config, **train}})
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
     def stopping(self, rules: Mapping[str, float]) -> StrategyConfig:
-        """The same with other rules by which the run ends, where ``rules`` has one.
+        """Return a copy with the stop rules in ``rules`` replaced.
 
         Raises:
-            ConfigError: one is not allowed, for this task or at all.
+            ConfigError: a rule is invalid, for this task or for any.
         """
         return self._with("stop", {"stop": {**self.stop.model_dump(exclude_unset=True), **rules}})
 
@@ -154,18 +154,18 @@ class StrategyConfig(StrategySections):
 
     @property
     def report_s(self) -> float | None:
-        """Seconds between reports on orders in work; None where the barrier does not need them."""
+        """Interval of progress reports on running orders [s]; None where the barrier does not need reports."""
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
-        """Check that the run can be done as the strategy says with silos of these names.
+        """Check that the strategy can run with silos of these names.
 
         Args:
-            names: all silos that there are.
-            file: what lists them.
+            names: all available silos.
+            file: source of the names, for the error.
 
         Raises:
-            ConfigError: one is not listed, one that is listed is not there, or there are too few.
+            ConfigError: a name is not listed in ``silos``, a listed silo is not available, or silos are too few.
         """
         for name in names:
             if self.silos is not None and name not in self.silos:
@@ -179,10 +179,10 @@ class StrategyConfig(StrategySections):
             raise ConfigError(*problem)
 
     def check_files(self) -> None:
-        """Check that what the task names relative to the strategy file is there; absolute paths may be the silos'.
+        """Check that relative paths of the task and the initial model exist; absolute paths may be the silos'.
 
         Raises:
-            ConfigError: something is not.
+            ConfigError: a file does not exist.
         """
         missing: list[str] = []
 
@@ -204,10 +204,10 @@ class StrategyConfig(StrategySections):
             raise errors[0]
 
     def check_target(self, target: float | None) -> None:
-        """Check that a target of the command line is one that this task may reach.
+        """Check that the task can reach a target accuracy from the command line.
 
         Raises:
-            ConfigError: it is not.
+            ConfigError: the target is out of range.
         """
         if target is not None:
             problem, remedy = unreachable(target, self.task)
@@ -215,23 +215,24 @@ class StrategyConfig(StrategySections):
                 raise ConfigError("--target-accuracy", problem, remedy.capitalize())
 
     def quorum(self, silos: int | None = None) -> int:
-        """How many silos must have joined before the run begins.
+        """Number of silos that must have joined before the run begins.
 
         Args:
-            silos: number of silos in the silo file that are there at the start, or None without one.
+            silos: number of silos in the silo file that are present at the start; None without a silo file.
         """
         return self.min_silos or silos or self.shares
 
     def settled(self, silos: int | None = None) -> CipherConfig:
-        """The cipher section, with the least number of updates in a version filled in; ``silos`` as for `quorum`."""
+        """Cipher section with the minimum number of updates in a version filled in; ``silos`` as for `quorum`."""
         there = self.quorum(silos)
         return with_members(self.cipher, self.barrier.least_updates(there))
 
     @property
     def work_ratio(self) -> float | None:
-        """Largest ratio of the work given to two silos; None where nothing bounds it.
+        """Largest ratio between the work of two silos; None if unbounded.
 
-        Where silos do unequal steps, and count by samples, an update grows with both.
+        If silos do unequal steps and are weighed by samples, the size of an update grows with both. The limit is then
+        the square root of ``cipher.work_ratio``.
         """
         if not isinstance(self.cipher, MaskedConfig):
             return None
@@ -244,13 +245,13 @@ class StrategyConfig(StrategySections):
         return self.balancer.scales_steps or self.barrier.innermost.unequal_steps
 
     def check_machines(self, speeds: Mapping[str, float]) -> None:
-        """Check that machines can take part in one sum.
+        """Check that the speeds of machines allow common sums under masks.
 
         Args:
-            speeds: of each silo [samples/s].
+            speeds: speed of each silo [samples/s].
 
         Raises:
-            ConfigError: one is so much slower than another that masks would not hide what the fast one does.
+            ConfigError: the speeds of two silos differ so much that masks would not hide the work of the fast silo.
         """
         balanced = not isinstance(self.balancer, FixedBalancer) or self._unequal_steps
         if self.work_ratio is None or not balanced or not speeds:
@@ -267,21 +268,20 @@ class StrategyConfig(StrategySections):
 
     @property
     def shares(self) -> int:
-        """Into how many shares the data is split where no silo file says it."""
+        """Number of shares of the data where no silo file defines it."""
         return len(self.silos or ()) or self.min_silos or 2
 
     def _built_extensions(self) -> tuple[Callable[[], Extension | None], ...]:
-        """Builders of the run's optional features."""
         built: list[Callable[[], Extension | None]] = [each.followed for each in self.extensions or ()]
         if self.on_round is not None:
             built.append(partial(RoundHook, self.on_round, self.local.learning_rate))
         return tuple(built)
 
     def policies(self, silos: int | None = None) -> Policies:
-        """Everything that decides.
+        """Build all policies of the run.
 
         Args:
-            silos: number of silos in the silo file, or None without one.
+            silos: number of silos in the silo file; None without a silo file.
         """
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
         metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
@@ -309,5 +309,5 @@ class StrategyConfig(StrategySections):
 
 
 def _class(section: str) -> str:
-    """``ServerOptimizer`` of ``server_optimizer``."""
+    """Return the base name of a section's class: ``ServerOptimizer`` for ``server_optimizer``."""
     return section.title().replace("_", "")

@@ -1,4 +1,4 @@
-"""What a silo does with an order, and on what."""
+"""Configuration of local training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ OptimizerName = Literal[
     "rprop",
     "sgd",
 ]
-"""PyTorch's that fit the local loop; the newest, of a PyTorch that has them."""
+"""PyTorch's optimizers that fit the local loop; an older PyTorch may lack the newest."""
 
 _Number = bool | int | float
 _Keyword = _Number | Annotated[str, Field(max_length=64)] | Annotated[list[_Number | None], Field(max_length=8)] | None
@@ -53,7 +53,7 @@ _NAMES = get_args(OptimizerName)
 
 
 def _optimizer(given: Any) -> str | dict[str, _Keyword]:
-    """A name, or a section with a ``kind`` and whatever keywords that one takes; PyTorch is asked in `LocalConfig`."""
+    """Return a name, or a section of ``kind`` and keywords; `LocalConfig` checks the keywords with PyTorch."""
     if isinstance(given, Mapping):
         if given.get("kind") not in _NAMES:
             raise ValueError(f"its kind is {given.get('kind')!r}; {near_miss(str(given.get('kind')), _NAMES)}")
@@ -64,7 +64,7 @@ def _optimizer(given: Any) -> str | dict[str, _Keyword]:
 
 
 def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
-    """A ``kind`` with keywords of PyTorch's, as far as types go."""
+    """Check the types of a ``kind`` and its keywords for PyTorch."""
     try:
         return _KEYWORDS.validate_python(given, strict=True)
     except ValidationError as error:
@@ -72,13 +72,13 @@ def _keywords(given: Mapping[str, Any]) -> dict[str, _Keyword]:
 
 
 class ScheduleConfig(Section):
-    """How the learning rate goes within an order, over the most steps that the order may have."""
+    """Schedule of the learning rate within an order, over the maximum number of steps of the order."""
 
     shape: Literal["constant", "cosine", "linear"]
-    """How it goes after the warm-up."""
+    """Shape of the schedule after the warm-up."""
 
     warmup: Annotated[int, Field(ge=0)] = 0
-    """Steps at the beginning of each order in which the rate climbs to the order's."""
+    """Number of steps at the beginning of each order in which the rate rises to the order's rate."""
 
     end: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the order's rate to which ``cosine`` and ``linear`` fall."""
@@ -90,7 +90,7 @@ class ScheduleConfig(Section):
 
 
 def _whose(given: Any) -> str:
-    """Whether a schedule is one of ours, or of PyTorch's."""
+    """Tag of a schedule: FedSync's or PyTorch's."""
     return "~pytorch" if isinstance(given, Mapping) and "kind" in given else "~ours"
 
 
@@ -101,78 +101,79 @@ _Schedule = Annotated[
 
 
 class LocalConfig(Section):
-    """What a silo does with an order, and on what.
+    """Local training of a silo.
 
-    A silo's owner may choose another device, or to tell nothing of its resources, in its node configuration
-    (``device="cuda:1" resources="off"``); that goes before this.
+    A silo's owner may choose another device, or report no resources, in the node configuration
+    (``device="cuda:1" resources="off"``), which overrides this section.
     """
 
     steps: PositiveInt = 20
-    """Local steps of an order; tau in the papers."""
+    """Number of local steps of an order; tau in the papers."""
 
     batch_size: PositiveInt = 32
-    """Samples of a local step; with a balancer, the mean over silos [samples]."""
+    """Batch size of a local step [samples]; with a balancer, the mean over silos."""
 
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
-    """Learning rate of the local optimiser; eta in the papers."""
+    """Learning rate of the local optimizer; eta in the papers."""
 
     optimizer: Annotated[
         OptimizerName | dict[str, Any],
         PlainValidator(_optimizer, json_schema_input_type=OptimizerName | dict[str, Any]),
     ] = "sgd"
-    """One of PyTorch's, by its name in small letters, or a section of its name as ``kind`` and its own keywords, as in
-    ``{kind: adamw, betas: [0.9, 0.98], weight_decay: 0.01}``. It keeps no memory from one order to the next."""
+    """Local optimizer: the name of a PyTorch optimizer in lower case, or a section of this name as ``kind`` and its
+    keywords, as in ``{kind: adamw, betas: [0.9, 0.98], weight_decay: 0.01}``. Every order begins with a new
+    optimizer state."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of an ``optimizer`` that is only named; 0 is PyTorch's default."""
+    """Momentum, if ``optimizer`` is only a name; 0 is PyTorch's default."""
 
     weight_decay: NonNegative = 0.0
-    """Strength of the penalty of an ``optimizer`` that is only named; 0 is PyTorch's default, which is 0.01 for
-    ``adamw``."""
+    """Weight decay, if ``optimizer`` is only a name; 0 is PyTorch's default, which is 0.01 for ``adamw``."""
 
     schedule: _Schedule | None = None
-    """How the learning rate goes within an order, also as one word (``cosine``); left out, it stays. Or a scheduler of
-    PyTorch's, by its name as ``kind`` and its own keywords, as in ``{kind: CosineAnnealingLR, eta_min: 0.001}``."""
+    """Schedule of the learning rate within an order, also as a single word (``cosine``); left out, the rate is
+    constant. Or a PyTorch scheduler: its name as ``kind`` and its keywords, as in
+    ``{kind: CosineAnnealingLR, eta_min: 0.001}``."""
 
     clip_norm: Annotated[float, Field(gt=0)] | None = None
-    """Gradients with a longer norm are shortened to it."""
+    """Maximum norm of gradients; longer gradients are scaled down to it. Left out, there is no limit."""
 
     accumulate: PositiveInt = 1
-    """Pieces in which the gradient of a step's batch is computed, one after the other, to save memory."""
+    """Number of pieces into which a step's batch is split, to compute the gradient with less memory."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes of a silo that fetch samples ahead, where a task's data are no tensors; none in virtual time."""
+    """Number of processes of a silo that load samples ahead, if a task's data are not tensors; none in virtual time."""
 
     proximal: NonNegative = 0.0
-    """The mu of FedProx, which holds a silo back from the model it started from; 0 does not."""
+    """Proximal strength mu of FedProx, which pulls a silo back to the model that it started from; 0 disables it."""
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
-    """Where silos train; ``auto`` takes a GPU if there is one."""
+    """Device on which silos train; ``auto`` takes a GPU if there is one."""
 
     processes: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes of a silo that train together, each its share of every batch: on as many GPUs, from ``device`` on, or
-    on the processor. One in virtual time."""
+    """Number of processes of a silo that train together, each on its share of every batch: on as many GPUs, from
+    ``device`` on, or on the processor. Always 1 in virtual time."""
 
     threads: PositiveInt | None = None
-    """Processor threads of each of the trainer's processes; null leaves the number to the machine: PyTorch's own choice
-    at a real silo, one where several silos share a machine."""
+    """Number of processor threads of each trainer process. Null: PyTorch's own choice at a real silo, and one thread
+    where several silos share a machine."""
 
     resources: bool = True
-    """Whether silos tell how much of their machine is left to training; ``narx`` goes by that."""
+    """Whether silos report how much of their machine is available for training; the predictor ``narx`` uses it."""
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision of the computation, by automatic mixed precision; updates are float32 always. A processor may lack an
-    operation in half floats, as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses."""
+    """Precision of the computation, by automatic mixed precision; updates are always float32. A processor may lack a
+    half-precision operation, such as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses the run."""
 
     channels_last: bool = False
-    """A memory layout for convolutions over images that suits tensor cores."""
+    """Whether to use the memory layout channels-last, in which convolutions over images suit tensor cores."""
 
     compile: bool = False
-    """Have PyTorch compile the model, which takes its time in the first orders. Batch sizes that are multiples of a
-    number (``balancer.multiple``) suit it."""
+    """Whether to compile the model with PyTorch, which takes time in the first orders. Batch sizes that are multiples
+    of a number (``balancer.multiple``) suit the compiled model."""
 
     deterministic: bool = False
-    """Ask for algorithms that give the same bits from the same order, though they be slower."""
+    """Whether to use only deterministic algorithms, which give the same bits for the same order, but may be slower."""
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -202,7 +203,7 @@ class LocalConfig(Section):
         asked: dict[str, Any] = {name: info.data[name] for name in ("optimizer", "momentum") if name in info.data}
         asked[str(info.field_name)] = given
         if not given or asked.get("optimizer", "sgd") == "sgd" or asked == {"optimizer": "adam"}:
-            # PyTorch takes seconds to load, and these need no looking at.
+            # PyTorch takes seconds to load, and these values are always valid.
             return given
         from fedsync.train.options import LocalOptions
 
@@ -216,7 +217,7 @@ class LocalConfig(Section):
 
     @property
     def sgd_momentum(self) -> float:
-        """What steps of SGD remember of earlier ones; 0 with other optimizers."""
+        """Momentum of SGD; 0 with other optimizers."""
         match self.optimizer:
             case "sgd":
                 return self.momentum

@@ -1,4 +1,4 @@
-"""YAML text to plain values, and validation errors to one clear message with file, line and remedy."""
+"""YAML files with line numbers, and validation errors as messages with file, line and remedy."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _TAKEN_FOR = {
     "tag:yaml.org,2002:timestamp": "a date",
 }
 _SLIPS = (ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
-"""What PyYAML lets pass, with neither line nor cause, where a text is not what it has been taken for."""
+"""Exceptions of PyYAML, without line or cause, for text that does not fit the type that PyYAML assumed."""
 _AS_IT_LOOKS = {
     "tag:yaml.org,2002:int": re.compile(r"[+-]?(0|[1-9][0-9]*)"),
     "tag:yaml.org,2002:float": re.compile(r"[^:_]*"),
     "tag:yaml.org,2002:bool": re.compile(r"true|false", re.IGNORECASE),
 }
-"""Values that mean what they look like: not 010, which is 8 to YAML, 1:30, which is 90, nor no, which is false."""
+"""Spellings that are not misread: YAML reads 010 as 8, 1:30 as 90, and no as false."""
 _MERGE, _TEXT = "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 _PLAIN = "Quote it, or write a plain value"
 _MOST_UNKNOWN = 100
-"""Unknown keys of one section that are looked for."""
+"""Maximum number of unknown keys of one section that are found."""
 _QUOTED = re.compile(r"'([^']*)'")
 _DOTTED_KEY = re.compile(r"\b[a-z_]+\.[a-z_]+\b")
 _SECTION_EXPECTED = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
@@ -54,15 +54,15 @@ _REMEDIES = {
     "too_short": "Write a list of at least {min_length}",
     "too_long": "Write a list of at most {max_length}",
 }
-"""By pydantic's type of error, or how it begins; the longest that fits counts."""
+"""Remedy by type of pydantic error, or by its prefix; the longest matching prefix applies."""
 
 
 class _NoValueError(yaml.MarkedYAMLError):
-    """YAML by its form, with a value that nothing can be made of."""
+    """Well-formed YAML with a value that cannot be converted."""
 
 
 class _Loader(yaml.SafeLoader):
-    """As its base, but keys are text, a value means what it looks like, and one that is none is named by its line."""
+    """Safe loader with text keys that refuses values that YAML would misread, and names their line."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         for key, _ in node.value:
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, int):
-                str(value)  # Python reads any number in base 16, but writes none of more than 4300 digits in base 10
+                str(value)  # Python reads any number in base 16, but writes at most 4300 digits in base 10
         except _SLIPS as error:
             found = _shown(node.value) if isinstance(node, yaml.ScalarNode) else "this"
             problem = f"YAML takes {found} for {_TAKEN_FOR.get(node.tag, 'something else')}, and can make nothing of it"
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
-# To YAML 1.1 these are text.
+# YAML 1.1 reads these numbers as text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+$"), list("+-.0123456789")
 )
@@ -94,15 +94,15 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[+-]?0[oO][0
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """Nodes and values of a text.
+    """Return the nodes and the values of a text.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or a value is none.
+        yaml.YAMLError: the text is not YAML, or a value cannot be converted.
     """
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
-        # Merge keys are replaced on the way to values by what they stand for: those are made of nodes of their own.
+        # Construction replaces merge keys in the nodes, so such a text is parsed again for its values.
         whole = root is not None and "<<" not in text
         return root, loader.construct_document(root) if whole else yaml.load(text, Loader=_Loader)
     except RecursionError as error:
@@ -112,14 +112,14 @@ def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 class YamlFile:
-    """A parsed file that knows on which line each value stands.
+    """Parsed YAML file that knows the line of each value.
 
     Args:
-        name: how messages call it.
+        name: name of the file in errors.
         text: its content.
 
     Raises:
-        ConfigError: not YAML, a value that is none, not a mapping, or a key twice.
+        ConfigError: the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
     """
 
     def __init__(self, name: str, text: str) -> None:
@@ -146,7 +146,7 @@ class YamlFile:
         """Read and parse a file.
 
         Raises:
-            ConfigError: it is missing or unreadable, or as the constructor.
+            ConfigError: the file is missing or unreadable, or the constructor refuses it.
         """
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
@@ -173,12 +173,12 @@ class YamlFile:
             self._given[path] = "--set"
 
     def put(self, key: str, value: object, place: str) -> None:
-        """Write a value in the place of what stands there.
+        """Set or replace a value.
 
         Args:
-            key: ``a.b``.
-            value: as YAML would read it.
-            place: what messages about it call it.
+            key: dotted key, ``a.b``.
+            value: plain value, as YAML would read it.
+            place: origin of the value, for errors.
         """
         path = tuple(key.split("."))
         self._put(path, value, place)
@@ -194,11 +194,10 @@ class YamlFile:
         target[path[-1]] = value
 
     def validate(self, model: type[Model]) -> Model:
-        """The data as ``model``.
+        """Return the data as ``model``.
 
         Raises:
-            ConfigError: the first thing that is wrong, with its place and the remedy; the others are among its
-                `ConfigError.others`.
+            ConfigError: the first error, with its place and the remedy; `ConfigError.others` holds the other errors.
         """
         try:
             return model.model_validate(self.data)
@@ -208,7 +207,7 @@ class YamlFile:
             raise first from None
 
     def _mistakes(self, model: type[Model], error: ValidationError) -> list[ConfigError]:
-        """All that are found, in the order of the file; an unknown key hides others, and is taken away to see them."""
+        """Return all errors in file order. Unknown keys hide other errors, so they are removed and the rest retried."""
         found: dict[str, ConfigError] = {}
         data = deepcopy(self.data)
         for _ in range(_MOST_UNKNOWN):
@@ -232,12 +231,12 @@ class YamlFile:
 
     @staticmethod
     def _order(mistake: ConfigError) -> tuple[bool, int]:
-        """By line; what is missing has none of its own, and comes last."""
+        """Sort key: the line; missing keys have no line and come last."""
         line = re.search(r"line (\d+)", mistake.place)
         return mistake.problem == "missing", int(line[1]) if line else 0
 
     def place(self, path: tuple[str, ...]) -> str:
-        """``file, line N, a.b`` for a path into the data, or who else gave what is there."""
+        """Return ``file, line N, a.b`` for a path into the data, or the other origin of the value, such as --set."""
         dotted = ".".join(path)
         for done, place in reversed(self._given.items()):
             if path[: len(done)] == done:
@@ -275,7 +274,7 @@ class YamlFile:
             self._refuse_duplicates(item, (*above, node))
 
     def _explain(self, error: ErrorDetails) -> list[ConfigError]:
-        """The mistakes found: one, or several where a validator looks for several."""
+        """Return the errors: several for a validator that reports one error per line."""
         if error["type"] == "value_error":
             path, told = self._data_path(error["loc"]), str(error.get("ctx", {}).get("error", error["msg"]))
             return [self._disagreement(path, message) for message in told.splitlines()]
@@ -315,7 +314,7 @@ class YamlFile:
         return ConfigError(self.place(path), "no kind is chosen", "Write `kind: ...` in this section")
 
     def _disagreement(self, path: tuple[str, ...], message: str) -> ConfigError:
-        """A validator's message: ``[key ]problem[; remedy]``; the key, if it stands there, gives the line."""
+        """Parse a validator's message ``[key ]problem[; remedy]``; a key that is in the file gives the line."""
         problem, _, remedy = message.partition("; ")
         key, _, rest = problem.partition(" ")
         if not path and "." in key and key.split(".")[0] in self.data:
@@ -325,7 +324,7 @@ class YamlFile:
         return ConfigError(self.place(path), problem, remedy[0].upper() + remedy[1:])
 
     def _data_path(self, location: tuple[int | str, ...]) -> tuple[str, ...]:
-        """Pydantic's location without the tags of unions, a ``kind`` or what begins with ~, which are no keys."""
+        """Return pydantic's location without tags of unions: a ``kind``, or a tag with ~."""
         path: list[str] = []
         node: Any = self.data
         for part in location:
@@ -356,14 +355,14 @@ def _remedy(error: ErrorDetails, path: tuple[str, ...]) -> str:
 
 
 def _has_kind(error: ErrorDetails) -> bool:
-    """Whether the section that is missing has a ``kind``: a union of sections has, one section may."""
+    """Whether the expected section has a ``kind``: always for a union of sections, sometimes for one section."""
     name = error.get("ctx", {}).get("class_name")
     sections = [section for section in Section.__subclasses__() if section.__name__ == name]
     return name is None or any("kind" in section.model_fields for section in sections)
 
 
 def _plain(value: object) -> str:
-    """A limit without the ``.0`` and the anchors of a pattern."""
+    """Return a limit without ``.0``, and a pattern without its anchors."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).removeprefix("^").removesuffix("$")

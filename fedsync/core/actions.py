@@ -1,4 +1,4 @@
-"""What a driver is to do, in order. Actions are the coordinator's only output."""
+"""Actions of a driver: the coordinator's only output. A driver carries them out in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsync.core.orders import PooledFigures, Score, Split, Subject, WorkOrder,
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send ``order`` and the current model to ``silo``."""
+    """Command to send ``order`` and the current model to ``silo``."""
 
     silo: str
     order: WorkOrder
@@ -20,18 +20,17 @@ class Dispatch:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Fold stored updates into the model, which becomes ``version``.
+    """Command to add pending updates to the model, which becomes ``version``.
 
-    The model becomes ``model + sum_i c_i update_i`` or, if ``toward``, ``model + sum_i c_i (base_i +
-    update_i - model)``, where ``base_i`` is the model that the silo started from.
+    The model becomes ``model + sum_i c_i update_i`` or, if ``toward``, ``model + sum_i c_i (base_i + update_i -
+    model)``, where ``base_i`` is the model that the silo started from.
 
     Args:
-        version: of the new model.
-        weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that
-            every driver adds in the same order and ends with the same bits.
+        weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that every driver adds
+            in the same order and ends with the same bits.
         toward: move towards the silos' whole models instead of along their updates.
-        steps: local steps that the sum is worth, the sum of c_i tau_i, where silos keep control variates.
-        stands_for: what the updates stand for together, the sum of n_i of `fedsync.core.weighting`; likewise.
+        steps: sum of c_i tau_i, the local steps that the sum is worth; 0 unless silos keep control variates.
+        stands_for: sum of the updates' integer weights n_i (`fedsync.core.weighting`); 0 unless silos keep variates.
     """
 
     version: int
@@ -43,7 +42,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class HaltEarly:
-    """Ask a busy silo to stop after its current step and send what it has, if it can be reached."""
+    """Request that a busy silo, if reachable, stops after its current step and sends its update."""
 
     silo: str
     update_id: str
@@ -51,7 +50,7 @@ class HaltEarly:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a busy silo how far it is; it answers with `Progressed`, if it can."""
+    """Request for a busy silo's progress. A silo that can answer does so with `Progressed`."""
 
     silo: str
     update_id: str
@@ -59,34 +58,32 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Savepoint:
-    """Keep the current model, which is ``version``, until the next `Savepoint`."""
+    """Command to keep the current model, which is ``version``, until the next `Savepoint`."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The remembered model becomes ``version``."""
+    """Command to replace the model by that of the last `Savepoint`, as ``version``."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call again at ``at_s`` with `TimerFired`, if nothing happens before."""
+    """Timer: call again with `TimerFired` at ``at_s``, unless another event comes first."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class KeepBest:
-    """Keep the model of a version, which no later one has surpassed yet, in the place of the one kept before.
-
-    It comes before all that the entry does to the model.
+    """Command to keep a version as the best model, in place of the previous best, before any change of the model.
 
     Args:
-        score: of the version, by all its metrics.
-        value: of the version, by the rule of the run; see `fedsync.evaluation.best_version.Selection`.
+        score: all metrics of the version.
+        value: value of the version by the run's selection rule; see `fedsync.evaluation.best_version.Selection`.
     """
 
     score: Score
@@ -95,9 +92,9 @@ class KeepBest:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Have ``silos`` evaluate a model, which is ``version``, on a split; by default the newest, as in every round.
+    """Request to evaluate model ``version`` on a split; the default is the routine evaluation of the newest model.
 
-    With an ``owner`` the model is that silo's, which others evaluate.
+    With an ``owner``, the model is that silo's own, and other silos evaluate it.
     """
 
     version: int
@@ -109,7 +106,7 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Forget the payload ``update_id``, if it is there, for the reason given."""
+    """Command to delete the payload ``update_id``, if present, for the given reason."""
 
     update_id: str
     reason: str
@@ -117,26 +114,25 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that the user ought to know; nothing is to be done."""
+    """Message for the user. No action follows."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """Enough silos say that they found this together; nothing is to be done, but from now on it is believed."""
+    """Pooled figures that enough silos reported alike. The server believes them from now on."""
 
     figures: PooledFigures
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorAnswered:
-    """Tell the server's user what came of a question, once all that follows from it would survive a restart.
+    """Answer to an operator's request, sent once its effects would survive a restart.
 
     Args:
-        request: names the question.
-        refused: why nothing was changed; "" where it was.
-        again: the question came again, so that nothing was changed now.
+        refused: reason why nothing was changed; "" if the request was accepted.
+        again: the request is a duplicate, so nothing was changed now.
     """
 
     request: str
@@ -146,7 +142,7 @@ class OperatorAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the run. ``failed`` says that it did not end as the user wished."""
+    """Command to end the run. ``failed`` marks an end that the user did not want."""
 
     reason: str
     failed: bool = False

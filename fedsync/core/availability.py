@@ -1,19 +1,19 @@
-"""Silos with a window of each day: which of them are away, and which have no time left for another order.
+"""Availability windows of part-time silos: silos that are away, and silos with too little time left for another order.
 
-A silo says how long it is still there when it joins and with each update (`fedsync.core.silo_presence.Presence`). Here that
-becomes times on the run's own clock. A silo without a window is in no table and costs nothing.
+A silo reports its remaining time when it joins and with each update (`fedsync.core.silo_presence.Presence`). This module
+converts the durations to times on the run's clock. A silo without a window is in no table and costs nothing.
 
 | a silo with a window | barriers | its order |
 |---|---|---|
-| within it | see it | any, if it can be answered in time by what is predicted |
-| within it, idle, and an order takes longer than is left | do not see it | it gets none |
-| its window is over, at work | do not see it: nobody waits for it | goes on, and counts unless a commit was first |
-| its window is over, idle | do not see it | it gets none |
-| signed off | as any that was lost | |
-| the next window has begun, and it is here | see it | as within it |
+| inside its window | see it | any order that it is predicted to finish in time |
+| inside, idle, and an order takes longer than the time left | do not see it | none |
+| window over, busy | do not see it, so nobody waits for it | goes on; counts unless a commit came first |
+| window over, idle | do not see it | none |
+| disconnected | handled like any lost silo | |
+| next window has begun, and the silo is connected | see it | as inside its window |
 
-Being away is no failure: what it answers AWAY to is not counted. While a silo is expected back the run waits, also
-with nobody there, and the journal says for whom.
+Absence is no failure: an order answered with AWAY is not counted as failed. While a silo is expected back, the run
+waits, even with no silo present. The journal names the silo.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from fedsync.core.silo_presence import MAX_AWAY_S, Presence
 from fedsync.core.views import ClusterView, SiloView
 
 REST_S = 10.0
-"""A silo that says that it is away is left alone for so long at least [s], whatever it says."""
+"""Minimum pause after a silo reports that it is away [s], whatever return time it reports."""
 
 _SLACK_S = 1.0
-"""A silo that is lost so shortly before its window ends has gone home [s]."""
+"""A silo lost less than this before the end of its window [s] counts as away, not as lost."""
 
 _MOST_NAMED = 5
 
 
 @dataclass(slots=True)
 class Attendance(Extension):
-    """Availability windows of part-time silos; an extension of the coordinator once a silo has such a window.
+    """Availability windows of part-time silos: an extension of the coordinator once a silo has a window.
 
     Args:
-        windows: name -> when its window ends and when the next one begins, in seconds since the run began.
-        told: silos that the journal was last told of, which barriers do not see.
-        awaited: whether a silo was away, and expected back, when that was last looked at.
+        windows: name -> end of the current window and start of the next one, in seconds since the run began.
+        told: silos hidden from barriers, as last written to the journal.
+        awaited: whether a silo was away and expected back at the last check.
     """
 
     name: ClassVar[str] = "attendance"
@@ -63,22 +63,19 @@ class Attendance(Extension):
         return None
 
     def hear(self, name: str, at_s: float, said: Presence | None) -> None:
-        """A silo says how long it is there; None says nothing new."""
         if said is not None:
             self.windows[name] = at_s + said.left_s, at_s + said.back_s
 
     def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None:
-        """A silo has joined; without a window it is there always."""
         self.windows.pop(name, None)
         self.hear(name, at_s, facts.presence)
 
     def on_loss(self, name: str, at_s: float) -> None:
-        """A silo is gone. Within its window that has other reasons, so nobody knows when it will be back."""
+        """Forget the window of a silo lost inside it: its return time is unknown."""
         if at_s < self.windows.get(name, (-inf, inf))[0] - _SLACK_S:
             del self.windows[name]
 
     def excuses(self, event: WorkFailed) -> bool:
-        """Whether a silo did not take an order because it is away, which is no failure."""
         at_s, back_s = event.at_s, event.back_s
         if back_s is None or not 0 <= back_s <= MAX_AWAY_S:
             return False
@@ -86,21 +83,19 @@ class Attendance(Extension):
         return True
 
     def forget(self, name: str) -> Presence | None:
-        """A silo's window on the run's clock, which nobody waits for any more; None if it has none."""
+        """Remove a silo's window and return it in times of the run's clock; None if the silo has none."""
         window = self.windows.pop(name, None)
         return None if window is None else Presence(*window)
 
     def away(self, name: str, now_s: float) -> bool:
-        """Whether its window is over, and the next one has not begun."""
         until_s, back_s = self.windows.get(name, (inf, inf))
         return until_s <= now_s < back_s
 
     def wake_s(self, now_s: float) -> float | None:
-        """When the next window ends or begins; None if none does."""
         return min((at_s for window in self.windows.values() for at_s in window if at_s > now_s), default=None)
 
     def shows(self, view: ClusterView) -> tuple[ClusterView, str]:
-        """What barriers see, and what is to be said of it: O(silos with a window), and O(n) once one is not seen."""
+        """Return the view for barriers and a journal message; O(silos with a window), O(n) once a silo is hidden."""
         if not self.windows:
             return view, ""
         view = replace(view, windows=self.windows)
@@ -118,7 +113,6 @@ class Attendance(Extension):
         return (replace(view, silos=silos, index=None) if unseen else view), said
 
     def _unseen(self, name: str, silo: SiloView, view: ClusterView) -> str:
-        """Why barriers do not see a silo; empty if they do."""
         until_s, back_s = self.windows[name]
         if self.away(name, view.now_s):
             return f"{name} is away for {back_s - view.now_s:.0f} s"
@@ -128,7 +122,6 @@ class Attendance(Extension):
         return ""
 
     def _expected(self, now_s: float) -> list[str]:
-        """Nobody is to be seen: who is the first to be back, and when."""
         back = [(back_s, name) for name, (_, back_s) in self.windows.items() if self.away(name, now_s)]
         if not back:
             return []

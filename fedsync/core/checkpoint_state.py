@@ -1,7 +1,7 @@
-"""State by name: what a checkpoint holds of objects that change, whatever their attributes are called.
+"""Names under which a checkpoint stores the attributes of mutable objects.
 
-A table says under which name an attribute is kept. It is the file's format: whoever renames an attribute changes the
-right-hand side, and old files still read. What policies make (`Any` in the coordinator's state) goes in as it is.
+The table of names is the file format. After renaming an attribute, change the right-hand side, and old files stay
+readable. State of policies (`Any` in the coordinator's state) is stored unchanged.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from operator import attrgetter
 from typing import Any
 
 Names = Mapping[str, str]
-"""Name -> attribute, with dots where it is an attribute's attribute."""
+"""Name -> attribute path, with dots for nested attributes."""
 
 
 def named(value: object, names: Names) -> dict[str, Any]:
-    """The attributes of ``value`` by their names; not copied, so write them down at once."""
+    """Return the attributes of ``value`` by name. Not copied, so serialise them at once."""
     return {name: attrgetter(path)(value) for name, path in names.items()}
 
 
 def fill(value: object, names: Names, saved: Mapping[str, Any]) -> None:
-    """Set the attributes of ``value`` to what `named` returned for another."""
     for name, path in names.items():
         owner, _, attribute = path.rpartition(".")
         setattr(attrgetter(owner)(value) if owner else value, attribute, saved[name])
@@ -70,4 +69,4 @@ COORDINATOR: Names = {
     "failures.proven": "failures.proven",
     "failures.last": "failures.last_failure",
 }
-"""What a run has come to: attributes of a `fedsync.core.state.CoordinatorState`."""
+"""Checkpointed attributes of `fedsync.core.state.CoordinatorState`."""

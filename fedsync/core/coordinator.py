@@ -1,40 +1,40 @@
-"""The coordinator: it absorbs what happened and asks the policies what to do. It decides and does not act.
+"""The coordinator: it absorbs events and asks the policies for decisions. It decides and does not act.
 
 `Coordinator.handle` takes a batch of events and a time, and returns actions and a reason. It never sleeps, reads a
-clock, draws global randomness or touches an array: drivers do. So the events of a journal, fed to a new coordinator,
-give every action of that journal again. All of a batch is absorbed before anything is decided, so silos that report at
-the same time are seen together. Not to be confused with a driver, which moves payloads and messages; with a barrier,
-which only says when to commit and who goes on; or with an aggregator, which does the arithmetic.
+clock, draws global randomness or touches an array: drivers do. So replaying a journal's events on a new coordinator
+gives the same actions. A whole batch is absorbed before any decision, so silos that report at the same time are seen
+together. Not to be confused with a driver, which moves payloads and messages; with a barrier, which only decides when
+to commit and which silos continue; or with an aggregator, which does the arithmetic.
 
-A silo, as `CoordinatorState` knows it:
+States of a silo in `CoordinatorState`:
 
-| state | where | event | next |
+| state | condition | event | next |
 |---|---|---|---|
-| absent | not in ``silos`` | `SiloJoined` | idle; absent if what it says of itself is unusable |
+| absent | not in ``silos`` | `SiloJoined` | idle; absent if its facts are unusable |
 | idle | ``order`` is None | the barrier releases it: `Dispatch` | busy |
 | busy | has an ``order`` | `UpdateArrived`, and the report is sound | idle; the update is pending |
-| | | `WorkFailed`, or the report is not sound | idle, with one failure more; the update is discarded |
-| | | `SiloJoined`: it has forgotten its order | idle; the update is discarded |
+| | | `WorkFailed`, or the report is not sound | idle, with one more failure; the update is discarded |
+| | | `SiloJoined`: it has lost its order | idle; the update is discarded |
 | idle, busy | | `SiloLost` | absent; an update in work is discarded |
 | busy | has an ``order`` | the barrier queues another: `Dispatch` | busy, with one ``queued`` |
-| busy, with one queued | has a ``queued`` order | as busy, of the order in work | busy: the queued one is in work |
-| failed | idle, `MAX_FAILURES` in a row | as idle; a sound update clears them, or `SiloJoined` | busy, idle |
-| any | the operator drops it | `OperatorAsked`; a `SiloJoined` changes nothing until it is readmitted | absent |
+| busy, with one queued | has a ``queued`` order | as busy, for the order in work | busy: the queued order is in work |
+| failed | idle, `MAX_FAILURES` in a row | as idle; a sound update or `SiloJoined` resets the count | busy, idle |
+| any | the operator drops it | `OperatorAsked`; a `SiloJoined` is ignored until readmission | absent |
 
-An update is *in work*, then *pending* until a barrier commits or discards it. Each is named in one `Commit` or in a
-`Discard`; what answers an order that nobody waits for is discarded too.
+An update is *in work*, then *pending* until a barrier commits or discards it. Each update is named in exactly one
+`Commit` or `Discard`. A late or duplicate answer is discarded too.
 
-The run:
+States of the run:
 
-| state | where | turns |
+| state | condition | decisions |
 |---|---|---|
 | waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
-| paused | the same, and the operator said so | nothing is decided; see `fedsync.core.operator.operator_commands` |
+| paused | the same, and an operator paused it | none; see `fedsync.core.operator.operator_commands` |
 | closing | ``closing`` has the reason | silos score the last version (`fedsync.evaluation.final_evaluation`); nothing else is asked |
-| stopped | ``stopped`` | `Stop` was given; events change nothing that anybody sees |
+| stopped | ``stopped`` | `Stop` was given; later events have no visible effect |
 
-It closes when a stop rule says so, and stops when all evaluations are in. It stops at once, as failed, when every silo
-has failed and nobody else is expected.
+The run closes when a stop rule fires, and stops when all evaluations are in. It stops at once, as failed, when every
+silo has failed and no other silo is expected.
 """
 
 from __future__ import annotations
@@ -85,11 +85,7 @@ from fedsync.evaluation.version_scores import Scores
 
 
 class Coordinator:
-    """Asks the policies in order: absorb, score, stop?, barrier, commit, size, dispatch.
-
-    Args:
-        policies: what decides.
-    """
+    """Decision core of a run. Asks the policies in order: absorb, score, stop?, barrier, commit, size, dispatch."""
 
     def __init__(self, policies: Policies) -> None:
         self._policies = policies
@@ -105,87 +101,80 @@ class Coordinator:
         if policies.apart:
             self._state.extensions.own("apart")
         self._recent: deque[JournalEntry] = deque(maxlen=5)
-        # Nothing is remembered here that could not be worked out again.
+        # A cache only: a checkpoint leaves it out.
         self._plan: tuple[int, Plan] | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether `Stop` was given."""
         return self._state.stopped
 
     @property
     def version(self) -> int:
-        """Current model version."""
         return self._state.version
 
     @property
     def best(self) -> KeepBest | None:
-        """The version that is kept as the best; None before there is one."""
         leader = self._state.best
         return None if leader.score is None else KeepBest(leader.score, leader.value)
 
     @property
     def able(self) -> bool:
-        """Whether anything can come of what silos do that are here or expected; not if each fails all it is asked."""
+        """Whether the run can progress: not if each silo present fails every order and no other silo is expected."""
         state, least = self._state, self._policies.least
         expected = any(each.expects for each in state.extensions.values())
         return state.closing is not None or expected or state.failures.able(state.silos, least)
 
     @property
     def paused(self) -> bool:
-        """Whether an operator wants nothing to be decided."""
         return bool(self._state.extensions.paused())
 
     @property
     def steered(self) -> tuple[Collection[str], Collection[str]]:
-        """Names of the newest questions that were answered, and silos that stay out."""
+        """Ids of the newest answered operator requests, and dropped silos."""
         steering = self._state.extensions.get("steering")
         return getattr(steering, "answered", ()), getattr(steering, "dropped", ())
 
     @property
     def unlearned(self) -> bool:
-        """Whether a predictor would train now, were it given `Spare` time."""
+        """Whether a predictor would train now, given `Spare` time."""
         return self._policies.predicts and self._state.forecasts.unlearned
 
     @property
     def learned(self) -> dict[str, Any] | None:
-        """What predictors have learned, as plain JSON values, for another run; None if nothing was."""
+        """Learned state of the predictors as plain JSON values, for another run; None if there is none."""
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
-        """All that the run has come to, by name, for a checkpoint; see `fedsync.core.checkpoint_state`."""
+        """Return the run's state by name, for a checkpoint; see `fedsync.core.checkpoint_state`."""
         return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state` of a coordinator with the same policies. It decides the same from there on."""
+        """Continue from the `state` of a coordinator with the same policies; later decisions are identical."""
         fill(self._state, COORDINATOR, state)
         self._state.extensions.restore(state["extensions"])
         self._follow_operator()
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
-        """Absorb what happened and decide.
+        """Absorb events and decide; return the journal entry, with actions to carry out in order.
 
         Args:
-            events: in order; those of one batch count as simultaneous.
+            events: in order; events of one batch count as simultaneous.
             now_s: monotonic seconds since the run began.
-
-        Returns:
-            The entry for the journal, with the actions to carry out in order.
 
         Raises:
             PolicyError: a policy broke its contract.
-            ConfigError: the silos present cannot be served as configured.
+            ConfigError: the present silos cannot be served as configured.
         """
         batch, best = tuple(events), self.best
         actions: list[Action] = []
-        # First all of them, then one decision: else the first silo to join would get the whole batch.
+        # Absorb all events before deciding: else the first silo to join would get the whole global batch.
         for event in batch:
             self._absorb(event, actions)
             for each in self._state.extensions.values():
                 each.on_event(event)
         reason = "" if self._state.stopped else self._advance(now_s, actions)
         if self.best is not None and self.best != best:
-            # First of all: its updates are about to go, and with them the model that they started from.
+            # First: the other actions delete its updates, and with them the model that they started from.
             actions.insert(0, self.best)
         entry = JournalEntry(now_s, batch, tuple(actions), reason)
         self._recent.append(entry)
@@ -231,7 +220,6 @@ class Coordinator:
                 pass
 
     def _admit(self, at_s: float, name: str, facts: SiloFacts, actions: list[Action]) -> None:
-        """Take a silo in, unless nothing can be made of what it says of itself."""
         state = self._state
         if not state.extensions.admit(name, facts, at_s):
             return
@@ -239,7 +227,7 @@ class Coordinator:
             check_facts(name, facts)
             forecast = state.forecasts.first(name, facts)
         except FedSyncError as error:
-            # Before any order is the time to mend a silo file; later, one silo does not end the run of all others.
+            # Before the first order, the user can still fix a silo file; later, one silo must not end the whole run.
             if isinstance(error, ConfigError):
                 if not state.issued:
                     raise
@@ -255,7 +243,7 @@ class Coordinator:
         state.passes.join(name, facts.examples)
 
     def _mind_window(self, said: Presence | float | None) -> None:
-        """A silo says when it is there, unless that is None; from now on its windows are minded."""
+        """Enable the `Attendance` extension once a silo reports a window."""
         if said is not None:
             self._state.extensions.own("attendance")
 
@@ -263,7 +251,7 @@ class Coordinator:
         state, at_s, meta, report = self._state, event.at_s, event.meta, event.report
         order = state.answered(meta.silo, meta.update_id)
         if order is None and meta.update_id in state.pending:
-            return  # a duplicate of one that waits for its commit, which goes by the same name
+            return  # a duplicate: discarding it would delete the pending update, which has the same id
         if order is None:
             actions.append(Discard(meta.update_id, "nobody waits for it: it is late or a duplicate"))
             return
@@ -336,11 +324,11 @@ class Coordinator:
         return reason or state.closing
 
     def _ask_barrier(self, now_s: float, actions: list[Action]) -> str:
-        """Ask until nothing more is committed; the last commit may end the run."""
+        """Ask the barrier until it commits nothing more; a commit may end the run."""
         state, reasons = self._state, []
         silos, pending = MappingProxyType(state.silos), MappingProxyType(state.pending)
         work = self._current_plan()
-        while True:  # a commit changes what the barrier sees, so it is asked again until it commits nothing
+        while True:  # a commit changes the barrier's view, so it is asked again
             view = ClusterView(now_s, state.version, silos, pending, work, self._policies.seed, state.silos)
             view, told = state.extensions.shown(view)
             state.barrier, verdict = self._policies.barrier.decide(state.barrier, view)
@@ -366,7 +354,6 @@ class Coordinator:
                 return "; ".join(reasons)
 
     def _current_plan(self) -> Plan:
-        """The plan that was made last, unless a silo, a forecast or a cap has changed since."""
         roster = self._state.silos
         if self._plan is None or self._plan[0] != roster.revision:
             self._plan = (roster.revision, self._state.adaptation.plan(roster, self._state.found_caps))
@@ -387,7 +374,7 @@ class Coordinator:
             actions.append(Savepoint(state.version))
 
     def _follow_operator(self) -> None:
-        """Go by the stop rules that the operator has set, if there are any."""
+        """Apply the stop rules set by the operator, if any."""
         self._plan = None
         stop = getattr(self._state.extensions.get("steering"), "stop", None)
         if stop is not None:

@@ -1,4 +1,4 @@
-"""A silo's place in its own data."""
+"""Position of a silo in its own data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Position of a silo in its own data: all that must survive a restart.
+    """Progress of a silo that must survive a restart.
 
     Args:
-        epoch: passes over the data that are complete.
+        epoch: completed passes over the data.
         position: samples of the current pass already taken.
-        state: what a silo's own training code keeps from one order to the next, as JSON.
-        private: parts of the model that stay at the silo; see `fedsync.train.private.PrivateParts`.
+        state: JSON that the silo's own training code keeps between orders.
+        private: model parts that stay at the silo; see `fedsync.train.private.PrivateParts`.
     """
 
     epoch: int = 0

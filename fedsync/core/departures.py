@@ -1,4 +1,4 @@
-"""What is left of orders that end without an update, and of silos that are gone."""
+"""Cleanup of orders that end without an update, and of lost silos."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedsync.evaluation import final_evaluation as closing
 
 
 def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:
-    """The order that a silo has in work ended without a usable update; no failure of one that is ``away``."""
+    """End a silo's order in work without a usable update; no failure is counted for a silo that is ``away``."""
     silo = state.silos[name]
     assert silo.order is not None
     if silo.order.scores_only:
@@ -24,7 +24,7 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
 
 
 def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
-    """A silo has forgotten all that it was asked, if it was asked anything."""
+    """Discard all orders of a silo that has lost them."""
     silo = state.silos.get(name)
     for order in () if silo is None else silo.orders:
         actions.append(Discard(order.update_id, reason))
@@ -36,7 +36,7 @@ def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: lis
 
 
 def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
-    """A silo is gone, with whatever it was doing."""
+    """Remove a silo, with its orders."""
     give_up_orders(state, name, reason, actions)
     state.awaiting.discard(name)
     state.owing.discard(name)

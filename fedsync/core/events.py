@@ -1,4 +1,4 @@
-"""What happened. Drivers make events; the coordinator absorbs them in batches."""
+"""Events: the coordinator's input. Drivers create events; the coordinator absorbs them in batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedsync.core.orders import (
 
 @dataclass(frozen=True, slots=True)
 class SiloJoined:
-    """A silo is there and idle. A silo that joins again has lost its order."""
+    """Arrival of an idle silo. A silo that joins again has lost its orders."""
 
     at_s: float
     silo: str
@@ -28,7 +28,7 @@ class SiloJoined:
 
 @dataclass(frozen=True, slots=True)
 class SiloLost:
-    """A silo is gone, with whatever it was doing."""
+    """Loss of a silo, with all its orders."""
 
     at_s: float
     silo: str
@@ -37,9 +37,9 @@ class SiloLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """An order ended without a usable update; the silo is idle again.
+    """End of an order without a usable update; the silo is idle again.
 
-    ``back_s`` says that it is away, and for how long [s]: then it was not its fault.
+    With ``back_s``, the silo is away for so many seconds, and the order is no failure.
     """
 
     at_s: float
@@ -52,7 +52,7 @@ class WorkFailed:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class UpdateArrived:
-    """A checked update is stored in the driver under ``meta.update_id``."""
+    """Arrival of an update. The driver has checked its payload and stores it under ``meta.update_id``."""
 
     at_s: float
     meta: UpdateMeta
@@ -61,7 +61,7 @@ class UpdateArrived:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """A busy silo told how far it is."""
+    """Progress report of a busy silo."""
 
     at_s: float
     silo: str
@@ -72,9 +72,9 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A silo answered an `Evaluate` action; None where it could not, or figures are sealed.
+    """Answer to an `Evaluate` action; ``evaluation`` is None on failure or if figures are sealed.
 
-    Then ``pooled`` is what silos found together in the commits that came with the model.
+    With sealed figures, ``pooled`` holds the figures that silos opened in the commits sent with the model.
     """
 
     at_s: float
@@ -89,16 +89,16 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A requested `WakeAt` is due. Late and duplicate ones are harmless."""
+    """Expiry of a requested `WakeAt`. Late and duplicate timers are harmless."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """The driver has time: predictors may train for so many epochs, all silos together.
+    """Spare time of the driver: predictors may train for so many epochs, all silos together.
 
-    An event, because what is learned changes decisions: a replay trains as much at the same moments.
+    This is an event because learning changes decisions: a replay trains as much at the same moments.
     """
 
     at_s: float
@@ -107,13 +107,12 @@ class Spare:
 
 @dataclass(frozen=True, slots=True)
 class OperatorAsked:
-    """The server's user wants something changed; see `fedsync.core.operator.operator_commands`.
+    """Request of the server's user for a change; see `fedsync.core.operator.operator_commands`.
 
     Args:
-        at_s: seconds since the run began.
-        request: names the question; one that comes again is no other.
-        question: what is wanted.
-        problem: why the driver, who knows the whole configuration, finds that it cannot be; "" if it may.
+        request: id of the request; a repeated id marks a duplicate.
+        question: the requested change.
+        problem: reason of the driver, which knows the whole configuration, to refuse; "" for none.
     """
 
     at_s: float

@@ -1,8 +1,8 @@
-"""The run's memory: every batch of events with the actions and the reason that followed.
+"""Journal of a run: every batch of events, with the resulting actions and the reason.
 
-A journal is JSON lines. The first line is a header (the number of the format, and what is needed to build the
-coordinator again), every other line one `JournalEntry`, written by `fedsync.common.codec`. A journal replays to the same
-actions, and two runs that did the same have the same bytes.
+A journal is JSON lines. The first line is a header with the format number and the data to build the coordinator again.
+Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions. Two
+runs with the same events and actions have the same bytes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,15 @@ from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.orders import fast_dataclass
 
 JOURNAL = "journal.jsonl"
-"""Name of the file in a run's folder."""
 
 FORMAT = 3
-"""Number of the format; 1 had every default written out, and no number."""
+"""Format number. Format 1 had no number, and wrote every default."""
 
 
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One call of the coordinator.
-
-    Args:
-        at_s: seconds since the run began.
-        events: what had happened.
-        actions: what was decided.
-        reason: why, for people.
-    """
+    """One call of the coordinator ``at_s`` seconds after the run began; ``reason`` is for users."""
 
     at_s: float
     events: tuple[Event, ...]
@@ -47,24 +39,18 @@ class JournalEntry:
 
     @property
     def steered(self) -> bool:
-        """Whether an operator asked for something."""
         return any(isinstance(event, OperatorAsked) for event in self.events)
 
 
 class Handler(Protocol):
-    """What can be replayed: a `Coordinator`."""
+    """Protocol of a replay target: a `Coordinator`."""
 
     def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
         """Absorb a batch of events and decide."""
 
 
 class JournalWriter:
-    """Appends entries to a file, one line each, flushed so that a reader can follow.
-
-    Args:
-        path: of the file.
-        header: its first line; None continues a journal that is there.
-    """
+    """Writer that appends a line per entry and flushes it for readers; ``header`` None continues a journal."""
 
     def __init__(self, path: Path, header: Mapping[str, Any] | None) -> None:
         self._file: TextIO = open_private(path, "a" if header is None else "w")
@@ -75,7 +61,7 @@ class JournalWriter:
         self._write(codec.dumps(entry))
 
     def position(self) -> int:
-        """Bytes written so far, which outlive this process."""
+        """Return the size of the file in bytes, all of which survives the end of this process."""
         return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -87,31 +73,23 @@ class JournalWriter:
 
 
 def open_private(path: Path, mode: Literal["a", "w"] = "w", newline: str | None = None) -> TextIO:
-    """A text file to write that only its owner may read, as what silos said of themselves is to be kept."""
+    """Open a text file for writing with mode 0600, since it holds silos' own statements."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if mode == "a" else os.O_TRUNC)
     descriptor = os.open(path, flags, 0o600)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.fchmod(descriptor, 0o600)  # One that was there may have been open to others.
+        os.fchmod(descriptor, 0o600)  # an existing file may have had wider permissions
     return os.fdopen(descriptor, mode, encoding="utf-8", newline=newline)
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], Iterator[JournalEntry]]:
-    """Header and entries of a journal file.
-
-    Raises:
-        FedSyncError: the file is not a journal, or one of another format; names the line.
-    """
+    """Read header and entries of a journal; raise FedSyncError, naming the line, if anything is invalid."""
     lines = _lines(path)
     header = read_header(path, next(lines, b""))
     return header, (read_entry(path, number, line) for number, line in enumerate(lines, start=2))
 
 
 def read_header(path: Path, line: bytes) -> dict[str, Any]:
-    """The header in the first line of a journal.
-
-    Raises:
-        FedSyncError: the file is not a journal, or one of another format.
-    """
+    """Parse the first line of a journal; raise FedSyncError if the file is no journal of this format."""
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
@@ -129,11 +107,7 @@ def read_header(path: Path, line: bytes) -> dict[str, Any]:
 
 
 def read_entry(path: Path, number: int, line: bytes) -> JournalEntry:
-    """The entry in a line of a journal.
-
-    Raises:
-        FedSyncError: it is none; names the line.
-    """
+    """Parse one line of a journal; raise FedSyncError, which names the line."""
     try:
         entry: JournalEntry = codec.loads(JournalEntry, line, own=True)
     except codec.DecodeError as error:
@@ -147,9 +121,9 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def replay(entries: Iterable[JournalEntry], coordinator: Handler) -> Iterator[JournalEntry]:
-    """Feed recorded events to a fresh coordinator and yield what it decides now.
+    """Feed recorded events to a fresh coordinator and yield its entries.
 
-    The result equals ``entries`` if and only if the coordinator is the one that wrote them.
+    The result equals ``entries`` if and only if the coordinator decides as the one that wrote them.
     """
     for entry in entries:
         yield coordinator.handle(entry.events, entry.at_s)

@@ -1,4 +1,4 @@
-"""What a silo is asked to do, and what it says it did. Frozen values: they cross processes and journals."""
+"""Orders to silos and their reports: frozen values that cross processes and journals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ _ABSENT: Any = object()
 
 
 def fast_dataclass(kind: type[V]) -> type[V]:
-    """Give a frozen, slotted dataclass an ``__init__`` that does the same in half the time.
+    """Give a frozen, slotted dataclass an equivalent ``__init__`` that takes half the time.
 
-    What `dataclasses` writes for a frozen class sets each field by ``object.__setattr__``, which looks its slot up by
-    name: 110 ns a field. This one calls the slots themselves: 60 ns. Frozen it is still.
-
-    Args:
-        kind: without ``__post_init__``, every field a parameter.
+    The ``__init__`` of a frozen dataclass sets each field by ``object.__setattr__``, which looks up the slot by name:
+    110 ns a field. This one calls the slots directly: 60 ns. The class stays frozen. It must have no ``__post_init__``,
+    and every field must be a parameter.
     """
     known: dict[str, Any] = {"_absent": _ABSENT}
     parameters, lines = ["self"], []
@@ -48,14 +46,14 @@ def fast_dataclass(kind: type[V]) -> type[V]:
 
 
 MISSIZED = "missized_step_count"
-"""Metric of a report whose batches do not have the ordered size: its steps."""
+"""Metric of a report: number of steps, if the batches did not have the ordered size."""
 
 
 class Split(StrEnum):
-    """On which of a silo's samples a model is evaluated.
+    """Samples of a silo on which a model is evaluated.
 
-    What a run decides by, it decides by the validation split: stop rules, and which version is the best. A silo that
-    holds out none has its test split in its place. Else the test split is evaluated once, when all is decided.
+    All decisions of a run, such as stop rules and the best version, use the validation split. A silo without a
+    validation split uses its test split instead. Otherwise the test split is evaluated once, after all decisions.
     """
 
     VALIDATION = auto()
@@ -63,26 +61,26 @@ class Split(StrEnum):
 
 
 class Subject(StrEnum):
-    """Which model is evaluated."""
+    """Model that a silo trains or evaluates."""
 
     LAST = auto()
     """The newest version."""
     BEST = auto()
-    """The version that was kept as the best; see `fedsync.evaluation.best_version`."""
+    """The version kept as the best; see `fedsync.evaluation.best_version`."""
     LOCAL = auto()
-    """The silo's own, trained by it alone; see `fedsync.evaluation.local_baselines`."""
+    """A silo's own model, trained by the silo alone; see `fedsync.evaluation.local_baselines`."""
     TUNED = auto()
-    """The silo's own, which it made of the best one."""
+    """A silo's own model, fine-tuned from the best version."""
 
     @property
     def own(self) -> bool:
-        """Whether it is a model that each silo trains for itself, and has."""
+        """Whether each silo trains and keeps its own model."""
         return self in (Subject.LOCAL, Subject.TUNED)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """The work of an average silo: ``steps`` (tau), ``batch_size`` (B, samples), ``learning_rate`` (eta)."""
+    """Work of one order: ``steps`` (tau), ``batch_size`` (B, samples), ``learning_rate`` (eta)."""
 
     steps: int
     batch_size: int
@@ -92,29 +90,26 @@ class LocalWork:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """One order: train from ``base_version`` for ``max_steps`` local steps of ``batch_size`` samples.
+    """Order to train from ``base_version`` for ``max_steps`` (tau) local steps of ``batch_size`` (B) samples.
 
     Args:
-        update_id: the name of the update that the order asks for; unique within a run.
-        base_version: model version to start from.
+        update_id: id of the resulting update; unique within a run.
         round: the silo's own count of orders, from 1.
-        batch_size: samples a local step (B in the papers).
-        max_steps: local steps (tau).
         learning_rate: eta; 0 for an order that `scores_only`.
         seed: seeds everything random in the order.
-        budget_s: seconds the silo may train, or None for no limit; it does one step at least.
-        overrun: share of a step, 0..1, by which the last one may end after the budget; at 1 every step
-            that begins in time is done.
+        budget_s: seconds the silo may train, or None for no limit; at least one step is done.
+        overrun: share of a step, 0..1, by which the last step may exceed the budget; at 1 every step that begins in
+            time is done.
         evaluate: evaluate the base model before training.
-        subject: which model is trained, or evaluated where the order `scores_only`. One that the silo keeps for itself
-            is brought on, and nothing travels back.
-        after: orders of the subject behind that model, which begins with what comes along if there is none.
-        share: send that model back, for other silos to evaluate; the silo does if its owner allows it.
-        split: on which samples it is evaluated.
-        behind: update id of the order that the silo trains first; empty where it begins at once.
-        carry: share, 0..1, of that order's update that training begins with on top of the base model; said of every
-            order of the run, so that silos keep their last update.
-        config: JSON object of what the silo's own training code is told beside ``train_config``; empty for nothing.
+        subject: model to train, or to evaluate where the order `scores_only`. The silo trains its own model further,
+            and sends nothing back unless ``share``.
+        after: finished orders of this subject; at 0 training starts from the model sent with the order.
+        share: send the silo's own model back for evaluation by other silos, if its owner allows it.
+        split: samples of the evaluation.
+        behind: update id of the order that the silo trains first; empty if the order begins at once.
+        carry: share, 0..1, of the update of ``behind`` that is added to the base model before training. Every order of
+            the run has it, so that silos keep their last update.
+        config: JSON object for the silo's own training code, in addition to ``train_config``; empty for none.
     """
 
     update_id: str
@@ -137,17 +132,15 @@ class WorkOrder:
 
     @property
     def planned_samples(self) -> int:
-        """Samples that the whole order processes."""
         return self.batch_size * self.max_steps
 
     @property
     def scores_only(self) -> bool:
-        """Whether the update changes nothing and only takes along what the silo found: the learning rate is 0."""
+        """Whether the order only collects an evaluation: at learning rate 0 the update changes nothing."""
         return self.learning_rate == 0
 
     @property
     def apart(self) -> bool:
-        """Whether it trains a model that the silo keeps for itself."""
         return self.subject.own and not self.scores_only
 
 
@@ -157,12 +150,11 @@ class Window:
 
     Args:
         speed: samples per second over the compute part.
-        cpu: share available to the trainer, 0..1, of the processors that it may use at all (those it may
-            run on, or its quota): 1 less what other programs take. What the trainer itself uses is
-            available to it. None if the silo does not tell.
-        memory: memory pressure, 0..1: the share in use, of the machine's memory or of the silo's limit,
-            raised by the share of time in which programs waited for memory; on a GPU, the share of its
-            memory that others hold or training needs. None if the silo does not tell.
+        cpu: share, 0..1, of the trainer's allowed processors (affinity or quota) that is available to it: 1 less the
+            use by other programs. The trainer's own use counts as available. None if not reported.
+        memory: memory pressure, 0..1: used share of the machine's memory or of the silo's limit, raised by the share of
+            time in which programs waited for memory. On a GPU, the share of its memory that other programs hold or
+            training needs. None if not reported.
     """
 
     speed: float
@@ -170,23 +162,23 @@ class Window:
     memory: float | None = None
 
     def coarse(self) -> Window:
-        """The same with shares in two digits, for a server that may know no more of the machine."""
+        """Return the window with shares rounded to two digits, for a server that may know no more about the machine."""
         cpu, memory = (None if share is None else round(share, 2) for share in (self.cpu, self.memory))
         return Window(self.speed, cpu, memory)
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How a model did on one split of a silo. Sums, so that silos can be pooled.
+    """Evaluation of a model on one split of a silo, as sums that can be pooled over silos.
 
     Args:
-        loss: summed loss over the samples; None where training code of a silo's own tells none.
-        correct: number of correct predictions (or the task's summed score); None where such code tells no score.
+        loss: summed loss over the samples; None if the silo's own training code reports none.
+        correct: number of correct predictions (or the task's summed score); None if the silo's own code reports none.
         samples: size of the split.
-        metrics: other figures by name, which nothing decides by: means, and over how many samples.
-        sums: of statistics, by key; see `fedsync.evaluation.metrics`.
-        gains: how much better a model is than the silo's own local one, between which numbers by metric, by
-            `Subject`: of the models that were tested before it, or of this one, tuned.
+        metrics: name -> mean and number of samples, for figures that decide nothing.
+        sums: statistic key -> sums; see `fedsync.evaluation.metrics`.
+        gains: `Subject` -> metric -> interval of the gain over the silo's own local model. The local model's evaluation
+            holds the gains of all models tested before it, a later evaluation those of its own model.
     """
 
     loss: float | None
@@ -199,14 +191,11 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How good a model ``version`` is: accuracy and mean loss over a split of several silos.
+    """Quality of a model ``version``: accuracy and mean loss over a split of several silos; None if no silo reports it.
 
-    None is what no silo tells.
+    Accuracy is the share of correct predictions, or the mean of another score of the task; higher is better.
 
-    Accuracy is the share of correct predictions, or the mean of whatever else a task scores: any number, more being
-    better.
-
-    ``metrics`` are the numbers of `fedsync.evaluation.metrics` by name, worked out of the sums of these silos.
+    ``metrics`` holds the numbers of `fedsync.evaluation.metrics` by name, computed from the sums of these silos.
     """
 
     version: int
@@ -216,25 +205,23 @@ class Score:
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """All of it by name, but what is None."""
+        """All values by name, without None."""
         told = {"accuracy": self.accuracy, "loss": self.loss}
         return {**self.metrics, **{name: value for name, value in told.items() if value is not None}}
 
 
 @dataclass(frozen=True, slots=True)
 class PooledFigures:
-    """What several silos found together in sealed updates, as each silo that opens the sums finds it.
+    """Pooled figures of several silos from sealed updates, as computed by each silo that opens the sums.
 
-    Means, rounded: they tell neither what a single silo found nor how many samples it has.
+    Means are rounded: they reveal neither a single silo's figures nor its number of samples.
 
     Args:
-        version: the newest commit whose updates are in them.
-        loss: mean training loss over these updates; None in the answer to a question about what came of the run.
-        score: of the newest model that was evaluated on the way; None if none was.
-        best: score of the version whose model silos keep as the best so far; None before there is one.
-        split: on which samples the score is.
-        subject: which model it is of.
-        spoiled: silos in sums of this very version that bring nothing, as one of them sealed what no silo may.
+        version: newest commit whose updates are included.
+        loss: mean training loss over these updates; None in the answer to a question at the end of the run.
+        score: score of the newest model evaluated among them, by ``split`` and ``subject``; None if there is none.
+        best: score of the version whose model silos keep as the best; None before there is one.
+        spoiled: silos whose sums of this version are unusable, because one of them sealed what no silo may.
     """
 
     version: int
@@ -249,22 +236,19 @@ class PooledFigures:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class WorkReport:
-    """What a silo did for an order.
+    """Report of a silo on an order: ``steps`` finished from ``base_version``, ``samples`` processed.
 
     Args:
-        base_version: the version it started from.
-        steps: local steps done.
-        samples: samples processed.
         compute_s: seconds of training, device synchronised, without overhead.
         overhead_s: other seconds by kind, for example ``{"evaluate": 0.1, "load": 0.02}``.
-        loss: mean training loss a sample; None where figures are sealed.
+        loss: mean training loss a sample; None if figures are sealed.
         windows: short series over the order, at most 64.
-        batch_cap: largest batch that fits the silo's memory, if it ran out; None otherwise.
-        evaluation: of the base model, if the order asked for it.
-        metrics: any other figures, which nothing decides by, for example ``{"peak_memory_bytes": 1e9}``. The name
-            ends in the unit; `fedsync.observe.quality.metric_pool` says how they are pooled.
-        pooled: where figures are sealed, what silos found together in the commits that came with the order.
-        presence: how long the silo is still there; None if it says nothing new.
+        batch_cap: largest batch that fits the silo's memory, if it ran out of memory; None otherwise.
+        evaluation: evaluation of the base model, if the order requested it.
+        metrics: other figures, which decide nothing, for example ``{"peak_memory_bytes": 1e9}``. The name ends in the
+            unit; `fedsync.observe.quality.metric_pool` defines the pooling.
+        pooled: if figures are sealed, pooled figures of the commits that came with the order.
+        presence: the silo's remaining time; None if unchanged.
     """
 
     base_version: int
@@ -284,17 +268,12 @@ class WorkReport:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class UpdateMeta:
-    """What policies may know of an update; the payload stays in the driver under ``update_id``.
+    """Metadata of an update for policies; the payload stays in the driver under ``update_id``.
 
     Args:
-        update_id: as in the order.
-        silo: who sent it.
-        base_version: version it was trained from.
-        steps: local steps behind it.
-        samples: samples processed.
-        examples: training samples the silo holds; see `SiloFacts`.
+        examples: training samples of the silo; ``samples`` are those processed.
         nbytes: payload bytes.
-        loss: mean training loss a sample; None where figures are sealed.
+        loss: mean training loss a sample; None if figures are sealed.
     """
 
     update_id: str
@@ -308,7 +287,6 @@ class UpdateMeta:
 
     @classmethod
     def of(cls, silo: str, order: WorkOrder, report: WorkReport, examples: int, nbytes: int) -> UpdateMeta:
-        """What a silo with so many training samples says in its report of an order; the update has ``nbytes``."""
         return cls(
             order.update_id,
             silo,
@@ -330,22 +308,22 @@ class _Trained(Protocol):
 
 
 def mean_loss(parts: Iterable[_Trained]) -> float | None:
-    """Mean training loss a sample over several reports or updates; None where none tells its own."""
+    """Return the mean training loss a sample over several reports or updates; None if none has a loss."""
     told = [(part.loss, part.samples) for part in parts if part.loss is not None]
     return sum([loss * samples for loss, samples in told]) / sum([samples for _, samples in told]) if told else None
 
 
 @dataclass(frozen=True, slots=True)
 class SiloFacts:
-    """What a silo says of itself when it joins.
+    """Facts that a silo reports when it joins.
 
     Args:
-        examples: training samples it holds; where figures are sealed, a number that all silos of the run say.
-        memory_samples: largest batch its memory takes, or None if unknown.
+        examples: training samples; if figures are sealed, a number common to all silos of the run.
+        memory_samples: largest batch that fits its memory, or None if unknown.
         declared_speed: samples per second from its own file, or None.
-        device: for people, for example ``cpu`` or ``cuda:0``.
-        validates: whether it holds out a validation split, by which rounds are evaluated; see `Split`.
-        presence: how long it is still there; None if always.
+        device: for users, for example ``cpu`` or ``cuda:0``.
+        validates: whether it has a validation split for the evaluation of rounds; see `Split`.
+        presence: its remaining time; None if always available.
         least_batch: smallest batch that its owner allows.
         least_samples: fewest samples of an order that its owner allows.
     """
@@ -360,7 +338,7 @@ class SiloFacts:
     least_samples: int = 1
 
     def fits(self, found: int | None) -> int:
-        """Largest batch, by its data, its memory, and what it ``found`` when one did not fit."""
+        """Return the largest batch, limited by its data, its memory, and the cap ``found`` after a failure."""
         cap = self.examples
         for limit in (self.memory_samples, found):
             if limit is not None and limit < cap:

@@ -1,4 +1,4 @@
-"""What the coordinator asks of policies. All are values plus pure functions."""
+"""Protocols of the policies that the coordinator calls. All are values plus pure functions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Drivers:
-    """What is known of a machine at the moment of a forecast.
-
-    Args:
-        cpu: share of processors available to the trainer, 0..1; see `Window`. 0, always, if the silo does not tell.
-        memory: memory pressure, 0..1; likewise.
-    """
+    """Resources of a machine at a forecast: ``cpu`` share and ``memory`` pressure, 0..1; ``cpu`` is 0 if unreported."""
 
     cpu: float
     memory: float
@@ -37,10 +32,10 @@ class SpeedSample:
 
     Args:
         speed: samples per second over the compute part.
-        cpu: share of processors available to the trainer, 0..1, or None if not told; see `Window`.
-        memory: memory pressure, 0..1, or None if not told; likewise.
-        windows: the course of the order in short pieces, or none; for predictors that learn.
-        known: what was known when this speed was forecast, for those that judge their forecasts; likewise.
+        cpu: share of processors available to the trainer, 0..1, or None if not reported; see `Window`.
+        memory: memory pressure, 0..1, or None if not reported; likewise.
+        windows: course of the order in short pieces, or empty; for predictors that learn.
+        known: inputs of the forecast of this speed, for predictors that score their forecasts; None if there was none.
     """
 
     speed: float
@@ -51,10 +46,10 @@ class SpeedSample:
 
 
 class Predictor(Protocol[S]):
-    """Predicts a silo's speed from what was seen. State ``S`` is a value: it pickles, and there is one a silo.
+    """Predictor of a silo's speed from observations. State ``S`` is a picklable value; each silo has its own state.
 
-    ``observe`` and ``forecast`` are cheap and never train. ``learn`` is for those that train (`unlearned` says
-    whether they want to); the driver has it called when there is time.
+    ``observe`` and ``forecast`` are cheap and never train. Predictors that train do so in ``learn``, and `unlearned`
+    says whether training is due. The driver schedules ``learn`` when there is time.
     """
 
     @property
@@ -64,58 +59,50 @@ class Predictor(Protocol[S]):
     def init(self) -> S: ...
 
     def observe(self, state: S, sample: SpeedSample) -> S:
-        """State after one more observation. Never changes ``state``."""
+        """Return the state after one more observation. Never changes ``state``."""
 
     def forecast(self, state: S, drivers: Drivers | None = None) -> float | None:
-        """Predicted mean speed of the next order [samples/s], or None before the first observation.
+        """Return the predicted mean speed of the next order [samples/s], or None before the first observation.
 
-        Args:
-            state: of the silo.
-            drivers: the newest that is known of the machine; None if nothing is.
+        ``drivers`` are the newest known resources of the machine, or None.
         """
 
     def unlearned(self, state: S) -> bool:
-        """Whether `learn` has something to do."""
+        """Whether training with `learn` is due."""
 
     def learn(self, state: S, epochs: int) -> S:
-        """State after training for at most so many epochs (passes over what is remembered). Deterministic."""
+        """Return the state after at most ``epochs`` passes over the remembered observations. Deterministic."""
 
     def reuse(self, state: S, donor: S) -> S:
-        """``state`` with what ``donor``, another silo's, has learned as the beginning of its own training."""
+        """Return ``state`` with the learned parameters of ``donor`` (another silo) as the start of its training."""
 
     def export(self, state: S) -> dict[str, Any] | None:
-        """What was learned as plain JSON values, for another run to begin with; None if nothing was."""
+        """Return the learned parameters as plain JSON values, for use in another run; None if nothing was learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Smallest and largest batch of each silo, both int64 [n] in samples, ``floor <= cap``."""
+    """Smallest and largest batch of each silo, both int64 [n] [samples], ``floor <= cap``."""
 
     floor: NDArray[np.int64]
     cap: NDArray[np.int64]
 
 
 class Balancer(Protocol):
-    """Shares a total of samples among silos."""
+    """Division of a total of samples among silos."""
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, within bounds and summing exactly to ``total``.
-
-        Raises:
-            ConfigError: ``total`` lies outside what the bounds allow.
-        """
+        """Return sizes, int64 [n] [samples], within bounds and with sum ``total``, else raise `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen:
-    """What an adaptive balancer learns between two rounds.
+    """Observations of an adaptive balancer between two rounds.
 
     Args:
-        names: the n silos that are here, in order of joining.
-        seconds: name -> whole seconds of the last order, of those that have finished one since the round before.
-        memory: name -> share of memory in use in that order, 0..1, of those that tell.
-        total: samples that the silos are to share.
-        bounds: smallest and largest size of each silo.
+        names: the n connected silos, in order of joining.
+        seconds: duration of the last order, by name; silos without an order since the last round are absent.
+        memory: share of memory in use during that order, 0..1, by name, for silos that report it.
     """
 
     names: Sequence[str]
@@ -126,45 +113,42 @@ class RoundSeen:
 
 
 class AdaptiveBalancer(Protocol[S]):
-    """Shares a total of samples among silos by what the rounds so far took. State ``S`` is a value that pickles."""
+    """Division of a total of samples among silos by earlier rounds' durations. State ``S`` is a picklable value."""
 
     def init(self) -> S: ...
 
     def advance(self, state: S, seen: RoundSeen) -> tuple[S, tuple[str, ...]]:
-        """State for the next round, and what the user ought to know. Asked once a round; never changes ``state``."""
+        """Return the next round's state and messages for the user. Called once a round; never changes ``state``."""
 
     def plan(self, state: S, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, as of a `Balancer`, in the round that ``state`` is for. Asked at any time."""
+        """Return sizes as `Balancer.plan` does, for the round of ``state``. May be called at any time."""
 
 
 class Barrier(Protocol[S]):
-    """Decides when updates are committed and who may go on.
+    """Rule for when updates are committed and which silos may continue.
 
-    Level-triggered: it is shown the whole cluster each time, so a late or duplicate call is harmless.
+    Level-triggered: each call receives the whole cluster, so a late or duplicate call is harmless.
     """
 
     def init(self) -> S: ...
 
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
-        """New state and answer. Called again after a commit until it commits nothing more."""
+        """Return the new state and the verdict. Called again after a commit until no commit follows."""
 
 
 class Weigher(Protocol):
-    """Gives the updates of a commit their coefficients."""
+    """Source of the coefficients of a commit's updates."""
 
     @property
     def weighting(self) -> Weighting | None:
-        """The coefficients as a number that the silo itself knows times one common to the commit.
-
-        None if they are not of that form: then only a server that sees the updates can weigh them.
-        """
+        """Coefficients as a silo's own factor times a common factor; None if only the server can compute them."""
 
     @property
     def toward(self) -> bool:
         """Whether the model moves towards the silos' models instead of along their updates; see `Commit`."""
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Positive finite coefficients c of the commit that makes ``version``, in the order of ``metas``.
+        """Return positive finite coefficients c of the commit that makes ``version``, in the order of ``metas``.
 
         The model becomes ``model + sum_i c_i update_i``; the coefficients need not sum to 1.
         """

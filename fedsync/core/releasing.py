@@ -1,4 +1,4 @@
-"""What a barrier's verdict means for silos: who gets an order, who is to stop, who is to say how far it is."""
+"""Translation of a barrier's verdict into actions: new orders, early stops and progress probes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,12 @@ def release(
     now_s: float,
     actions: list[Action],
 ) -> None:
-    """Give who is released, or may have one queued, an order from the newest version.
+    """Give each released silo, and each silo that may queue, an order based on the newest version.
 
-    Args:
-        state: of the run.
-        policies: of the run.
-        verdict: of the barrier.
-        work: of each silo.
-        recent: entries of the journal, for errors.
-        now_s: seconds since the run began.
-        actions: of the coordinator.
+    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors.
 
     Raises:
-        PolicyError: somebody is released who is not idle, or gets an order queued without having just one in work.
+        PolicyError: a released silo is not idle, or a silo with a queued order does not have exactly one order.
     """
     chosen = (*verdict.release, *verdict.queue)
     if not chosen:
@@ -44,7 +37,7 @@ def release(
             raise PolicyError(f"the barrier releases {name!r}, which is not an idle silo", recent)
         if silo is None or len(silo.orders) != (place >= idle):
             raise PolicyError(f"the barrier queues an order for {name!r}, which has not just one in work", recent)
-        # A silo evaluates a version once.
+        # A silo evaluates each version at most once.
         evaluated = silo.order is not None and silo.order.base_version == state.version
         evaluate = name in evaluators and not evaluated
         order = state.next_order(name, work[name], verdict, policies.seed, evaluate=evaluate)
@@ -56,10 +49,10 @@ def release(
 
 
 def hurry(state: CoordinatorState, verdict: Verdict, recent: Sequence[object], actions: list[Action]) -> None:
-    """Tell who is to stop, once an order, and ask who is to say how far it is; arguments and errors as `release`'s."""
+    """Add early stops (once an order) and progress probes; arguments and errors as in `release`."""
     for name in verdict.stop_now:
         update_id = _busy_order(state, name, "stops", recent).update_id
-        if state.halted.get(name) != update_id:  # once for an order: drivers do not forget
+        if state.halted.get(name) != update_id:  # once an order: drivers remember a halt
             state.halted[name] = update_id
             actions.append(HaltEarly(name, update_id))
     actions.extend(Probe(name, _busy_order(state, name, "probes", recent).update_id) for name in verdict.probe)

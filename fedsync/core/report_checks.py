@@ -1,4 +1,4 @@
-"""A silo's report is hostile input until it passes here."""
+"""Checks of silo reports. A report is hostile input until it passes here."""
 
 from __future__ import annotations
 
@@ -23,67 +23,63 @@ from fedsync.core.silo_presence import Presence
 from fedsync.evaluation.metrics.metric_types import Statistic
 
 MAX_SPEED = 1e9
-"""Samples per second that no machine reaches; a faster report is a lie or a broken clock."""
+"""Speed [samples/s] that no machine reaches; a faster report is a lie or a broken clock."""
 
 MIN_SPEED = 1e-9
-"""Samples per second of a machine that takes 30 years for one; slower ones do not differ from one that stands still."""
+"""Speed [samples/s] of 30 years a sample; slower machines count as standing still."""
 
 MAX_EXAMPLES = 10**9
-"""More training samples than any silo holds."""
 
 MAX_COUNT = 10**15
-"""Largest whole number of a silo, of samples or bytes, that only limits what the silo itself is given."""
+"""Largest integer, of samples or bytes, in a value that only limits what the silo itself is given."""
 
 MAX_WINDOWS = 64
 
 MAX_OVERHEADS = 64
-"""Kinds of overhead that a report may name."""
 
 MAX_NAME = 128
-"""Characters of a name that a silo gives: its own, its device's, a kind of overhead's."""
+"""Characters of a name from a silo: its own, its device's, a kind of overhead."""
 
 MAX_SECONDS = 1e9
 """Seconds of overhead that no order takes: 30 years."""
 
 MAX_METRICS = 32
-"""Metrics of a report."""
 
 METRIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-"""Name of a metric; it becomes a column, a tag and a label of other programs."""
+"""Name of a metric; it becomes a column, a tag and a label in other programs."""
 
 MAX_METRIC = 1e30
-"""Metric whose sums are finite."""
+"""Bound of a metric, so that sums stay finite."""
 
 MAX_TEST_SAMPLES = 10**9
-"""Larger than any test split; a silo that claims more would drown all others in a pooled score."""
+"""Larger than any test split. A silo that claims more would drown all others in a pooled score."""
 
 MAX_SCORE = 1e6
-"""Score of a sample that no task gives."""
+"""Score of one sample that no task exceeds."""
 
 MAX_LOSS = 1e30
-"""Loss of a sample, and how bad a score may be: squared errors have no range, but sums of these are finite."""
+"""Bound of one sample's loss and of a negative score: squared errors are unbounded, but their sums must stay finite."""
 
 
 MAX_STATISTICS = 16
-"""Statistics of an evaluation."""
 
 MAX_SUMS = 16_384
-"""Entries of all its statistics."""
+"""Entries of all statistics of an evaluation together."""
 
 MAX_ENTRY = 1e45
-"""Sum over samples whose sums over silos are finite."""
+"""Bound of a sum over samples, so that sums over silos stay finite."""
 
 _SUBJECTS = frozenset(Subject)
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
-    """Check a report against the order it answers; of its evaluation see `usable`, since an update may be good without.
+    """Check a report against its order. Its evaluation is checked in `usable`: an update may be good without it.
 
     Raises:
         ProtocolError: names the silo and the first check that fails.
     """
 
-    # Nothing is put into words unless it is wrong: this runs for every update.
+    # Runs for every update: messages are formatted only for a failed check.
     problem = _problem(order, meta, report)
     if problem is not None:
         raise ProtocolError(silo, *problem)
@@ -99,7 +95,6 @@ def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkRepo
 
 
 def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[str, str] | None:
-    """The first check that the report as a whole fails, and what was found."""
     if report.base_version != order.base_version:
         return "version", f"started from version {report.base_version}"
     if not 1 <= report.steps <= order.max_steps:
@@ -132,7 +127,7 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
 
 
 def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
-    """Whether a report passes `check_report`; the figures of any other mean nothing."""
+    """Return whether a report passes `check_report`; figures of other reports are ignored."""
     try:
         check_report(meta.silo, order, meta, report)
     except ProtocolError:
@@ -141,17 +136,13 @@ def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
 
 
 def check_sealed(silo: str, report: WorkReport) -> None:
-    """Check that a report has no figures of the silo's own, in a run in which they are sealed.
-
-    Raises:
-        ProtocolError: it has; without them, for what is refused is written down.
-    """
+    """Raise ProtocolError for plain figures in a sealed run. The message omits them, since refusals are logged."""
     if report.loss is not None or report.evaluation is not None or report.metrics:
         raise ProtocolError(silo, "metrics", "it tells figures that the run wants sealed")
 
 
 def usable_figures(figures: PooledFigures, version: int) -> bool:
-    """Whether pooled figures are such as silos may have found in commits up to ``version``."""
+    """Return whether silos may have found these pooled figures in commits up to ``version``."""
     scores = [score for score in (figures.score, figures.best) if score is not None]
     return (
         1 <= figures.version <= version
@@ -173,11 +164,7 @@ def _usable_score(score: Score) -> bool:
 
 
 def check_facts(silo: str, facts: SiloFacts) -> None:
-    """Check what a silo says of itself when it joins.
-
-    Raises:
-        ProtocolError: names the silo and the first check that fails.
-    """
+    """Raise ProtocolError for the first implausible fact of a joining silo."""
     if not 1 <= facts.examples <= MAX_EXAMPLES:
         raise ProtocolError(silo, "examples", f"{facts.examples} training samples, at most {MAX_EXAMPLES}")
     if facts.memory_samples is not None and not 1 <= facts.memory_samples <= MAX_COUNT:
@@ -198,20 +185,18 @@ def _check_presence(silo: str, said: Presence | None) -> None:
 
 
 def check_speed(silo: str, speed: float) -> None:
-    """Check that a speed [samples/s] is one that a machine can have."""
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise ProtocolError(silo, "speed", f"{speed:g} samples/s lies outside [{MIN_SPEED:g}, {MAX_SPEED:g}]")
 
 
 def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Statistic] | None = None) -> None:
-    """Check the sums of an evaluation: of a believable number of samples, none of which is beyond every range.
+    """Check the sample counts and the sums of an evaluation; raise ProtocolError for the first failed check.
 
-    With the statistics that the run measures, by key, no other ones are allowed, and each is to be one that samples can
-    come to; without, where nobody knows them, they are only bounded.
+    With ``known`` (the run's statistics by key), no other statistics are allowed, and `Statistic.problem` checks each.
+    Without ``known``, statistics are only bounded.
 
-    What a task scores need not be a share: a log-likelihood has no range, and that of a model before any training may
-    be far below what any model ends with. Who wants to lie says that all is right, so a limit of 1 a sample would keep
-    nobody from it.
+    A task's score need not be a share: a log-likelihood is unbounded, and that of an untrained model may be very low. A
+    limit of 1 a sample would not stop a liar, who can claim that all predictions are right.
     """
     samples = evaluation.samples
     if not (
@@ -258,7 +243,7 @@ def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping
 
 
 def usable(silo: str, evaluation: Evaluation | None, known: Mapping[str, Statistic] | None = None) -> Evaluation | None:
-    """An evaluation that passes `check_evaluation`; any other counts as none."""
+    """Return the evaluation if it passes `check_evaluation`, else None."""
     try:
         if evaluation is not None:
             check_evaluation(silo, evaluation, known)

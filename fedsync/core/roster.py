@@ -1,4 +1,4 @@
-"""The silos of a run: which are here, which are idle and what has changed, without a look at each of them."""
+"""Roster of a run's silos, with indexes of idle and changed silos, so that no lookup scans all silos."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SPARE_NEWS = 1000
 
 
 class Roster(dict[str, SiloView]):
-    """Name -> view, in order of joining; changed by ``roster[name] = view`` and ``pop`` only. A `views.Index`.
+    """Name -> view, in order of joining; change it only by ``roster[name] = view`` and ``pop``. A `views.Index`.
 
     Attributes:
-        idle: name -> rank in the order of joining, of the silos without an order.
-        revision: grows whenever a silo comes, goes, or gets new facts or a new forecast, different or not.
-        news: grows whenever a silo comes, goes, or ends an order.
+        idle: name -> rank in the order of joining, for silos without an order.
+        revision: counter of joins, leaves, and assignments of facts or forecasts (changed or equal).
+        news: counter of joins, leaves and finished orders.
     """
 
     __slots__ = ("_joined", "_names", "_news", "_ranks", "idle", "news", "revision")
@@ -50,10 +50,9 @@ class Roster(dict[str, SiloView]):
         else:
             self.idle.pop(name, None)
             if before is not None and before.order is not None and before.order is not view.order:
-                self._tell(name)  # it has ended one, and gone on with the next
+                self._tell(name)  # an order ended, and the silo continues with its next order
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """Remove a silo; returns its view, or ``default`` if it is not here."""
         if name in self:
             self.revision += 1
             self._names = None
@@ -64,7 +63,7 @@ class Roster(dict[str, SiloView]):
 
     @property
     def views(self) -> dict[str, SiloView]:
-        """Name -> view as a plain dictionary; set it together with the counters, to go on from a checkpoint."""
+        """Name -> view as a plain dictionary. Set it together with the counters when restoring a checkpoint."""
         return dict(self)
 
     @views.setter
@@ -80,10 +79,7 @@ class Roster(dict[str, SiloView]):
         return self._names
 
     def changed_since(self, news: int) -> Collection[str] | None:
-        """Names of the silos that have come, gone or ended an order since ``news`` was what it says, perhaps twice.
-
-        None if that is too long ago to be known.
-        """
+        """Return silos that joined, left or ended an order since ``news``, may repeat; None if ``news`` is too old."""
         since = len(self._news) - (self.news - news)
         return self._news[since:] if since >= 0 else None
 

@@ -1,26 +1,21 @@
-"""What a silo says of when it is there. Durations only: nobody's clock is compared with another's."""
+"""Availability window that a silo reports. Durations only, so clocks of different machines are never compared."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_AWAY_S = 3 * 86_400.0
-"""Seconds until a window of each day ends, or the next one begins, at the most: a day may be skipped with an hour."""
+"""Upper bound of both durations of a daily window [s]: a lost hour (summer time) may skip a daily window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A silo's window, counted from the moment at which it speaks.
-
-    Args:
-        left_s: how long it is still there [s]; 0 outside of its window.
-        back_s: how long it is until the next window begins [s].
-    """
+    """Time left in a silo's window (``left_s``, 0 outside) and until its next window, relative to the report."""
 
     left_s: float
     back_s: float
 
     @property
     def sound(self) -> bool:
-        """Whether a window of each day can be so. A comparison with NaN is false."""
+        """Whether the durations are possible for a daily window; NaN fails every comparison."""
         return 0 <= self.left_s <= self.back_s <= MAX_AWAY_S

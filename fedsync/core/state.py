@@ -1,4 +1,4 @@
-"""What a coordinator is made of: the policies that decide, and the state that they decide on."""
+"""Parts of a coordinator: the policies that decide, and the state of a run."""
 
 from __future__ import annotations
 
@@ -28,33 +28,26 @@ if TYPE_CHECKING:
     from fedsync.evaluation.local_baselines import CrossSite
 
 MAX_FAILURES = 3
-"""Orders that every silo must fail in a row before the run is given up."""
+"""Number of consecutive failed orders of every silo after which the run is given up."""
 
 MOST_FAILURES = 1000
-"""The same while silos are away that have worked: with the rests between them, a week of real time."""
+"""The same limit while proven silos are away: with the pauses between orders, about a week of real time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """Everything that decides, as values.
+    """All policies of a run, as values.
 
     Args:
-        seed: of the run.
-        predictor: forecasts a silo's speed.
-        sizing: turns forecasts into batch sizes, steps and learning rates.
-        barrier: decides commits and releases.
-        weigher: gives the updates of a commit their coefficients.
-        stop: when the run has done enough.
-        declared_speeds: take speeds from what silos declare instead of measuring them.
-        tally: most silos whose evaluations one sum takes, where figures are sealed; 0 where each silo tells its own.
-        evaluate: part of the silos that evaluates a version, drawn for each; 0 has nobody evaluate anything.
-        metrics: numbers that are worked out of what silos sum at an evaluation.
-        selection: which version is the best.
-        cross_site: what silos train apart when training is over; None for nothing.
-        controls: silos keep control variates, so that commits say what is behind them.
-        least: silos that a version needs; an operator has to leave so many in the run.
-        extensions: what builds each optional feature of the run.
-        predicts: something goes by forecasts; off, reports of speed are not looked at unless a silo has a window.
+        declared_speeds: use declared speeds instead of measured speeds.
+        tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
+        evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
+        metrics: metrics computed from the silos' evaluation sums.
+        cross_site: subjects that silos train apart after training; None for none.
+        controls: silos keep control variates, so commits state the totals behind them.
+        least: smallest number of silos for a version; an operator cannot drop silos below this number.
+        extensions: factories of the optional features.
+        predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
     """
 
     seed: int
@@ -76,22 +69,18 @@ class Policies:
 
     @property
     def apart(self) -> tuple[Subject, ...]:
-        """What silos train apart when training is over, one after the other."""
+        """Subjects that silos train apart after training, in order."""
         return () if self.cross_site is None else self.cross_site.subjects
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
-        """Those of the silos that evaluate a version if they get it: their part rounded down, and two at least."""
+        """Return the silos that evaluate a version: their share rounded down, at least two."""
         if self.evaluate == 1:
             return silos
         count = part_of(len(silos), self.evaluate, least=2) if self.evaluate else 0
         return draw(silos, count, self.seed, Stream.EVALUATION, round=version)
 
     def weighed(self, metas: Sequence[UpdateMeta], version: int, recent: Sequence[object]) -> Commit:
-        """The commit of these updates, which makes ``version``.
-
-        Raises:
-            PolicyError: the weigher broke its contract; shows the ``recent`` entries of the journal.
-        """
+        """Return the commit that makes ``version``; raises `PolicyError` if the weigher broke its contract."""
         coefficients = tuple(self.weigher.coefficients(metas, version))
         if len(coefficients) != len(metas):
             raise PolicyError(f"the weigher gives {len(metas)} updates {len(coefficients)} coefficients", recent)
@@ -111,26 +100,21 @@ class Policies:
 
 @dataclass(slots=True)
 class FailurePolicy:
-    """Who has worked, and what went wrong last.
-
-    Args:
-        proven: silos that have delivered an update; those that are away may come back.
-        last_failure: of an order, or of what a silo said of itself.
-    """
+    """Silos that have delivered an update (``proven``; absent ones may return), and the latest failure's message."""
 
     proven: set[str] = field(default_factory=set)
     last_failure: str = ""
 
     def able(self, silos: Mapping[str, SiloView], least: int) -> bool:
-        """Whether a version can come of the silos here: ``least`` do not fail, or none of them does.
+        """Whether the connected silos can make a version: ``least`` of them do not fail, or none fails.
 
-        It is asked at every decision, so it looks no further than it must.
+        Called at every decision, so the count stops as early as possible.
         """
         working = sum(1 for _ in islice((silo for silo in silos.values() if silo.failures < MAX_FAILURES), least))
         return working >= least or 0 < working == len(silos)
 
     def hopeless(self, silos: Mapping[str, SiloView], least: int) -> str | None:
-        """The reason to give the run up, or None: too many of the silos here fail, and no others are expected."""
+        """Return the reason to give the run up, or None: too many connected silos fail, and no others are expected."""
         if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
         failing = _failing(silos)
@@ -142,40 +126,33 @@ class FailurePolicy:
 
 
 def _failing(silos: Mapping[str, SiloView]) -> list[int]:
-    """Failures in a row of the silos that fail all that they are asked."""
+    """Return the consecutive failures of the silos at or above `MAX_FAILURES`."""
     return [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
 
 
 @dataclass(slots=True)
 class CoordinatorState:
-    """All that a run has come to; it pickles.
+    """Whole state of a run. Picklable.
 
     Args:
-        forecasts: of all silos that were ever here.
-        adaptation: how sizes have adapted.
-        version: of the model; raised by commits and rollbacks.
-        commits: made.
-        silos: that are here.
-        pending: updates that wait for a commit, by id.
-        barrier: the barrier's own.
-        found_caps: largest batch that a silo ran with after one did not fit, by name.
-        issued: orders given to each silo.
-        scores: of model versions.
-        leaders: best versions by what the run goes by.
-        passes: of the silos over their data.
-        claims: of silos, where figures are sealed.
-        failures: what may be expected of the silos.
-        extensions: optional features, by name.
-        closing: why the run is about to end.
-        owing: silos whose update that only scores is still to come; see `fedsync.evaluation.final_evaluation`.
-        asked: questions of the end that silos were asked, or were not worth asking.
-        summed: those of them for whose sums orders went out, where figures are sealed.
-        final: version that training ended with.
-        awaiting: silos that are still to answer the last of them.
-        halted: the order of each silo that was told to stop last.
-        alarms: when the barrier is to be asked again, the earliest last: each one set was earlier than those before.
-        timed: the end by time is on the clock.
-        stopped: `Stop` was given.
+        forecasts: forecasts of all silos that ever joined.
+        version: model version; raised by commits and rollbacks.
+        silos: connected silos.
+        pending: updates that wait for a commit, by identifier.
+        found_caps: largest batch that worked after running out of memory, by silo.
+        issued: number of orders given, by silo.
+        leaders: best versions by each rule of the run.
+        claims: figures that silos claim under sealed figures.
+        closing: reason for the coming end of the run.
+        owing: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
+        asked: number of final questions that were asked or skipped.
+        summed: number of final questions whose sums were ordered, under sealed figures.
+        final: version at the end of training.
+        awaiting: silos that have not answered the last final question.
+        halted: identifier of the last halted order, by silo.
+        alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
+        timed: an alarm for the time limit is set.
+        stopped: `Stop` was emitted.
     """
 
     forecasts: Forecasts
@@ -206,24 +183,24 @@ class CoordinatorState:
 
     @property
     def best(self) -> Leader:
-        """The version that is kept."""
+        """Leader whose model is kept."""
         return self.leaders.best
 
     def order_of(self, name: str, update_id: str) -> WorkOrder | None:
-        """The order in work at the silo ``name``, if it is the one that ``update_id`` answers."""
+        """Return the running order of silo ``name`` if its identifier is ``update_id``."""
         silo = self.silos.get(name)
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
 
     def answered(self, name: str, update_id: str) -> WorkOrder | None:
-        """As `order_of`, of a silo that has answered: the queued order, where it answers that first, is in work now."""
+        """As `order_of`, after an answer: a queued order that is answered first becomes the running order."""
         silo = self.silos.get(name)
         if silo is not None and silo.queued is not None and silo.queued.update_id == update_id:
             self.silos[name] = replace(silo, order=silo.queued, queued=silo.order, progress_steps=0)
         return self.order_of(name, update_id)
 
     def wake_by(self, at_s: float | None, now_s: float, actions: list[Action]) -> None:
-        """Have the barrier asked again then, unless it will be anyway: an alarm is set that goes off no later."""
+        """Set an alarm for another call of the barrier, unless an earlier alarm is already set."""
         alarms = self.alarms
         while alarms and alarms[-1] <= now_s:
             alarms.pop()
@@ -232,7 +209,7 @@ class CoordinatorState:
             actions.append(WakeAt(at_s))
 
     def attest(self, name: str, claims: Sequence[PooledFigures], policies: Policies, actions: list[Action]) -> None:
-        """A silo tells what silos found together; what is believed now counts for scores and stop rules."""
+        """Process a silo's claims about pooled figures; figures now believed count for scores and stop rules."""
         if not claims:
             return
         newest = max(self.claims.believed, default=-1)
@@ -243,12 +220,11 @@ class CoordinatorState:
             if judged is not None and self.scores.attest(judged):
                 self.judge(policies, [Settled(judged, {})])
             if figures.best is not None and figures.version > newest:
-                # Silos choose: of a score that is of several versions, they may have none of the models.
+                # Silos choose the best version: for a score pooled over several versions they may have no model.
                 best = self.leaders.best.told(policies.selection, figures.best)
                 self.leaders = replace(self.leaders, best=best)
 
     def judge(self, policies: Policies, settled: Iterable[Settled]) -> None:
-        """See whether one of these versions is the best."""
         stop = policies.stop
         rules = policies.selection, None if stop.target is None else stop.target.rule, stop.steady
         for each in settled:
@@ -257,10 +233,7 @@ class CoordinatorState:
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
     ) -> WorkOrder:
-        """A new order for a silo, behind the one that it has in work; from the newest version.
-
-        ``seed`` is that of the run.
-        """
+        """Return a new order from the newest version, queued behind a running order; ``seed`` is the run's seed."""
         serial = self.issued[name] = self.issued.get(name, 0) + 1
         silo = self.silos[name]
         first, least = silo.order, -(-silo.facts.least_samples // work.batch_size)
@@ -281,12 +254,11 @@ class CoordinatorState:
 
     @property
     def evaluated(self) -> bool:
-        """Whether silos have evaluated the newest version for an update that is in work or waits for its commit."""
+        """Whether an update, running or pending, contains an evaluation of the newest version."""
         waiting = any(meta.base_version == self.version for meta in self.pending.values())
         return waiting or self.scores.under_way(self.version)
 
     def due(self, policies: Policies, now_s: float) -> str | None:
-        """Why the run should end now; None if it should go on."""
         rules, waits = policies.stop, policies.tally and self.evaluated
         if waits:
             rules = StopRules(seconds=rules.seconds)
@@ -294,6 +266,6 @@ class CoordinatorState:
         return self.extensions.stops(now_s) if ends is None and not waits else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
-        """An order's evaluation of its base is in; at the end of a run every silo is asked anyway."""
+        """End an order's evaluation of its base version; ignored at the end of a run, where every silo is asked."""
         if self.closing is None:
             self.scores.end(version, name, evaluation)

@@ -1,4 +1,4 @@
-"""When a run has done enough."""
+"""Stop rules of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from fedsync.evaluation.version_scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A value that is enough: at least ``bound`` where more is better, at most ``bound`` else."""
+    """Target value: at least ``bound`` if more is better, else at most ``bound``."""
 
     rule: Selection
     bound: float
 
     def reached(self, best: Leader) -> bool:
-        """Whether a version came to it; the best did, if any."""
         if best.score is None:
             return False
         return best.value >= self.bound if self.rule.higher else best.value <= self.bound
@@ -27,13 +26,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """The best version by each rule that a run goes by.
-
-    Args:
-        best: by that of the run: its model is kept.
-        target: by that of the target.
-        patience: by that of the patience.
-    """
+    """Best version by the selection rule (``best``, whose model is kept), the target's rule and the patience's rule."""
 
     best: Leader = field(default_factory=Leader)
     target: Leader = field(default_factory=Leader)
@@ -46,27 +39,22 @@ class Leaders:
         found: Mapping[str, Evaluation],
         metrics: Sequence[AnyMetric],
     ) -> Leaders:
-        """The best once another version was judged by each of these rules, None for one that there is not.
-
-        Other arguments as `Selection.value`'s.
-        """
+        """Return the leaders after one more judged version; a rule of None keeps its leader."""
         pairs = zip((self.best, self.target, self.patience), rules, strict=True)
         return Leaders(*(now if rule is None else now.after(rule, score, found, metrics) for now, rule in pairs))
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """The run ends at whichever comes first; None switches a rule off.
+    """Stop rules; the first that holds ends the run, and None disables a rule.
 
     Args:
-        rounds: commits; going back to an earlier model is none.
-        seconds: virtual or wall seconds since the run began; the coordinator has itself woken then.
-        target_accuracy: of an evaluated version; where the task scores something else than the share of correct
-            predictions, any number.
-        patience: evaluated versions in a row without a better accuracy, or by the rule of ``steady``.
-        relative_change: of the training loss between two checks; see `Passes`.
-        target: of any metric.
-        steady: which version is better, for ``patience``; None goes by accuracy.
+        rounds: number of commits; a rollback is no commit.
+        seconds: virtual or wall time since the start of the run [s]; the coordinator sets an alarm.
+        target_accuracy: accuracy of an evaluated version, or any number for a task with another score.
+        patience: number of consecutive evaluated versions without improvement of accuracy or of ``steady``.
+        relative_change: change of the training loss between two checks; see `Passes`.
+        steady: selection rule for ``patience``; None for accuracy.
     """
 
     rounds: int | None = None
@@ -80,7 +68,6 @@ class StopRules:
     def decide(
         self, commits: int, now_s: float, scores: Scores, passes: Passes, leaders: Leaders | None = None
     ) -> str | None:
-        """The reason to stop, or None to go on."""
         leaders = leaders or Leaders()
         if self.target is not None and self.target.reached(leaders.target):
             name, bound = self.target.rule.metric, self.target.bound
@@ -107,8 +94,6 @@ class StopRules:
 
 @dataclass(slots=True)
 class _Pass:
-    """What a silo did since the last check."""
-
     examples: int
     samples: int = 0
     loss: float = 0.0
@@ -116,22 +101,22 @@ class _Pass:
 
 @dataclass(slots=True)
 class Passes:
-    """The training loss from check to check; one check a pass of the slowest silo over its data.
+    """Training loss at checks; a check is due after each pass of the slowest silo over its data.
 
-    A round may be arbitrarily short, and then the loss changes little because little was done. So the check
-    does not follow the rounds: it is due when every silo here has processed as many samples as it holds since
-    the check before. The loss of a check is ``sum_i n_i l_i / sum_i n_i``, where l_i is the mean training loss of
-    silo i since the check before and n_i its number of samples: a silo that does more steps counts no more.
+    A round may be arbitrarily short; then the loss changes little because little was done. So checks do not follow
+    rounds. A check is due when every connected silo has processed as many samples as it holds since the last check. The
+    loss of a check is ``sum_i n_i l_i / sum_i n_i``, where l_i is the mean training loss of silo i since the last
+    check and n_i its number of samples: more steps give a silo no more weight.
 
-    Where losses are sealed, that of a check is the mean of what silos attested since the check before, which it waits
-    for. Attested losses come a commit late.
+    Under sealed losses, the loss of a check is the mean of the losses that silos attested since the last check, and the
+    check waits for one. Attested losses are a commit late.
 
     Args:
-        loss: of the last check, None before the first.
-        change: between the last two checks, relative to the one before; None before the second.
+        loss: loss at the last check, None before the first.
+        change: relative change between the last two checks; None before the second.
 
-    Source: FSP, section 5.3. Counting what the slowest silo did, instead of measuring the seconds that it takes,
-    comes to the same and needs no forecast.
+    Source: FSP, section 5.3. Counting the slowest silo's samples is equivalent to measuring its seconds, and needs no
+    forecast.
     """
 
     loss: float | None = None
@@ -141,21 +126,21 @@ class Passes:
     _attested: tuple[float, int] = (0.0, 0)
 
     def join(self, silo: str, examples: int) -> None:
-        """A silo with this many training samples is there; one that joins again begins its pass anew."""
+        """Add a silo with this number of training samples; a silo that rejoins starts its pass anew."""
         self.leave(silo)
         self._since[silo] = _Pass(examples)
         self._unfinished += 1
 
     def leave(self, silo: str) -> None:
-        """A silo is gone, or nothing comes of its orders; nobody waits for its pass."""
+        """Remove a lost or failing silo, so that checks do not wait for its pass."""
         mine = self._since.pop(silo, None)
         if mine is not None and mine.samples < mine.examples:
             self._unfinished -= 1
 
     def add(self, silo: str, examples: int, samples: int, loss: float | None) -> None:
-        """A silo processed ``samples`` at this mean training loss, None if sealed; checks if that ends a pass of all.
+        """Count processed ``samples`` and their mean training loss (None if sealed); check if all passes are complete.
 
-        One that had left is waited for again.
+        A removed silo is added again.
         """
         if silo not in self._since:
             self.join(silo, examples)
@@ -173,7 +158,7 @@ class Passes:
             self._check(sum(each.examples * each.loss / each.samples for each in passes) / weight)
 
     def attest(self, loss: float) -> None:
-        """Silos attest a mean training loss; checks if that is what a check waits for."""
+        """Add an attested mean training loss, and check if a check waits for it."""
         total, count = self._attested
         self._attested = total + loss, count + 1
         self._check_attested()

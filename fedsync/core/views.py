@@ -1,4 +1,4 @@
-"""What policies see, and what a barrier answers."""
+"""Views that policies read, and the verdict that a barrier returns."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from fedsync.core.speed.curve import Curve
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloView:
-    """One silo as policies see it.
+    """State of one silo, for policies.
 
     Args:
-        facts: what the silo said when it joined.
-        clock: orders it has finished with an update.
-        order: the order in work, or None if the silo is idle.
-        since_s: when it became busy or idle; of an order that was queued, when the update before it came.
-        forecast: predicted curve, or None before anything is known.
-        failures: orders failed in a row.
-        samples: processed in all its finished orders.
-        overhead_s: seconds that its last order cost besides training.
-        progress_steps: local steps it told of in its current order.
-        queued: the order that it begins when it has trained the one in work, or None.
-        queued_s: when it was given that.
+        clock: number of finished orders with an update.
+        since_s: time at which the silo became busy or idle; for an order from the queue, arrival of the update before.
+        forecast: predicted curve, or None before any observation.
+        failures: number of consecutive failed orders.
+        overhead_s: duration of the last order without its training [s].
+        progress_steps: local steps reported for the running order.
+        queued: order that begins after the training of the running order, or None.
+        queued_s: time at which ``queued`` was given.
     """
 
     facts: SiloFacts
@@ -47,69 +44,65 @@ class SiloView:
 
     @property
     def orders(self) -> tuple[WorkOrder, ...]:
-        """Those that it has not answered yet: the one in work, then the queued one."""
+        """Unanswered orders: the running order, then the queued order."""
         return tuple(order for order in (self.order, self.queued) if order is not None)
 
     def order_s(self, work: LocalWork) -> float | None:
-        """How long an order is predicted to take [s], with what the last one cost besides training; None if unknown."""
+        """Return the predicted duration of an order [s], at least with the last order's overhead; None if unknown."""
         if self.forecast is None:
             return None
         return work.steps * self.forecast.step_s(work.batch_size) + max(self.forecast.overhead_s, self.overhead_s)
 
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
-        """The silo once it has been given an order, which is queued if it has one in work."""
+        """Return the silo with one more order, which is queued if another order is running."""
         if self.order is not None:
             return replace(self, queued=order, queued_s=at_s)
-        # Positions, here and in `ended`: a name costs 35 ns, and this is done for every order.
+        # Positional arguments, here and in `ended`: a keyword costs 35 ns, and this runs for every order.
         return SiloView(
             self.facts, self.clock, order, at_s, self.forecast, self.failures, self.samples, self.overhead_s
         )
 
     def ended(self, at_s: float, samples: int, forecast: Curve | None, overhead_s: float) -> SiloView:
-        """The silo once the update in work is in, with what its report changes."""
         done = self.samples + samples
         return SiloView(self.facts, self.clock + 1, self.queued, at_s, forecast, 0, done, overhead_s)
 
     def failed(self, at_s: float) -> SiloView:
-        """The silo once the order in work has failed."""
         failures = self.failures + 1
         queueless = replace(self, queued=None, queued_s=0.0)
         return replace(queueless, order=self.queued, since_s=at_s, failures=failures, progress_steps=0)
 
 
 class Index(Protocol):
-    """What the coordinator knows of all silos without looking at each; read-only and live."""
+    """Read-only live indexes over all silos, so that no lookup scans them."""
 
     @property
     def idle(self) -> Mapping[str, int]:
-        """Name -> place in the order of joining, of the silos without an order."""
+        """Name -> rank in the order of joining, for silos without an order."""
 
     @property
     def names(self) -> Sequence[str]: ...
 
     @property
     def news(self) -> int:
-        """How often a silo has come, gone or ended an order."""
+        """Counter of joins, leaves and finished orders."""
 
     def changed_since(self, news: int) -> Collection[str] | None:
-        """Names of the silos that did so since ``news`` was this, perhaps twice; None if that is not known any more."""
+        """Return the names of silos with such an event since counter value ``news``, with repeats; None if unknown."""
 
 
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """The whole cluster at one instant. The mappings are read-only and live: do not keep them.
+    """Whole cluster at one instant. The mappings are read-only and live: do not keep them.
 
     Args:
-        now_s: monotonic seconds since the run began.
-        version: current model version.
+        now_s: monotonic time since the start of the run [s].
         silos: name -> view, in order of joining.
-        pending: update id -> meta, arrived and not committed, in order of arrival.
-        work: name -> what the sizing would give the silo if it were released now; worked out when first
-            looked at, in O(n).
-        seed: of the run, for policies that draw.
-        index: of ``silos``; None has everything looked for. Whoever shows a part of the silos sets it to None.
-        windows: name -> when its window ends and when its next one begins, of silos that are not always there.
+        pending: update identifier -> meta of uncommitted updates, in order of arrival.
+        work: name -> work of the silo if released now; computed at first access, in O(n).
+        seed: seed of the run, for policies that draw.
+        index: indexes of ``silos``; None to scan instead, as in a view of a part of the silos.
+        windows: name -> end of the availability window and begin of the next [s], for part-time silos.
     """
 
     now_s: float
@@ -122,14 +115,14 @@ class ClusterView:
     windows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def present_for_s(self, name: str) -> float | None:
-        """How long a silo says that it is still there [s], 0 if it is away; None if always, or if nobody knows."""
+        """Return the rest of a silo's availability window [s]; 0 outside a window, None for always or unknown."""
         window = self.windows.get(name)
         if window is None or self.now_s >= window[1]:
             return None
         return max(window[0] - self.now_s, 0.0)
 
     def has_time(self, name: str) -> bool:
-        """Whether a silo can answer one more order in its window, by what is predicted; if nothing is, it may try."""
+        """Whether the predicted duration of one more order fits a silo's window; True without a prediction."""
         left_s, silo = self.present_for_s(name), self.silos[name]
         if left_s is None or (order_s := silo.order_s(self.work[name])) is None:
             return True
@@ -139,13 +132,13 @@ class ClusterView:
     @property
     def idle(self) -> tuple[str, ...]:
         """Names of the silos without an order, in order of joining; costs O(k log k) for k of them."""
-        # Of many, one pass over all is cheaper than sorting.
+        # For a large share of idle silos, one pass over all silos is cheaper than sorting.
         if self.index is None or 4 * len(self.index.idle) > len(self.silos) > 4:
             return tuple(name for name, silo in self.silos.items() if silo.order is None)
         return tuple(sorted(self.index.idle, key=self.index.idle.__getitem__))
 
     def idle_among(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Those of ``names`` that are here and have no order, each once, in order of joining."""
+        """Return the idle silos among ``names``, without duplicates, in order of joining."""
         if self.index is None:
             wanted = set(names)
             return tuple(name for name in self.idle if name in wanted)
@@ -158,11 +151,11 @@ class ClusterView:
 
     @property
     def news(self) -> int | None:
-        """For `changed_since`, later; None without an index."""
+        """Counter value for a later `changed_since`; None without an index."""
         return None if self.index is None else self.index.news
 
     def changed_since(self, news: int | None) -> Collection[str] | None:
-        """Names of the silos that have come, gone or ended an order since `news` was this; None if nobody knows."""
+        """Return the silos that joined, left or ended an order since counter value ``news``; None if unknown."""
         return None if self.index is None or news is None else self.index.changed_since(news)
 
     @property
@@ -179,23 +172,23 @@ class ClusterView:
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A barrier's answer, carried out in the order of its fields.
+    """Answer of a barrier, executed in the order of its fields.
 
     Args:
-        rollback: go back to the remembered version, which becomes a new one.
-        commit: update ids to fold into one new version; empty for none.
-        discard: pending update ids to forget.
-        savepoint: keep the version as it is now for a later rollback.
-        release: idle silos that get a new order, from the newest version.
-        queue: silos with one order in work, after `release`, that get another, to begin when they have trained that.
-        carry: share of its own update, 0..1, by which a queued order begins ahead of its version; see `WorkOrder`.
-        steps: local steps for released silos; absent means as many as the sizing says.
-        budget_s: seconds of training for released silos; absent means no limit.
+        rollback: restore the savepoint, as a new version.
+        commit: identifiers of updates to fold into one new version; empty for none.
+        discard: identifiers of pending updates to drop.
+        savepoint: keep the current version for a later rollback.
+        release: idle silos that get a new order from the newest version.
+        queue: silos with exactly one order (after ``release``) that get another, which begins after its training.
+        carry: share of the preceding order's update, 0..1, that a queued order adds to its base; see `WorkOrder`.
+        steps: local steps of released silos; for absent silos, the sizing's steps.
+        budget_s: training time limit of released silos [s]; no limit for absent silos.
         overrun: see `WorkOrder`.
-        stop_now: busy silos that are to stop after their current step.
-        probe: busy silos that are to tell how far they are.
-        wake_at_s: when to be asked again at the latest, or None.
-        reason: why, for people.
+        stop_now: busy silos that must stop after their current step.
+        probe: busy silos that must report their progress.
+        wake_at_s: latest time of the next call, or None.
+        reason: explanation for users.
     """
 
     rollback: bool = False
@@ -214,7 +207,7 @@ class Verdict:
     reason: str = ""
 
     def by(self, at_s: float | None) -> Verdict:
-        """The same, to be asked again at ``at_s`` at the latest; None changes nothing."""
+        """Return the verdict with the next call at ``at_s`` or earlier; None changes nothing."""
         if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):
             return self
         return replace(self, wake_at_s=at_s)

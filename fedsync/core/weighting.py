@@ -1,4 +1,4 @@
-"""The part of an update's weight that its silo knows: what makes aggregation possible where nobody sees an update."""
+"""Part of an update's weight that its silo knows, for aggregation where the server cannot see an update."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ Share = Literal["silo", "examples", "samples"]
 
 @dataclass(frozen=True, slots=True)
 class Solver:
-    """What becomes of a constant gradient over a silo's local steps, for `progress`.
+    """Local solver of a silo, for `progress`.
 
-    Args:
-        momentum: rho of its SGD.
-        pull: share of the way back to where it started that each step goes: eta mu of a proximal term; for a task whose
-            model is a running mean, its rate.
+    ``momentum`` is rho of SGD. ``pull`` is the share of the way back to the start in each step: eta mu of a proximal
+    term, or the rate of a running mean.
     """
 
     momentum: float = 0.0
@@ -28,17 +26,16 @@ class Solver:
 
 @dataclass(frozen=True, slots=True)
 class Weighting:
-    """How a commit weighs its updates, split into what silos know and what is common to the commit.
+    """Weights of a commit, split into the silos' own factors and a factor common to the commit.
 
-    With w_i what silo i stands for and a_i its local progress (1 unless ``normalised``), a commit adds
-    ``rate x (sum_i w_i a_i / sum_i w_i) x sum_i (w_i update_i / a_i) / sum_i w_i``. Three sums over silos,
-    so a server that can only add can do it.
+    With the weight w_i of silo i and its local progress a_i (1 unless ``normalised``), a commit adds
+    ``rate x (sum_i w_i a_i / sum_i w_i) x sum_i (w_i update_i / a_i) / sum_i w_i``. These are three sums over silos, so
+    a server that can only add can compute the commit.
 
     Args:
-        by: what an update stands for: every silo the same, the training samples that it holds, or the samples
-            that it processed.
-        rate: the server's learning rate.
-        normalised: divide updates by local progress: FedNova.
+        by: weight of an update: equal for all silos, training samples held, or samples processed.
+        rate: server's learning rate.
+        normalised: divide updates by local progress (FedNova).
         momentum: rho of the silos' SGD, for `progress`.
         pull: eta mu, for `progress`.
     """
@@ -54,23 +51,20 @@ class Weighting:
         return {"silo": 1, "examples": examples, "samples": samples}[self.by]
 
     def progress(self, steps: int) -> float:
-        """a_i after so many local steps."""
+        """a_i after ``steps`` local steps."""
         return progress(steps, self.momentum, self.pull) if self.normalised else 1.0
 
 
 @lru_cache(maxsize=4096)
 def progress(steps: int, momentum: float, pull: float) -> float:
-    """|a|_1: how far ``steps`` local steps lead along a constant gradient of 1, in units of eta.
+    """|a|_1: distance covered by tau = ``steps`` local steps along a constant gradient of 1, in units of eta.
+
+    Needs tau >= 1, 0 <= rho < 1, and 0 <= alpha <= 1: then no a_k is negative without momentum.
 
     - SGD: ``tau``.
     - With momentum rho: ``(tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)``.
-    - With a proximal term, alpha = eta mu: ``(1 - (1 - alpha)^tau) / alpha``.
-    - With both there is no short formula, but a power of a matrix.
-
-    Args:
-        steps: tau, at least 1.
-        momentum: rho, 0 <= rho < 1.
-        pull: alpha = eta mu, 0 <= alpha <= 1, so that no a_k is negative without momentum.
+    - With a proximal term, alpha = eta mu = ``pull``: ``(1 - (1 - alpha)^tau) / alpha``.
+    - With both there is no short formula; the result is an entry of a matrix power.
 
     Source: arXiv:2007.07481, the vectors a_i of the local solvers.
     """
@@ -78,8 +72,8 @@ def progress(steps: int, momentum: float, pull: float) -> float:
         return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
     if momentum == 0:
         if pull == 1:
-            return 1.0  # each step begins anew
-        return -math.expm1(steps * math.log1p(-pull)) / pull  # as above, and exact for a weak pull
-    # One step: speed' = rho speed + 1 - alpha way, and way' = way + speed'. By squaring: a silo may claim any number.
+            return 1.0  # each step starts from the initial model
+        return -math.expm1(steps * math.log1p(-pull)) / pull  # the formula above, accurate for a weak pull too
+    # One step: speed' = rho speed + 1 - alpha way, and way' = way + speed'. Squaring bounds the cost of a huge claim.
     step = np.array([[1 - pull, momentum, 1], [-pull, momentum, 1], [0, 0, 1]])
     return float(np.linalg.matrix_power(step, steps)[0, 2])

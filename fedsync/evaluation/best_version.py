@@ -1,7 +1,7 @@
-"""Which version of the model is the best so far: the one that is kept when training goes on, and may spoil it.
+"""Selection of the best model version, which is kept because later training may spoil the model.
 
-A version is judged once, when its score settles (`fedsync.evaluation.version_scores`), by what silos found on their validation
-splits. Only a version that surpasses the best takes its place, so of equals the first stays.
+A version is judged once, when its score settles (`fedsync.evaluation.version_scores`), by the silos' validation splits. Only a
+strictly better version replaces the best, so the first of equal versions stays.
 """
 
 from __future__ import annotations
@@ -18,33 +18,24 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric, number
 from fedsync.evaluation.version_scores import standing_in
 
 Numbers = Mapping[str, float]
-"""Value of each metric by its name; one that could not be worked out is absent."""
+"""Metric name -> value; a metric that could not be computed is absent."""
 
 Judge = Callable[[Numbers, Mapping[str, Numbers]], float]
-"""A user's rule: the pooled numbers, and those of each silo by its name, to one number, of which more is better."""
+"""User-defined rule: maps the pooled numbers and each silo's numbers to one number, of which more is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """How good a version is, as one number.
-
-    Args:
-        metric: by which it is judged; not looked at by a user's rule.
-        higher: more is better.
-        by: the pooled number, that of the silo where it is worst, or a user's rule.
-    """
+    """Rule that rates a version by one number: the pooled metric, the worst silo's, or the result of a user's rule."""
 
     metric: str = "accuracy"
     higher: bool = True
     by: Literal["pooled", "worst"] | Judge = "pooled"
 
     def value(self, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> float | None:
-        """The number, finite; None where the metric was not told or could not be worked out.
+        """Return the finite rating; None if the metric is not reported or could not be computed.
 
-        Args:
-            score: of the version.
-            found: what each silo found that is in the score; nothing where single silos are sealed.
-            metrics: of the run.
+        ``found`` holds the pooled evaluations by silo; it is empty if the figures of single silos are sealed.
         """
         if self.by == "pooled":
             value = self._of(score.numbers)
@@ -62,12 +53,11 @@ class Selection:
 
 
 def stated(score: Score, value: float | None) -> dict[str, Any]:
-    """What ``best.json`` says of a version, and of its value by the rule."""
     return {"version": score.version, "value": value, "metrics": dict(score.numbers)}
 
 
 def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
-    """What one silo found, by name: as `Score.numbers`, of the silo alone."""
+    """Return one silo's values by metric name, in the form of `Score.numbers`."""
     worked_out = {
         metric.name: number(metric, np.array(evaluation.sums[metric.statistic.key]))
         for metric in metrics
@@ -79,18 +69,12 @@ def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
         for name, total in (("accuracy", evaluation.correct), ("loss", evaluation.loss))
         if total is not None and evaluation.samples
     }
-    return {**means, **told, **means}  # the score of a task of its own stands under its name, as in `Score.numbers`
+    return {**means, **told, **means}  # means win: a custom task's score stands under its name, as in `Score.numbers`
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """The best version so far by one rule.
-
-    Args:
-        score: of the version; None before there is one.
-        value: of the version, by the rule.
-        since: versions judged since then.
-    """
+    """Best version by one rule: its score (None before the first), its rating, and the versions judged since then."""
 
     score: Score | None = None
     value: float = 0.0
@@ -98,13 +82,13 @@ class Leader:
 
     @property
     def version(self) -> int:
-        """Of the model; -1 before there is one."""
+        """Model version; -1 before the first."""
         return -1 if self.score is None else self.score.version
 
     def after(
         self, rule: Selection, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]
     ) -> Leader:
-        """The best once another version was judged; arguments as `Selection.value`'s."""
+        """Return the leader after one more judged version; arguments as in `Selection.value`."""
         value = rule.value(score, found, metrics)
         if value is None:
             return self
@@ -113,10 +97,5 @@ class Leader:
         return Leader(self.score, self.value, self.since + 1)
 
     def told(self, rule: Selection, best: Score) -> Leader:
-        """What silos keep as the best, where they decide by themselves, for their figures are sealed.
-
-        Args:
-            rule: by which they do.
-            best: score of the version that they keep.
-        """
+        """Return the version ``best`` that silos keep: under sealed figures they decide themselves, by ``rule``."""
         return self if best.version == self.version else Leader(best, rule.value(best, {}, ()) or 0.0)

@@ -1,31 +1,31 @@
-"""How a run ends: silos answer questions about what came of it, then it stops.
+"""End of a run: silos answer the final questions, then the run stops.
 
-| step | what goes out | until |
+| step | action | until |
 |---|---|---|
-| halt | where silos train apart: what is in work is halted | nobody is at work |
-| apart | before a question about a model that silos train themselves: orders (`fedsync.evaluation.local_baselines`) | all are done |
-| tally | where figures are sealed: orders that only score; what is in work is halted | all are in, failed or lost |
-| commit | likewise: their updates, which change nothing, as one more version | |
-| question | `Evaluate`; where figures are sealed, it brings the sum | all have answered |
+| halt | if silos train apart: halt orders in work | all silos are idle |
+| apart | before a question about silos' own models: orders (`fedsync.evaluation.local_baselines`) | all are done |
+| tally | if figures are sealed: evaluation-only orders; orders in work are halted | all answered, failed or are lost |
+| commit | if figures are sealed: commit their updates, which change nothing, as one more version | |
+| question | `Evaluate`; if figures are sealed, it brings the sum | all silos have answered |
 
-All but halt are the steps of each question, one after the other:
+Halt happens once. The other steps are repeated for each question:
 
-| question | why | not asked if |
+| question | reason | skipped if |
 |---|---|---|
-| last version, validation split | it may be the best; sealed, it brings the sum of scores | all have evaluated it |
-| last version, test split | what the run came to, by samples that decided nothing | see below |
-| best version, test split | likewise | likewise, or it is the last |
-| models of silos' own, test split | what the run has brought each silo | it does not say `cross_site` |
-| another silo's local model, test split | likewise | likewise, or its owner keeps it |
+| last version, validation split | it may be the best; sealed: it brings the sum of scores | all have evaluated it |
+| last version, test split | the run's result, on samples that decided nothing | see below |
+| best version, test split | the same | the same, or the best is the last |
+| silos' own models, test split | each silo's gain from the run | ``cross_site`` is off |
+| another silo's local model, test split | the same | the same, or its owner does not share it |
 
-Unless the run says `cross_site`, the test split is not asked for where nobody holds out a validation split; sealed, in
-no run where not all silos do. Sealed, a question about models of silos' own is asked if all silos have one, for answers
-are told of the same silos only (`fedsync.cipher.silo.figure_pool`). No silo is asked about another's.
+Without ``cross_site``, the test split is skipped if no silo holds out a validation split; in a sealed run, unless all
+silos do. In a sealed run, a question about silos' own models is asked only if all silos have one, since sealed answers
+are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). A sealed run skips other silos' models.
 
-Sealed figures can be added up in a version only. So the last version of training is scored by a version that follows
-it, under all rules that hold for versions: who must be in it, what it is built on, and that there is one of it. A silo
-evaluates one model for the server once, so a run does not end while silos are at work on the newest version, which they
-have evaluated then. Only a time limit ends it there, and leaves that version without a score.
+Sealed figures can only be added up within a version. So one more version, after training, carries the scores of the
+last one. All rules for versions hold for it: its members, its base, and that it exists once. A silo evaluates each
+model once for the server. So a run does not end while silos work on the newest version, which they have already
+evaluated. Only a time limit ends it there and leaves that version without a score.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from fedsync.evaluation.local_baselines import Apart
 
 Question = tuple[Subject, Split, str]
-"""Which model, on which samples, and whose model it is; nobody's where each silo has its own, or all have it."""
+"""Model, split, and owner of the model; owner "" where each silo has its own model or all share it."""
 
 QUESTIONS: tuple[Question, ...] = (
     (Subject.LAST, Split.VALIDATION, ""),
     (Subject.LAST, Split.TEST, ""),
     (Subject.BEST, Split.TEST, ""),
 )
-"""In this order: the first may still change which version is the best."""
+"""In this order: the first may still change the best version."""
 
 _NOTHING_COMPARED = (
     "nothing is compared (evaluation.cross_site): figures are sealed, and not every silo holds out a validation split, "
@@ -61,7 +61,6 @@ _NOTHING_COMPARED = (
 
 
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Training is over."""
     state.final, state.summed = state.version, 1
     known = state.evaluated
     if policies.apart:
@@ -83,16 +82,7 @@ def advance(
     now_s: float,
     actions: list[Action],
 ) -> bool:
-    """Take the next steps; whether all are behind.
-
-    Args:
-        state: of the run, which is closing.
-        policies: of the run.
-        plan: the work of each silo.
-        recent: entries of the journal, for errors.
-        now_s: seconds since the run began.
-        actions: of the coordinator.
-    """
+    """Take the next steps; return whether all are done. ``recent`` journal entries go into error messages."""
     if policies.apart or policies.tally:
         _halt(state, _gone_on(state), actions)
     while not state.awaiting and state.asked < len(questions(state, policies)):
@@ -116,7 +106,7 @@ def advance(
 
 
 def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Have silos answer the next question with updates that change nothing, as soon as they have nothing else to do."""
+    """Have silos answer the next question with updates that change nothing, as soon as they are idle."""
     here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
     here.sort(key=lambda name: state.silos[name].busy)
     state.owing = set(here[: policies.tally])
@@ -126,7 +116,6 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 def _order(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> None:
-    """Give silos that owe an answer, and have nothing else to do, an order for it."""
     subject, split, _ = questions(state, policies)[state.asked]
     for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
         order = state.next_order(name, plan()[name], Verdict(), policies.seed)
@@ -136,7 +125,7 @@ def _order(
 
 
 def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
-    """All questions, as far as they are known: which silos share their local models turns out once they have them."""
+    """Return all questions known now; silos that share a local model are known only after local training."""
     found = list(QUESTIONS)
     for subject in policies.apart:
         found.append((subject, Split.TEST, ""))
@@ -146,23 +135,20 @@ def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
 
 
 def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bool:
-    """Whether it is the answer of a silo that the last question waits for."""
     asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.asked - 1]
     return event.silo in state.awaiting and asked and event.version == _version(state, policies, event.subject)
 
 
 def decides(state: CoordinatorState) -> bool:
-    """Whether the answers to the last question may change which version is the best: only the first does."""
+    """Return whether answers to the current question may change the best version: only the first question's can."""
     return state.asked == 1
 
 
 def apart(state: CoordinatorState) -> Apart:
-    """Progress of the silos with what they train apart."""
     return cast("Apart", state.extensions.own("apart"))
 
 
 def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) -> None:
-    """Have silos end what they are at, as far as they are at something and were not told before."""
     for name in names:
         order = state.silos[name].order
         if order is not None and state.halted.get(name) != order.update_id:
@@ -171,20 +157,19 @@ def _halt(state: CoordinatorState, names: Iterable[str], actions: list[Action]) 
 
 
 def _gone_on(state: CoordinatorState) -> list[str]:
-    """Silos that were told to stop, and have begun the order that was queued."""
     orders = ((name, silo.order) for name, silo in state.silos.items())
     return [name for name, order in orders if order is not None and order.behind == state.halted.get(name)]
 
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:
-    """Whether an order of the run is in work, and silos are to train apart: they do one thing at a time."""
+    """Return whether an order must end before silos train apart: a silo does one thing at a time."""
     return bool(policies.apart) and any(silo.busy for silo in state.silos.values())
 
 
 def _trained(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> bool:
-    """Have silos train what the next question is about, if they have to; whether they are at the end of it."""
+    """Dispatch the training that the next question needs; return whether it is finished."""
     subject, _, owner = questions(state, policies)[state.asked]
     rules, version = policies.cross_site, _base(state, subject)
     if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):
@@ -206,7 +191,6 @@ def _trained(
 
 
 def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Ask the next question, if it is worth asking; where figures are sealed, for what the sum brought."""
     subject, split, owner = questions(state, policies)[state.asked]
     state.asked += 1
     version, silos = _version(state, policies, subject), tuple(state.silos)
@@ -224,7 +208,7 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 
 
 def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
-    """Whether anybody is to evaluate anything, and would tell of the model what nobody knows yet."""
+    """Return whether a silo can answer, and the answer would tell something new."""
     if not (state.silos and policies.evaluate):
         return False
     if split is Split.VALIDATION:
@@ -238,20 +222,20 @@ def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject,
 
 
 def _comparable(state: CoordinatorState, policies: Policies) -> bool:
-    """Whether anything can be found on the test split.
+    """Return whether the test split can tell anything.
 
-    Sealed, silos that hold out no validation split would evaluate the same samples twice, in two sums.
+    In a sealed run, silos without a validation split would evaluate the same samples twice, in two sums.
     """
     return not policies.tally or (state.commits > 0 and all(silo.facts.validates for silo in state.silos.values()))
 
 
 def _version(state: CoordinatorState, policies: Policies, subject: Subject) -> int:
-    """Of the model that a question is about; where figures are sealed, the version with the sum."""
+    """Return the version that a question is about; if figures are sealed, the version with the sum."""
     return state.version if policies.tally else _base(state, subject)
 
 
 def _base(state: CoordinatorState, subject: Subject) -> int:
-    """The version that a model is, or with which silos begin it."""
+    """Return the version of a model, or the version that its training starts from."""
     if subject is Subject.LOCAL:
         return 0
     return state.best.version if subject in (Subject.BEST, Subject.TUNED) else state.version

@@ -1,14 +1,14 @@
-"""Training apart: what silos train for themselves once the run is over, so that the run can be measured by it.
+"""Training apart: models that silos train for themselves after the run, as a baseline for the run.
 
-| subject | begins with | trained for |
+| subject | starts from | trained for |
 |---|---|---|
-| local | version 0 | the samples that the silo processed in the run, in whole orders; or as many orders as it says |
-| tuned | the best version | one order, of as many steps as the run says |
+| local | version 0 | the samples that the silo processed in the run, in whole orders; or a set number of orders |
+| tuned | the best version | one order with the configured number of steps |
 
-Each order has the batch size, the steps and the learning rate that the silo would have had with the next version. So
-alone it does the work that it did in the federation, and what differs is the others. What it trains, the silo keeps;
-the server counts orders. One that fails is given again, `MOST_FAILURES` times in a row. A silo that is lost is not
-waited for, and goes on where it was if it returns while others are at it.
+Each order has the batch size, steps and learning rate that the silo would have had for the next version. The silo alone
+therefore does the same work as in the federation; only the other silos are missing. The silo keeps the trained model;
+the server only counts orders. A failed order is repeated, up to `MOST_FAILURES` times in a row. The run does not wait
+for a lost silo. A silo that returns while others still train continues where it stopped.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class CrossSite:
-    """What silos train apart; by default nothing.
+    """Models that silos train apart; by default none.
 
     Args:
         local: train alone from the first model.
-        rounds: orders of that; None for as many as bring the samples that the silo has processed in the run.
+        rounds: orders of local training; None for as many as cover the samples that the silo processed in the run.
         fine_tune: steps from the best model; 0 for none.
-        share: local models go to other silos, whose owners let them travel.
+        share: send local models to other silos, if their owners allow it.
     """
 
     local: bool = False
@@ -42,20 +42,19 @@ class CrossSite:
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """What is trained, one after the other."""
         return (*((Subject.LOCAL,) if self.local else ()), *((Subject.TUNED,) if self.fine_tune else ()))
 
 
 @dataclass(slots=True)
 class Apart(Extension):
-    """Progress of training apart; an extension of a run that compares silos' own models.
+    """Progress of training apart: the extension of a run that compares silos' own models.
 
     Args:
         processed: samples that each silo processed in the run.
-        work: of an order, for each silo that takes part; empty before any does.
-        done: orders of the subject that is trained, by silo.
-        failed: likewise, in a row.
-        trained: silos that have a model, by subject; of those that are over.
+        work: work of one order, for each participating silo; empty before training apart begins.
+        done: finished orders of the current subject, by silo.
+        failed: consecutive failed orders, by silo.
+        trained: silos that have a model, by finished subject.
         shared: silos whose local model the server has.
     """
 
@@ -68,7 +67,6 @@ class Apart(Extension):
     shared: list[str] = field(default_factory=list)
 
     def begin(self, work: Mapping[str, LocalWork]) -> None:
-        """Training is over, and these are the orders that silos would have had."""
         if not self.work:
             self.work = dict(work)
 
@@ -82,25 +80,22 @@ class Apart(Extension):
         return None
 
     def count(self, name: str, samples: int) -> None:
-        """A silo has processed so many samples in the run."""
         self.processed[name] = self.processed.get(name, 0) + samples
 
     def end(self, name: str, *, shares: bool) -> None:
-        """A silo has done an order, and sent its model if it ``shares``."""
+        """Count a finished order; with ``shares``, the server has the silo's model."""
         self.done[name] = self.done.get(name, 0) + 1
         self.failed.pop(name, None)
         if shares and name not in self.shared:
             self.shared.append(name)
 
     def fail(self, name: str) -> None:
-        """A silo has failed to do an order."""
         self.failed[name] = self.failed.get(name, 0) + 1
 
     def next(self, name: str, subject: Subject, rules: CrossSite) -> tuple[LocalWork, int, bool] | None:
-        """A silo's next order; None where it has none to do, or has failed too often.
+        """Return a silo's next work, its number of finished orders, and whether to send its model; None if it is done.
 
-        Returns:
-            Its work, how many are behind it, and whether its model is to be sent.
+        A silo that failed too often is done too.
         """
         done, wanted = self.done.get(name, 0), self._wanted(name, subject, rules)
         if name not in self.work or self.failed.get(name, 0) >= MOST_FAILURES or done >= wanted:
@@ -110,7 +105,6 @@ class Apart(Extension):
         return self.work[name], done, rules.share and done + 1 == wanted
 
     def finish(self, subject: Subject, rules: CrossSite) -> None:
-        """All is done that will be: those who have a model are known, and the next subject begins anew."""
         self.trained[subject] = tuple(
             name for name in self.work if self.done.get(name, 0) >= self._wanted(name, subject, rules)
         )
@@ -118,7 +112,6 @@ class Apart(Extension):
         self.failed.clear()
 
     def _wanted(self, name: str, subject: Subject, rules: CrossSite) -> int:
-        """Orders that make a silo's model."""
         if subject is Subject.TUNED or name not in self.work:
             return 1
         each = self.work[name].steps * self.work[name].batch_size

@@ -1,14 +1,14 @@
-"""Figures that silos say they found together, and which of them the server believes.
+"""Pooled figures as reported by silos, and the rule by which the server believes them.
 
-Where figures are sealed, the server cannot add them up itself: silos open the sums and tell it. All honest silos open
-the same sums and say the same, so a figure is believed once more than half of the silos that are here say it, and two
-at least. One silo that lies changes nothing; where two silos are left and one lies, nothing is believed.
+Sealed figures cannot be added by the server: silos open the sums and report them. Honest silos open the same sums and
+report the same figures. The server believes a figure once more than half of the present silos report it, and at least
+two. One lying silo changes nothing; if two silos are left and one lies, nothing is believed.
 
 | claims about a version | next |
 |---|---|
-| none that enough silos share | wait: every silo tells with its next update |
-| enough silos say the same | `Attested`, once |
-| two that differ | a `Note`, once a run, whoever is right |
+| none with enough silos | wait: every silo reports with its next update |
+| one with enough silos | `Attested`, once |
+| two that differ | a `Note`, once a run, whichever is right |
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedsync.core.orders import PooledFigures
 from fedsync.core.report_checks import usable_figures
 
 KEPT = 64
-"""Versions back to which claims are remembered."""
+"""Number of recent versions whose claims are kept."""
 
 MOST = 16
-"""Claims of one message that count, the last."""
+"""Number of claims read from one message; the last ones count."""
 
 
 @dataclass(slots=True)
 class Claims:
-    """What each silo said. A value that pickles.
+    """Claims of each silo. The object can be pickled.
 
     Args:
-        said: version -> silo -> its claim, the first one.
-        believed: versions of which a claim is.
-        disputed: silos have contradicted each other.
+        said: version -> silo -> its first claim.
+        believed: versions with a believed claim.
+        disputed: whether silos have contradicted each other.
     """
 
     said: dict[int, dict[str, PooledFigures]] = field(default_factory=dict)
@@ -45,22 +45,14 @@ class Claims:
     def hear(
         self, silo: str, claims: Iterable[PooledFigures], silos: int, version: int, actions: list[Action]
     ) -> list[PooledFigures]:
-        """What is believed now that ``silo`` has spoken, oldest first; also added to ``actions``.
-
-        Args:
-            silo: who says so.
-            claims: what it says; what no silo can have found is left out.
-            silos: that are here.
-            version: of the model.
-            actions: of the coordinator.
-        """
+        """Store plausible claims and return the newly believed ones, oldest first, also added to ``actions``."""
         news = []
         for claim in sorted(tuple(claims)[-MOST:], key=lambda each: each.version):
             if not usable_figures(claim, version) or claim.version <= version - KEPT:
                 continue
             said = self.said.setdefault(claim.version, {})
             if silo not in said:
-                # One object for all that say the same: a checkpoint writes it once, not for each silo.
+                # Equal claims share one object, so a checkpoint writes it once.
                 said[silo] = next((other for other in said.values() if other == claim), claim)
             self._dispute(claim.version, said, silo, actions)
             if claim.version in self.believed:

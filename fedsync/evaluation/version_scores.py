@@ -1,4 +1,4 @@
-"""How good each model version is, pooled from what silos evaluate on the way."""
+"""Scores of model versions, pooled from the silos' evaluations during training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedsync.evaluation.metrics.pool import SumsPool
 
 
 def standing_in(numbers: Mapping[str, float]) -> float | None:
-    """The accuracy among these; where silos tell none, minus the loss, of which more is better too."""
+    """Return the accuracy or, if silos report none, minus the loss, so that more is better."""
     value = numbers.get("accuracy")
     return -numbers["loss"] if value is None and "loss" in numbers else value
 
 
 @dataclass(slots=True)
 class _Pool:
-    """Sums over the silos in it, and how many evaluations are still to come."""
+    """Sums over the evaluations of several silos, and the number of pending evaluations."""
 
     under_way: int = 0
     found: dict[str, Evaluation] = field(default_factory=dict)
@@ -28,17 +28,17 @@ class _Pool:
     samples: int = 0
     with_loss: int = 0
     with_score: int = 0
-    """Of the samples, those of which somebody told the loss; and the score."""
+    """Number of samples with a reported loss (``with_loss``) and with a reported score."""
     sums: SumsPool = field(default_factory=SumsPool)
 
     @property
     def score(self) -> tuple[float | None, float | None]:
-        """Means of the score and of the loss."""
+        """Mean score and mean loss."""
         score = self.correct.value / self.with_score if self.with_score else None
         return score, self.loss.value / self.with_loss if self.with_loss else None
 
     def add(self, evaluation: Evaluation, known: Mapping[str, Statistic], times: int = 1) -> None:
-        """Put an evaluation in, or take it out again with ``times=-1``; of its sums the known ones."""
+        """Add an evaluation, or remove it with ``times=-1``; only the ``known`` statistics of its sums count."""
         if evaluation.loss is not None:
             self.loss.add(evaluation.loss, times)
             self.with_loss += times * evaluation.samples
@@ -51,12 +51,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A version on which no evaluation is under way any more.
-
-    Args:
-        score: of the version.
-        found: what each silo found that is in it; may change with the next evaluation.
-    """
+    """Pooled score of a version without pending evaluations, and the evaluations by silo, which may change later."""
 
     score: Score
     found: Mapping[str, Evaluation]
@@ -64,21 +59,21 @@ class Settled:
 
 @dataclass(slots=True)
 class Scores:
-    """Pools evaluations by version and keeps the best. Every method takes O(1) for a silo or a version.
+    """Pool of evaluations by version, with the best score. Every method takes O(1) for a silo or a version.
 
-    Silos evaluate the model that an order brings before they train on it, so version v is evaluated by
-    the orders based on v, and is settled once none of those is in work.
+    Silos evaluate the model of an order before they train on it. So version v is evaluated by the orders based on v,
+    and is settled once none of these orders is running.
 
-    Where all silos go on together, all of them evaluate each version, and its score pools just that. Where
-    each goes on by itself, a version is evaluated by one or a few, whose own data say little of the others':
-    then the score pools the newest evaluation of every silo that is here. Else a silo that holds easy data
-    would reach the target for all.
+    Under a synchronous barrier all silos evaluate each version, and its score pools these evaluations. Under an
+    asynchronous barrier few silos evaluate a version, and their data say little about the other silos' data. Then
+    the score pools the newest evaluation of every connected silo. Otherwise a silo with easy data would reach the
+    target for all.
 
     Args:
-        metrics: numbers that a score has besides.
-        best: best accuracy of a settled version, minus infinity before there is one. See `standing_in`.
-        since_best: settled versions since then.
-        settled: newest settled version, -1 before there is one.
+        metrics: additional metrics of a score.
+        best: best accuracy of a settled version, minus infinity before the first. See `standing_in`.
+        since_best: number of versions settled since then.
+        settled: newest settled version, -1 before the first.
     """
 
     metrics: tuple[AnyMetric, ...] = ()
@@ -91,26 +86,26 @@ class Scores:
     _rolling: _Pool = field(default_factory=_Pool)
 
     known: Mapping[str, Statistic] = field(init=False)
-    """Statistics that ``metrics`` want, by key."""
+    """Statistics that ``metrics`` need, by key."""
 
     def __post_init__(self) -> None:
         self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1) -> None:
-        """So many evaluations of ``version`` are under way."""
+        """Register ``count`` pending evaluations of ``version``."""
         pool = self._open.get(version)
         if pool is None:
             pool = self._open[version] = _Pool()
         pool.under_way += count
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
-        """The evaluation of ``version`` by ``silo`` came back, or is given up (None)."""
+        """End a pending evaluation with its result, or with None if it is given up."""
         pool = self._open[version]
         pool.under_way -= 1
         if pool.under_way == 0:
             self._done.append(version)
         if evaluation is not None and evaluation.samples > 0:
-            if silo not in pool.found:  # one that starts from the same model twice finds the same twice
+            if silo not in pool.found:  # a second evaluation of the same model by the same silo has the same result
                 pool.found[silo] = evaluation
                 pool.add(evaluation, self.known)
             self.forget(silo)
@@ -119,31 +114,30 @@ class Scores:
             self._rolling.add(evaluation, self.known)
 
     def under_way(self, version: int) -> bool:
-        """Whether an evaluation of ``version`` is."""
         return version in self._open
 
     def forget(self, silo: str) -> None:
-        """The silo is gone: what it found counts for the versions that it evaluated only."""
+        """Remove a lost silo's evaluation from the rolling pool; it still counts for the versions that it evaluated."""
         if self._newest.pop(silo, None) is not None:
             self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)
 
     def restart(self, version: int) -> None:
-        """Training is over: forget which evaluations are under way; all silos begin one of ``version``."""
+        """Drop the pending evaluations at the end of training; all silos then evaluate ``version``."""
         self._open = {version: _Pool()}
         self._done = []
 
     def settle(self) -> list[Settled]:
-        """Settle every version on which no evaluation is under way; returns them, oldest version first.
+        """Settle every version without pending evaluations; return them, oldest version first.
 
-        One that a newer version has overtaken gets none. The score would be of what silos have found in newer ones by
-        now, and what its last silo found counts for the next.
+        A version older than the newest settled one gets no score. The rolling pool already holds evaluations of
+        newer versions, and the late evaluation counts for the next score.
         """
         if not self._done:
             return []
         settled = []
         for version in sorted(set(self._done)):
             if self._open[version].under_way > 0:
-                continue  # more have begun since
+                continue  # new evaluations of this version began
             pool = self._open.pop(version)
             if pool.samples == 0 or version < self.settled:
                 continue
@@ -155,7 +149,7 @@ class Scores:
         return settled
 
     def attest(self, score: Score) -> bool:
-        """Silos attest a score, where each one's own is sealed; whether it counts: a newer one may be settled."""
+        """Take a score attested by silos under sealed figures; return False if this or a newer version is settled."""
         if score.version <= self.settled:
             return False
         self._count(score)
@@ -169,5 +163,5 @@ class Scores:
             self.best = max(self.best, value)
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
-        """Whether ``version`` is settled and the newest that each of ``silos`` evaluated."""
+        """Whether ``version`` is settled and is the newest version that each of ``silos`` evaluated."""
         return self.settled >= version and all(self._newest.get(silo, -1) == version for silo in silos)

@@ -1,8 +1,7 @@
-"""The silo's side of Flower: hands the join of a run to the silo's agent, and says so.
+"""Flower ClientApp: passes the join of a run to the silo's agent, and confirms it.
 
-Where the server has no hub, as in Flower's simulation engine, it answers questions itself. Nothing heavy is imported,
-for Flower starts a process for every message. Nothing is raised to Flower, which would send the error's words to the
-server.
+Without a hub, as in Flower's simulation engine, the app answers questions itself. It imports little, because Flower
+starts a process for every message. It raises no exceptions to Flower, which would send the error's text to the server.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def _forward(message: Message, context: Context) -> Message:
         join = messages.read_join(message)
         if join is not None:
             joined, inbox = JoinedRun(join, dict(place.node), dict(place.run), place.ids, bundle), os.environ.get(INBOX)
-            if inbox is not None:  # the agent will refuse what is refused here, and put it down
+            if inbox is not None:  # the agent makes the same check as below, and logs a refusal
                 drop(Path(inbox), joined)
             trusted(Join.parse(join), context.node_config)
             if inbox is None:
@@ -49,6 +48,6 @@ def _forward(message: Message, context: Context) -> Message:
 
 
 def _bundle() -> str:
-    """Folder of the Flower app that the run brought along, as Flower unpacks it; empty for none."""
+    """Return the folder of the run's own Flower app, as unpacked by Flower; empty for none."""
     home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
     return announced(sys.path, home / "apps")

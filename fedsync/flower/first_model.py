@@ -1,4 +1,4 @@
-"""Version 0 of the model, and its layout: the task builds it, or, where the server has not what that takes, a silo."""
+"""Version 0 of the model, and its layout: built by the task, or by a silo if the server lacks the data or the code."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ logger = foreign.logger(__name__)
 Answered = TypeVar("Answered")
 
 _SMALL_BYTES = 2**24
-"""Size of a model that stays in memory between two times that it is written."""
+"""Maximum size of a model that stays in memory between two exports [bytes]."""
 
 
 def task_model(config: StrategyConfig) -> TaskModel:
-    """The model as the task builds it.
+    """Return the model as the task builds it.
 
     Raises:
-        ConfigError: the task needs data for it, or the user's own code, which are at the silos.
+        ConfigError: the task needs data or the user's own code, which only silos have.
     """
     task = config.task.build()
-    from fedsync.train.weights import TaskModel  # torch takes seconds, and is in vain where the line above raises
+    from fedsync.train.weights import TaskModel  # torch takes seconds to import, so only after `build` has succeeded
 
     return TaskModel(task, config.seed, config.model.build())
 
 
 def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
-    """The first model that a strategy file names; None where it names none.
+    """Return the first model that a strategy file names; None if it names none.
 
-    A run in the clear that is ``resumed`` has its model in the checkpoint. If it is sealed, silos that have none begin
-    with the first one again.
+    A ``resumed`` run in the clear has its model in the checkpoint. In a resumed encrypted run, silos without a model
+    begin with the first model again.
 
     Raises:
-        ConfigError: there is no such file, or it is no state dict.
+        ConfigError: the file does not exist, or is not a state dict.
     """
     if config.initial_model is None or (resumed and isinstance(config.cipher, PlainConfig)):
         return None
@@ -65,12 +65,12 @@ def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
 
 
 def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vector], None]:
-    """A function that writes a model, float32 [layout.size], as a state dict.
+    """Return a function that writes a model, float32 [layout.size], as a state dict.
 
-    What does not travel is in it as the task builds it. Where the task needs data to build its model and the server has
-    none, the file has what travels only, and integer buffers stay float32. A small model is built once a run.
+    Tensors that do not travel are written as the task builds them. If the task needs data that the server lacks, the
+    file has only tensors that travel, and integer buffers stay float32. A small model is built once per run.
 
-    The function raises `ConfigError` where nothing can be written.
+    The returned function raises `ConfigError` if the file cannot be written.
     """
     kept: TaskModel | None = None
 
@@ -95,12 +95,12 @@ def ask_for_model(
     timing: Timeouts,
     admission: Admission | None = None,
 ) -> tuple[Vector, InitialModel]:
-    """The model before any training, float32 [layout.size], and what is said of it, from the first silo that has it.
+    """Return the untrained model, float32 [layout.size], and its description, from the first silo that sends it.
 
-    An answer that is no model costs its silo its turn, and each time a longer pause.
+    A silo with an invalid answer is asked again after a pause, which grows each time.
 
     Raises:
-        RunError: no silo sends one in time; says what the last one answered instead. Or all refuse the run.
+        RunError: no silo sent a model in time (the message has the last answer), or all silos refuse the run.
     """
 
     def read(about: InitialModel, payload: Payload | None, sender: str) -> tuple[Vector, InitialModel]:
@@ -112,7 +112,7 @@ def ask_for_model(
 def ask_for_layout(
     transport: Transport, spec: str, timing: Timeouts, admission: Admission | None = None
 ) -> InitialModel:
-    """The same without the values."""
+    """Return only the description of the model, otherwise as `ask_for_model`."""
 
     def read(about: InitialModel, _: Payload | None, sender: str) -> InitialModel:
         payloads.check_names(about.layout, sender)

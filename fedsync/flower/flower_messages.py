@@ -1,8 +1,8 @@
-"""The Flower messages between server and silos: the only module that builds or takes them apart.
+"""Flower messages between server and silos; only this module builds and parses them.
 
-A message is a text, and bytes beside it where arrays travel; on the way to a silo also the run's specification, by
-which the silo finds its trainer. What texts say is in `fedsync.silo.protocol`, how bytes travel in
-`fedsync.flower.payloads`. Whatever a peer sends is bounded before anything is made of it.
+A message is a text, with bytes beside it if arrays travel. A message to a silo also has the run's specification, by
+which the silo finds its trainer. `fedsync.silo.protocol` defines the texts, `fedsync.flower.payloads` the bytes.
+All data of a peer is checked against size limits before it is parsed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _RECORD, _SPEC, _TEXT, _PAYLOAD, _RELAY, _JOIN = "fedsync", "spec", "text", "pay
 _READ = 10_000
 
 MOST_TOGETHER = 16
-"""Messages that go to the SuperLink in one request, where their payloads are small."""
+"""Maximum number of messages with small payloads in one request to the SuperLink."""
 
 
 def request(node: int, question: SiloQuestion) -> Message:
-    """A question for the silo of a node; its payload is bytes.
+    """Return a question for the silo of a node.
 
     Raises:
-        TypeError: the payload is a blob, which no message carries.
+        TypeError: the payload is a blob, which messages cannot carry.
     """
     payload = question.payload
     if isinstance(payload, Blob):
@@ -39,33 +39,31 @@ def request(node: int, question: SiloQuestion) -> Message:
 
 
 def join(node: int, text: str, ttl_s: float) -> Message:
-    """The one message that lets a silo into a run's sessions at the hub; see `fedsync.transport.join`."""
+    """Return the message that admits a silo to a run's sessions at the hub; see `fedsync.transport.join`."""
     return Message(
         RecordDict({_RECORD: ConfigRecord({_JOIN: text})}), message_type="query", dst_node_id=node, ttl=ttl_s
     )
 
 
 def read_join(message: Message) -> str | None:
-    """The join in a message; None where it is a question."""
+    """Return the join in a message; None if the message is a question."""
     record = message.content.config_records.get(_RECORD)
     text = None if record is None else record.get(_JOIN)
     return text if isinstance(text, str) else None
 
 
 def answer(message: Message, text: str, payload: Payload | None = None, *, relay: bool = False) -> Message:
-    """Send a trainer's reply, or a relay's."""
     texts = {_TEXT: text, **({_RELAY: "yes"} if relay else {})}
     return Message(_content(texts, payload), reply_to=message)
 
 
 def is_relay(reply: Message) -> bool:
-    """Whether the node that answers is a relay."""
     record = reply.content.config_records.get(_RECORD)
     return record is not None and record.get(_RELAY) == "yes"
 
 
 def _content(texts: dict[str, str], payload: Payload | None) -> RecordDict:
-    """Texts and a payload; one a message, for a shared one would be changed under the feet of the others."""
+    """Return a new record of texts and a payload; messages must not share records, as Flower modifies them."""
     packed = None if payload is None else pack(payload)
     if isinstance(packed, bytes):
         return RecordDict({_RECORD: ConfigRecord({**texts, _PAYLOAD: packed})})
@@ -76,37 +74,37 @@ def _content(texts: dict[str, str], payload: Payload | None) -> RecordDict:
 
 
 def together(sent: Sequence[Message]) -> int:
-    """How many of the first of these go in one request: such as have no large payload, or one that has."""
+    """Return how many leading messages fit into one request: several with small payloads, or one with a large."""
     small = takewhile(lambda each: not each.content.array_records, sent[:MOST_TOGETHER])
     return max(1, sum(1 for _ in small))
 
 
 def read_request(message: Message) -> tuple[str, str, Payload | None]:
-    """The run's specification, the request as text, and the bytes beside it, uint8. Nothing is decoded.
+    """Return the run's specification, the request as text, and the payload, uint8; nothing is decoded.
 
     Raises:
-        ProtocolError: the server sent something else.
+        ProtocolError: the message is not a request.
     """
     payload = _payload(message, MAX_SEALED_BYTES, SERVER)
     return _text(message, _SPEC, SERVER), _text(message, _TEXT, SERVER), payload
 
 
 def read_answer(reply: Message, sender: str, most: int) -> tuple[str, Payload | None]:
-    """A silo's reply as text, and the bytes beside it, uint8.
+    """Return a silo's reply as text, and the payload, uint8.
 
     Args:
-        reply: what came.
-        sender: the silo, for errors.
-        most: bytes that may be beside it.
+        reply: the message.
+        sender: name of the silo, for errors.
+        most: maximum size of the payload [bytes].
 
     Raises:
-        ProtocolError: the silo sent something else.
+        ProtocolError: the message is not a reply.
     """
     return _text(reply, _TEXT, sender), _payload(reply, most, sender)
 
 
 def shortened(reason: str | None) -> str:
-    """A peer's reason, without the middle of a long stack trace, and without what a terminal would obey."""
+    """Return a peer's reason without the middle of a long stack trace, and without terminal control characters."""
     text = reason or ""
     if len(text) > 2 * _READ:
         text = f"{text[:_READ]} ... {text[-_READ:]}"

@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from fedsync.policies.schema import Policy
 
 ARRAYS = "arrays"
-"""Folder of the large models and updates that a run has at the moment, in that of its files; it goes when it ends."""
+"""Folder of a run's large models and updates, in the folder of the run's files; removed at the end."""
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
-    """Where a run begins: its first model, or the moment from which it goes on."""
+    """Start of a run: its first model, or the checkpoint from which it resumes."""
 
     origin: Origin
     model: Vector
@@ -75,7 +75,7 @@ class _Begin:
 
 
 class FedSync(Shipped):
-    """Runs a FedSync configuration on a Flower grid.
+    """Flower strategy that runs a FedSync configuration on a Flower grid.
 
     Use it in any ServerApp::
 
@@ -89,22 +89,23 @@ class FedSync(Shipped):
         config: the strategy.
         cluster: machines that the silos emulate, by partition; None in a real federation.
         policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
-        on_round: says what orders of a round, from 1, are told: ``learning_rate``, and entries of ``train_config``. A
-            subclass may override `configure_train` instead.
-        train_metrics_aggr_fn: makes one record of the silos' training metrics in a commit, for the result of `start`.
-        evaluate_metrics_aggr_fn: the same of their evaluations of a version.
-        out: folder for the run's files; a new temporary one by default.
-        runtime: what the summary calls this runtime.
-        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
-        timing: how long to wait for what; by default as the strategy's ``waiting`` says.
+        on_round: function of the round, from 1, that returns settings of its orders: ``learning_rate``, and entries of
+            ``train_config``. A subclass may override `configure_train` instead.
+        train_metrics_aggr_fn: combines the silos' training metrics of a commit into one record, for the result of
+            `start`.
+        evaluate_metrics_aggr_fn: combines the silos' evaluations of a version into one record.
+        out: folder for the run's files; by default a new temporary folder.
+        runtime: name of the runtime in the summary.
+        target_accuracy: accuracy for ``seconds_to_target``; by default the target of the stop rules.
+        timing: timeouts; by default those of the strategy's ``waiting``.
         listeners: called after every entry of the journal.
         keys: the server's key file, for an encrypted run.
-        supervised: somebody watches over server and silos: by default the run waits without end for silos to come.
-        registered: accept only nodes that are registered by name, as the SuperLink of `fedsync server` demands.
+        supervised: whether operators watch server and silos; then the run waits for silos without limit by default.
+        registered: whether to accept only nodes that are registered by name, as with `fedsync server`.
         regions: as in `Admission`.
-        resume: go on with the run in ``out``, from its newest checkpoint.
-        overwrite: replace the run that ``out`` has; by default `start` refuses its folder.
-        checkpoints: how many of the newest to keep in ``out``; 0 writes none.
+        resume: whether to resume the run in ``out`` from its newest checkpoint.
+        overwrite: whether to replace an existing run in ``out``; by default, `start` refuses its folder.
+        checkpoints: number of newest checkpoints that are kept in ``out``; 0 writes none.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class FedSync(Shipped):
         self._timing = timing or Timeouts.of(config.waiting, supervised=supervised)
         self._listeners, self._keys = listeners, keys
         asked = len(config.silos or (cluster.silos if cluster else ())) or config.quorum()
-        expected = None if resume else asked  # Who goes on with a run has silos that did take part.
+        expected = None if resume else asked  # a resumed run waits for silos that took part before
         needed = config.quorum(cluster.at_start if cluster else None)
         self._admission = Admission(config.silos, registered, expected, regions, config.most_examples, needed)
         self._existing = Existing.RESUME if resume else Existing.OVERWRITE if overwrite else Existing.REFUSE
@@ -149,12 +150,12 @@ class FedSync(Shipped):
 
     @classmethod
     def from_yaml(cls, name: str | Path, overrides: Sequence[str] = (), **options: Any) -> FedSync:
-        """Strategy from a YAML file.
+        """Return the strategy of a YAML file.
 
         Args:
             name: path of a file, or name of a shipped strategy.
             overrides: ``a.b=value`` assignments.
-            options: as the constructor's.
+            options: keywords of the constructor.
 
         Raises:
             ConfigError: anything is wrong with the file; names the place and the remedy.
@@ -175,24 +176,24 @@ class FedSync(Shipped):
         """Run the strategy to its end.
 
         Args:
-            grid: of the ServerApp.
-            initial_arrays: model to start from, by the names of the silos' own; of any types, though what travels is
-                float32. By default the task's own, from the seed.
+            grid: grid of the ServerApp.
+            initial_arrays: first model, by the tensor names of the silos' model. Any types are allowed, but values
+                travel as float32. By default the task's own model, from the seed.
             num_rounds: overrides ``stop.rounds``.
-            timeout: seconds after which an order without an update has failed; by default as ``waiting`` says.
-            train_config: for the silos' own training code, beside the strategy's own: numbers, text and switches.
-            evaluate_config: the same for their evaluation.
+            timeout: time after which an order without an update has failed [s]; by default as ``waiting`` says.
+            train_config: further settings for the silos' own training code: numbers, text and booleans.
+            evaluate_config: further settings for the silos' own evaluation code.
             evaluate_fn: called at the server with every version and its arrays, from version 0 on.
-            later: what a later version of Flower knows beside these; it has no effect here.
+            later: keywords of later versions of Flower, which have no effect.
 
         Returns:
-            Final arrays, with names and types as they were given, none of an encrypted run; training and evaluation
-            metrics by version; the folder of the run's files.
+            Final arrays, with names and types as given, and none for an encrypted run; training and evaluation metrics
+            by version; the folder of the run's files.
 
         Raises:
             RunError: the run could not reach its end.
             ConfigError: strategy and silos do not fit together, ``out`` has a run, or there is nothing to resume from.
-            TypeError: a keyword is known neither here nor to the installed Flower.
+            TypeError: a keyword is known neither to FedSync nor to the installed Flower.
         """
         ours, theirs = (inspect.signature(start).parameters.keys() for start in (FedSync.start, Strategy.start))
         for word in sorted(later.keys() - theirs):
@@ -207,12 +208,12 @@ class FedSync(Shipped):
         return result
 
     def run(self, grid: Grid) -> FinalModel | None:
-        """As `start`, in a folder that the caller has claimed, and without Flower's arrays, which are one more copy."""
+        """Run as `start`, in a folder that the caller has claimed, and without a further copy as Flower's arrays."""
         with way_to_silos(grid, self.out) as silos:
             return self._run(silos, self.config, self._timing, None, None)[1]
 
     def _surveyed(self, silos: Transport, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
-        """The run, with what silos found out together before it, where it has such a survey: a run of its own."""
+        """Run the survey, if any, as a run of its own; return the specification with its findings."""
         survey = survey_of(config, None if self.cluster is None else len(self.cluster.silos))
         if survey is None:
             return spec
@@ -232,7 +233,7 @@ class FedSync(Shipped):
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None]:
-        """The run, and the final model; None where updates are encrypted, for then only silos have it."""
+        """Return the result and the final model; None where updates are encrypted, as only silos have the model."""
         return self._driven(silos, config, timing, evaluate_fn, given)[:2]
 
     def _driven(
@@ -243,7 +244,7 @@ class FedSync(Shipped):
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None, Origin, DurableAggregator]:
-        """The same, and what the run began with, and what added its updates."""
+        """Return also the start of the run, and its aggregator."""
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
@@ -324,7 +325,7 @@ class FedSync(Shipped):
             operator.close()
             try:
                 models.finish(None if final is None else final.vector)
-            finally:  # a summary has room where a model has none
+            finally:  # a full disk may still have room for the summary
                 checkpoints.close()
                 keeper.close()
                 recorder.ledger.notes += [*driver.refusals(), *aggregator.notes()]
@@ -340,13 +341,11 @@ class FedSync(Shipped):
         return result, final, begin.origin, aggregator
 
     def summary(self) -> None:
-        """Log what is about to run."""
         config, about = self.config, "FedSync %s: barrier %s, balancer %s, task %s; files in %s"
         task = f"{config.task.kind} {getattr(config.task, 'app', '')}".strip()
         logger.info(about, config.name, config.barrier.kind, config.balancer.kind, task, self.out)
 
     def _adjusted(self, num_rounds: int | None, timeout: float | None) -> tuple[StrategyConfig, Timeouts]:
-        """Configuration and timing with what `start` was told."""
         config, timing = self.config, self._timing
         if num_rounds is not None:
             config = config.model_copy(update={"stop": config.stop.model_copy(update={"rounds": num_rounds})})
@@ -355,16 +354,16 @@ class FedSync(Shipped):
         return config, timing
 
     def _resumed(self, run: RunBuilder) -> _Begin:
-        """From the newest checkpoint; the aggregator's state brings the model."""
+        """Resume from the newest checkpoint; the aggregator's state contains the model."""
         found = prepare(self.out, digest(run.config, run.cluster))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
     def _fresh(
         self, silos: Transport, run: RunBuilder, timing: Timeouts, given: ArrayRecord | None, keeper: ArrayKeeper
     ) -> _Begin:
-        """From version 0: the one given, the task's own, or that of a silo where the task needs data to build it.
+        """Start with version 0: the given model, the task's own, or a silo's if the task needs data to build it.
 
-        What is left of another run goes.
+        Removes the files of an earlier run.
         """
         from fedsync.cipher.server.evidence import FOLDER as EVIDENCE
 
@@ -378,11 +377,11 @@ class FedSync(Shipped):
         told = asked.model_copy(update={"run": new_identity(config.name), "task": task})
         spec = self._surveyed(silos, config, timing, told).dump()
         if given is not None and task is not asked.task:
-            model, layout = payloads.from_arrays(given)  # what their model consists of, silos are told
+            model, layout = payloads.from_arrays(given)  # silos receive this layout with their task
             about = InitialModel(layout)
         else:
             model, about = self._first_model(silos, config, spec, timing, given)
-        # Of tensors that nobody trains silos have the digest; where they seal, under a key that the server lacks.
+        # Silos report a digest of frozen tensors; under encryption it is keyed, and the server lacks the key.
         frozen = about.frozen if sealing(config.cipher) is None else None
         origin = Origin(digest(config, run.cluster), spec, about.layout, about.kept, frozen)
         return _Begin(origin, keeper.keep(model), None)
@@ -403,7 +402,7 @@ class FedSync(Shipped):
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:
-        """What the server may know of the silos' keys, which opens nothing; None in the clear."""
+        """Read the server's part of the silos' keys, which decrypts nothing; None in the clear."""
         if plan is None:
             return None
         if self._keys is None:

@@ -1,7 +1,7 @@
-"""Several calls of Flower's command line in one process: its imports take a second or two.
+"""Several calls of Flower's command line in one process, because its imports take a second or two.
 
-Usage: ``python -m fedsync.flower.flwr_calls``, with a list of argument lists as JSON on standard input. A line of JSON
-comes back for each as it is done: exit code and output.
+Usage: ``python -m fedsync.flower.flwr_calls``, with a JSON list of argument lists on standard input. Each finished call
+writes one line of JSON: exit code and output.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def call(command: Any, arguments: Sequence[str]) -> tuple[int, str]:
-    """Exit code of one call, and all that it writes, also past Python's own streams."""
+    """Run one call; return its exit code and all its output, including output that bypasses Python's streams."""
     code = 0
     with tempfile.TemporaryFile() as said:
         for stream in (1, 2):

@@ -1,7 +1,7 @@
-"""Flower's own messages as a `Transport`, by its public API: slow on real processes, and at home in every version.
+"""Transport over Flower's own messages and public API: slow, but available in every version of Flower.
 
-Flower starts a process for each message, and looks for messages every few seconds. So this is the way of Flower's
-simulation engine, and of networks in which silos reach nothing but the SuperLink. Others have a hub.
+Flower starts a process for each message, and polls for messages every few seconds. This transport serves Flower's
+simulation engine, and networks in which silos reach only the SuperLink. Other runs use a hub.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 
 class GridTransport:
-    """A `Transport`.
-
-    Args:
-        grid: of Flower.
-    """
+    """Transport over Flower's grid."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -40,7 +36,7 @@ class GridTransport:
             pushed, posted = posted[:count], posted[count:]
             found = iter(self._grid.push_messages([message for _, message in pushed]))
             for question, _ in pushed:
-                identifier = next(found, "")  # there are none at all where Flower finds it too large
+                identifier = next(found, "")  # Flower returns no identifiers if a message is too large
                 named.append(identifier or None)
                 if identifier:
                     self._sent[identifier] = question
@@ -54,7 +50,7 @@ class GridTransport:
         time.sleep(seconds)
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """None: where a line breaks, a message is lost that Flower takes for delivered."""
+        """Return none: a message on a broken connection is lost, although Flower counts it as delivered."""
         return set()
 
     def keep(self, names: Collection[str]) -> None:
@@ -66,7 +62,7 @@ class GridTransport:
 
 
 def answer_in(reply: Message, name: str, most: int) -> SiloAnswer:
-    """The answer in a Flower message to the question ``name``, beside which so many bytes may be."""
+    """Return the answer in a Flower message to the question ``name``, with a payload of at most ``most`` bytes."""
     if reply.has_error():
         code, reason = reply.error.code, messages.shortened(reply.error.reason)
         return SiloAnswer(name, problem=f"error {code}: {reason}", code=code)

@@ -1,14 +1,14 @@
-"""The hub as a `Transport`: silos are let in by one Flower message each, the join, and come to the hub from then on.
+"""Hub as a `Transport`: one Flower message per silo, the join, admits it, and the silo then connects to the hub.
 
-| a node is | until | then |
+| node | until | then |
 |---|---|---|
-| online at the SuperLink | at once, and if it is refused or away with pauses that grow | invited |
-| invited | its session begins | here |
-| invited | its answer says that it does not join | here as one that answers every question so; invited again later |
-| here | its session is away (`fedsync.transport.hub.sessions`) | gone; while it is online, invited |
+| online at the SuperLink | at once; after a refusal or a lost session, after growing pauses | invited |
+| invited | its session begins | present |
+| invited | it answers that it does not join | present, with this answer to each question; invited again later |
+| present | its session is lost (`fedsync.transport.hub.sessions`) | gone; invited while it is online |
 | any | its name is struck off | gone, and not invited |
 
-So who a silo is Flower's node authentication says, once. A SuperNode that ends interrupts no order.
+So Flower's node authentication identifies a silo once. A SuperNode that ends interrupts no order.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from fedsync.transport.questions import BASE, BESIDE_BYTES, Blob, SiloAnswer, Si
 logger = foreign.logger(__name__)
 
 FOLDER = "hub"
-"""Of sessions and large bytes, in the folder of a run's files."""
+"""Folder of sessions and large payloads, in the folder of a run's files."""
 
 JOIN_TTL_S = 60.0
-"""Within which a join has to reach its silo."""
+"""Time within which a join must reach its silo [s]."""
 
 _JOINS = Backoff(20.0, 120.0)
 _LOOK_S, _FIRST_S = 0.5, 0.1
@@ -55,11 +55,10 @@ _PORT = "port"
 
 @contextmanager
 def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
-    """The way to the silos of a run: over a hub where the server has a place for it, else in Flower's messages.
+    """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
 
     Args:
-        grid: of Flower.
-        folder: of the run's files.
+        folder: folder of the run's files.
 
     Raises:
         ConfigError: the hub cannot listen.
@@ -77,7 +76,7 @@ def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
 
 @dataclass(slots=True)
 class _Invitation:
-    """What became of the newest join of a node: how many went out, when another may, and why it did not join."""
+    """State of a node's joins: number sent, earliest time of the next, and the answer of a node that did not join."""
 
     count: int = 0
     again_s: float = 0.0
@@ -86,27 +85,26 @@ class _Invitation:
 
 @dataclass(slots=True)
 class _Published:
-    """Large payloads that lie at the hub, the newest last, by their identity: many silos get the same."""
+    """Large payloads stored at the hub, newest last, by object identity: many silos receive the same payload."""
 
     payloads: dict[int, tuple[Payload, Blob]] = field(default_factory=dict)
 
     def trim(self) -> set[str]:
-        """Forget old ones, but for the newest; returns the digests that stay."""
+        """Remove old payloads, but never the newest; return the digests of the remaining payloads."""
         while len(self.payloads) > 1 and sum(blob.nbytes for _, blob in self.payloads.values()) > _KEPT_BYTES:
             del self.payloads[next(iter(self.payloads))]
         return {blob.digest for _, blob in self.payloads.values()}
 
 
 class HubTransport:
-    """A `Transport`; see `begin`.
+    """Transport over a hub; see `begin`.
 
     Args:
-        grid: of Flower, which a thread of its own asks: it blocks while the SuperLink is away.
-        hub: that serves.
-        folder: of its files.
-        addresses: of the hub, for silos.
-        authority: PEM of who signed the hub's certificate; empty without TLS.
-        struck: names of silos that are let in no more.
+        grid: Flower's grid; a separate thread calls it, because it blocks while the SuperLink is away.
+        folder: folder of the hub's files.
+        addresses: addresses of the hub for silos.
+        authority: CA certificate of the hub's certificate, PEM; empty without TLS.
+        struck: returns the names of silos that are refused.
     """
 
     def __init__(
@@ -132,15 +130,15 @@ class HubTransport:
 
     @classmethod
     def begin(cls, grid: Grid, place: HubPlace, folder: Path) -> HubTransport:
-        """Serve in a run's folder, and invite who is online.
+        """Start the hub in a run's folder, and invite all nodes that are online.
 
         Raises:
-            ConfigError: nobody can listen there.
+            ConfigError: the hub cannot listen.
         """
         hub = Hub(folder)
         if place.proxy:
             sockets = Path(place.sockets)
-            sockets.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may be there already, for nginx's user to enter
+            sockets.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing folder may admit nginx's user
             hub.start(socket=sockets / f"{hub.run}.sock")
             address = f"https://{place.proxy}{BASE}/{hub.run}"
         else:
@@ -152,12 +150,12 @@ class HubTransport:
         return transport
 
     def close(self) -> None:
-        """Tell silos that the run is over, and end; another process that goes on with it lets them in anew."""
+        """Tell silos that the run is over, and stop; a new process of the run would invite them again."""
         self._over.set()
         self._hub.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # Who is there.
+    # Membership.
 
     def peers(self) -> list[Peer]:
         here, failed = self._hub.peers(), dict(self._invited)
@@ -170,14 +168,14 @@ class HubTransport:
         return found
 
     def invite(self) -> None:
-        """Let in whoever is online, until the run is over."""
+        """Invite nodes that are online, until the run is over."""
         pause_s, away = _FIRST_S, False
         while not self._over.wait(pause_s):
             pause_s = _LOOK_S
             try:
                 self._invite()
                 away = False
-            except Exception as error:  # the SuperLink is away, or started again
+            except Exception as error:  # the SuperLink is away, or was restarted
                 if not away:
                     logger.warning("the SuperLink does not answer; silos that are here go on: %s", error)
                 away = True
@@ -203,9 +201,9 @@ class HubTransport:
             self._invited[silo] = replace(kept, count=kept.count + 1, again_s=again_s)
 
     def _hear_replies(self, here: Collection[str]) -> None:
-        """Have it heard which joins came to nothing; whoever is here needs no reply.
+        """Collect the replies to joins; a silo that is present needs none.
 
-        Each is pulled by a thread of its own: Flower waits for the parts of a reply as long as its silo makes it.
+        Each reply has its own thread: Flower waits for the parts of a reply as long as the silo delays them.
         """
         for identifier, silo in list(self._joins.items()):
             if silo in here:
@@ -214,7 +212,7 @@ class HubTransport:
                 self._hearing.add(identifier)
                 threading.Thread(target=self._hear, args=(identifier, silo), daemon=True).start()
         for identifier in list(self._joins)[: -4 * (len(self._online) + 1)]:
-            self._joins.pop(identifier, None)  # nobody will answer it
+            self._joins.pop(identifier, None)  # an old join: no reply will come
 
     def _hear(self, identifier: str, silo: str) -> None:
         try:
@@ -228,11 +226,11 @@ class HubTransport:
         finally:
             self._hearing.discard(identifier)
 
-    # What is asked and answered.
+    # Requests and answers.
 
     def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
         if not questions:
-            return []  # the driver sends at each turn what there is
+            return []  # the driver calls this every turn, often without questions
         here = {_node(silo)[0]: silo for silo in self._hub.peers()}
         failed = {_node(silo)[0]: each.problem for silo, each in dict(self._invited).items()}
         return [self._send(here.get(node), failed.get(node), question) for node, question in questions]
@@ -276,7 +274,7 @@ class HubTransport:
             self._came += self._hub.receive(seconds)
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """All of them: a question stays at the hub until it is answered."""
+        """Return all of them: the hub keeps a question until it is answered."""
         return self._asked.intersection(names)
 
     def keep(self, names: Collection[str]) -> None:
@@ -287,7 +285,6 @@ class HubTransport:
 
 
 def _peer(node: int, name: str) -> str:
-    """What the hub calls a node."""
     return f"{node} {name}".rstrip()
 
 
@@ -297,10 +294,10 @@ def _node(silo: str) -> tuple[int, str]:
 
 
 def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
-    """Listen on the port of a server's process that was here before, for its silos look there; else on a free one.
+    """Listen on the port of the run's previous server process, which its silos still use; else on a free port.
 
     Raises:
-        ConfigError: none of them is free.
+        ConfigError: no port is free.
     """
     kept, ports = folder / _PORT, list(place.ports)
     with suppress(OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Run one of Flower's programs, as its package names them, as a child that ends with its parent.
+"""Launcher of Flower's programs, by their entry points, as children that end with their parent.
 
 Usage: ``python -m fedsync.flower.launch superlink|supernode|superexec [--room HOME INBOX] [options of the program]``
 
-With ``--room`` a SuperExec, and so all ClientApps that it starts, are in the room of `fedsync.silo.agent.client_room`.
+With ``--room``, a SuperExec and all ClientApps that it starts run in the room of `fedsync.silo.agent.client_room`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECT_S = 10.0
 
 
 def main(arguments: list[str]) -> None:
-    """Become the program that the first argument names."""
+    """Run the program that the first argument names, in this process."""
     log = logging.getLogger("fedsync")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
@@ -36,30 +36,29 @@ def main(arguments: list[str]) -> None:
     if own.program == "supernode":
         _stop_before_a_proxy(options)
         if "--port" not in options:
-            # For the processes that it starts. One that is started again must not wait for a port that is taken.
+            # Port for the SuperNode's child processes. A restarted SuperNode must not wait for a port in use.
             options += ["--host", "127.0.0.1", "--port", str(free_ports(1)[0])]
     if own.room is not None:
         address = options[options.index("--runtime-api-address") + 1]
         secret = Path(options[options.index("--superexec-auth-secret-file") + 1])
         enter(own.room[0], own.room[1], int(address.rpartition(":")[2]), secret)
-        # Threads that are there already are in no room; they end here.
+        # Existing threads are outside the room; executing the program anew ends them.
         os.execv(sys.executable, [*INTERPRETER, "fedsync.flower.launch", own.program, *options])
     sys.argv = [f"flower-{own.program}", *options]
     _program(own.program)()
-    # They serve until they are told to end, and exit then. A SuperNode returns if its connection failed in a way that
-    # it takes for final, such as a TLS handshake that was cut; its other threads would keep it, and nobody start it
-    # again.
+    # The programs serve until they are stopped, and exit themselves. A SuperNode returns after a connection error that
+    # it takes for permanent, such as an interrupted TLS handshake. Its other threads would keep the process alive, and
+    # nothing would restart it.
     os._exit(1)
 
 
 def _program(name: str) -> Any:
-    """What Flower's command of this name calls."""
     (found,) = entry_points(group="console_scripts", name=f"flower-{name}")
     return found.load()
 
 
 def _stop_before_a_proxy(options: list[str]) -> None:
-    """End with one sentence where a proxy keeps this SuperNode from its server; Flower says a class's name of it."""
+    """Exit with a clear message if a proxy blocks this SuperNode; Flower reports only the name of an exception."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--superlink")
     parser.add_argument("--root-certificates", type=Path)
@@ -71,13 +70,13 @@ def _stop_before_a_proxy(options: list[str]) -> None:
 
 
 def prepare() -> Callable[[], bool]:
-    """Import what SuperNodes need, before they are forked; see `fedsync.common.nursery`."""
+    """Import the SuperNode's modules before a fork; see `fedsync.common.nursery`."""
     _program("supernode")
     return lambda: True
 
 
 def forked(arguments: list[str]) -> None:
-    """As `main`, in a process that a nursery has forked, which may go before it."""
+    """Run `main` in a process forked by a nursery; the nursery may end before it."""
     exit_with_owner()
     main(arguments)
 

@@ -1,6 +1,6 @@
-"""The steps of Flower's loop, which FedSync's own loop never calls: whoever overrides or calls one is told what to do.
+"""Steps of Flower's loop that FedSync's own loop never calls; overriding or calling them is refused with a remedy.
 
-FedSync has no moment at which all messages of a round are made, or all replies are there.
+In FedSync there is no moment at which all messages of a round are made, or all replies have arrived.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INSTEAD = {
     "evaluate": "Give evaluate_fn to start()",
     "initialize_parameters": "Give initial_arrays to start()",
 }
-"""Remedies for overridden steps, of this Flower's strategies and of its older ones."""
+"""Remedies for overridden steps of current and older Flower strategies."""
 _CALLED = {"start", "summary", "configure_train"}
 
 
@@ -52,29 +52,30 @@ class _Configured(list[Message]):
 
 
 class OwnLoop(Strategy):
-    """A strategy whose `start` is a loop of its own."""
+    """Base of strategies with their own loop in `start`."""
 
     _asking = False
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Takes the configuration of a round from a subclass that overrides this, changes ``config`` and calls it.
+        """Return the configuration of a round, for a subclass that overrides this method.
 
-        ``arrays`` are empty. Return what it returns; there are no messages in it.
+        The subclass changes ``config``, calls this method, and returns its result. ``arrays`` is empty, and the result
+        has no messages.
 
         Raises:
-            FedSyncError: somebody else calls it.
+            FedSyncError: the caller is not FedSync's loop.
         """
         if not self._asking:
             _refuse()
         return _Configured(config)
 
     def _configured(self, grid: Grid, config: StrategyConfig) -> StrategyConfig:
-        """The configuration with what a subclass's `configure_train` says in each round, if it has one.
+        """Return the configuration with the settings of a subclass's `configure_train`, if overridden.
 
         Raises:
-            ConfigError: the configuration says it, too.
+            ConfigError: the configuration also has ``on_round``.
         """
         if type(self).configure_train is OwnLoop.configure_train and "configure_train" not in vars(self):
             return config
@@ -84,10 +85,10 @@ class OwnLoop(Strategy):
         return config.with_policies({"on_round": Called.of(asked)})
 
     def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
-        """Entries that a subclass's `configure_train` changes of ``train_config`` and ``lr``, or adds.
+        """Return the entries that a subclass's `configure_train` changes in, or adds to, ``train_config`` and ``lr``.
 
         Raises:
-            ConfigError: it makes messages of its own, or takes entries away.
+            ConfigError: the method makes its own messages, or removes entries.
         """
         config = ConfigRecord({"lr": rate, **told})
         before = dict(config)
@@ -108,24 +109,24 @@ class OwnLoop(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        """Raise `FedSyncError`: FedSync's loop has no such step."""
         _refuse()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        """Raise `FedSyncError`: FedSync's loop has no such step."""
         _refuse()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Not a step of FedSync's loop; raises `FedSyncError`."""
+        """Raise `FedSyncError`: FedSync's loop has no such step."""
         _refuse()
 
     def _refuse_overridden(self) -> None:
-        """Refuse a subclass or an object with a method that only Flower's loop would call.
+        """Refuse a subclass or an object that overrides a method that only Flower's loop would call.
 
         Raises:
-            ConfigError: it has one; names the way that exists.
+            ConfigError: there is such a method; names the alternative.
         """
         steps = _INSTEAD.keys() | {name for name in vars(FedAvg) if inspect.isfunction(getattr(FedAvg, name))} - _CALLED
         for name in sorted(name for name in steps if not name.startswith("__")):
@@ -137,7 +138,7 @@ class OwnLoop(Strategy):
 
 
 def unexpected(call: str, word: str, allowed: Iterable[str]) -> TypeError:
-    """The error of a keyword that nobody knows, as Python's own, with what was probably meant."""
+    """Return the error for an unknown keyword, like Python's own, with a suggestion."""
     return TypeError(f"{call}() got an unexpected keyword argument {word!r}. {near_miss(word, allowed)}")
 
 

@@ -1,7 +1,7 @@
-"""Models and updates as Flower carries them; what a peer sent is checked before anything is made of it.
+"""Models and updates as Flower payloads; data of a peer is checked before it is parsed.
 
-Flower makes a message a tree of objects, and every object two requests. So a small model or update travels in the
-record that the texts are in, and a large one as one flat array, whose bytes Flower sends once for all silos.
+Flower turns a message into a tree of objects, and every object into two requests. So a small payload travels in the
+record of the texts. A large payload travels as one flat array, whose bytes Flower sends once for all silos.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from fedsync.model.layout import REAL_KINDS, Layout, Vector, as_type, as_vector
 from fedsync.model.transfer import Payload
 
 SMALL_BYTES = 262_144
-"""Payloads up to this size travel beside the texts: three objects fewer weigh more than their bytes once a silo."""
+"""Maximum size of payloads in the record of the texts: saving three objects outweighs sending the bytes per silo."""
 
 _FLAT, _RAW = "flat", "raw"
 _LONGEST_NAME, _MOST_AXES = 256, 32
 _NAMED = 4
-"""Tensors that an error lists."""
+"""Number of tensors that an error lists."""
 
 
 def pack(payload: Payload) -> ArrayRecord | bytes:
-    """For the wire: the bytes of a flat array, sealed (uint8) or in the clear (float32)."""
+    """Convert to the wire format: the bytes of a flat array, encrypted (uint8) or in the clear (float32)."""
     if payload.nbytes <= SMALL_BYTES:
         return payload.tobytes()
     return ArrayRecord({_FLAT: Array("uint8", (payload.nbytes,), _RAW, payload.tobytes())})
 
 
 def unpack(packed: ArrayRecord | bytes, most: int, sender: str) -> Payload:
-    """A peer's bytes, uint8 [n <= most]; what an array says of its type and shape is not looked at.
+    """Return a peer's bytes, uint8 [n <= most]; the array's own type and shape are ignored.
 
     Raises:
-        ProtocolError: it is not the one array that it should be, or too large.
+        ProtocolError: the record does not contain exactly the expected array, or the array is too large.
     """
     data = packed if isinstance(packed, bytes) else _flat(packed, sender)
     if len(data) > most:
@@ -57,9 +57,9 @@ def _flat(record: ArrayRecord, sender: str) -> bytes:
 def to_arrays(
     vector: Vector, layout: Layout, like: ArrayRecord | None = None, kept: Collection[str] = ()
 ) -> ArrayRecord:
-    """A flat vector as Flower's named arrays: float32, or with the names, order and types of ``like``.
+    """Convert a flat vector to Flower's named arrays: float32, or with the names, order and types of ``like``.
 
-    Those whose names are in ``kept`` do not travel, and are as in ``like``.
+    Arrays named in ``kept`` do not travel, and are copied from ``like``.
     """
     parts = layout.split(vector)
     if like is None:
@@ -74,24 +74,24 @@ def to_arrays(
 
 
 def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
-    """Which of ``names`` has the same values; None if nobody has."""
+    """Return the name of an array with the same values; None if there is none."""
     return next((name for name in names if np.array_equal(arrays[name], array)), None)
 
 
 def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collection[str] = ()) -> tuple[Vector, Layout]:
-    """Named arrays that this process made itself, as a flat vector, float32 [layout.size].
+    """Convert named arrays made by this process to a flat vector, float32 [layout.size].
 
-    They are matched by name, whatever their order and types. One that the layout lacks is left out if another has its
-    values: tied weights have several names, and travel under the first.
+    Arrays are matched by name, whatever their order and types. An array that the layout lacks is left out if another
+    array has its values: tied weights have several names, and travel under the first name.
 
     Args:
         record: the arrays.
-        layout: of the vector; by default their own.
-        kept: names of arrays that do not travel: silos have their own, and these are left out.
+        layout: layout of the vector; by default the layout of the arrays.
+        kept: names of arrays that do not travel, and are left out: silos have their own.
 
     Raises:
-        ConfigError: there is one too many or one is missing, has another shape, or has values that are no finite
-            numbers; names it.
+        ConfigError: an array is missing or unknown, has another shape, or has values that are not finite numbers;
+            names the array.
     """
     arrays = {name: array.numpy() for name, array in record.items()}
     layout = layout or Layout.of(arrays)
@@ -105,7 +105,7 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     for name in arrays.keys() - {*layout.names, *kept}:
         if _tied(arrays[name], arrays, layout.names) is None:
             raise _misfit(f"they have {name!r}, which the model at the silos has not", layout.names)
-    with np.errstate(over="ignore"):  # what is too large is told below
+    with np.errstate(over="ignore"):  # overflow to infinity is reported below
         vector = layout.join(arrays)
     if not np.isfinite(vector).all():
         bad = next(name for name, part in layout.split(vector).items() if not np.isfinite(part).all())
@@ -120,12 +120,12 @@ def _misfit(problem: str, known: Iterable[str] = ()) -> ConfigError:
 
 
 def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Vector, Layout]:
-    """A model, float32 [layout.size], whose layout is the peer's say.
+    """Read a model, float32 [layout.size], whose layout comes from the peer.
 
-    What a shape claims is not allocated before there are as many bytes.
+    Memory is allocated only for bytes that have arrived, whatever size a shape claims.
 
     Raises:
-        ProtocolError: a name or shape is none, the bytes are not what they claim, or a value is not finite.
+        ProtocolError: a name or shape is invalid, the shapes do not fit the bytes, or a value is not finite.
     """
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no model")
@@ -134,7 +134,7 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
     for name, shape in zip(layout.names, layout.shapes, strict=True):
         if not (len(shape) <= _MOST_AXES and all(0 <= axis <= payload.nbytes for axis in shape)):
             raise ProtocolError(sender, "shape", f"{name} has the shape {shape!r:.200}")
-        # An axis of no length hides how long the others are, and NumPy would trip over them.
+        # A zero axis hides the length of the other axes, which NumPy could not handle, so it counts as 1.
         left -= 4 * math.prod(max(axis, 1) for axis in shape)
         if left < 0:
             raise ProtocolError(sender, "length", f"there are {payload.nbytes} bytes, too few for {name} {shape}")
@@ -145,10 +145,10 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
 
 
 def check_names(layout: Layout, sender: str) -> None:
-    """Check that a peer's layout has a name for each shape, and each once.
+    """Check that a peer's layout has exactly one unique name for each shape.
 
     Raises:
-        ProtocolError: it has not.
+        ProtocolError: names are missing, duplicate or too long.
     """
     names, shapes = layout.names, layout.shapes
     if not (len(names) == len(shapes) == len(set(names)) and all(1 <= len(name) <= _LONGEST_NAME for name in names)):

@@ -1,4 +1,4 @@
-"""What Flower's processes are told by environment variables. To be set before flwr is imported."""
+"""Environment variables of Flower's processes; they must be set before flwr is imported."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from fedsync.common.proxies import unproxied
 from fedsync.silo.protocol import STATE, STATE_FOLDER
 
 QUIET = {
-    # No program of Flower imports what lies in the folder where it is started.
+    # Flower's programs must not import modules from the folder in which they are started.
     "PYTHONSAFEPATH": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    # Ray would try to reach a metrics service and print about it.
+    # Otherwise Ray tries to reach a metrics service, and prints messages about it.
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 def flower_environment(home: Path) -> Mapping[str, str]:
-    """The environment of a Flower process with a home folder of its own, and of what it starts.
+    """Return the environment of a Flower process with its own home folder, and of its child processes.
 
     Args:
         home: folder for Flower's configuration and app bundles, and for resident trainers.
     """
-    # Flower starts its helpers by name, and they stand beside the interpreter.
+    # Flower starts its helpers by name; they are in the interpreter's folder.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     mine = {**os.environ, **unproxied(os.environ)}
     return {**mine, **QUIET, **trainer_environment(home), "FLWR_HOME": str(home), "PATH": path}
 
 
 def trainer_environment(home: Path) -> Mapping[str, str]:
-    """Variables by which resident trainers live in ``home`` and end with this process."""
+    """Return variables that place resident trainers in ``home`` and end them with this process."""
     return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
 
 
 def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
-    """Have Flower in this process, and what it starts, neither call home nor install anything.
+    """Keep Flower in this process, and its child processes, from telemetry and from installing packages.
 
     Args:
         home: folder for resident trainers.

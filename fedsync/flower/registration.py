@@ -1,8 +1,8 @@
-"""Registers the keys of nodes by name at a SuperLink, and takes that back: by Flower's own command line.
+"""Registration of node keys by name at a SuperLink, and its revocation, through Flower's command line.
 
-A SuperLink keeps a key for ever: one that was revoked, or that came under another name, cannot be registered again. It
-takes any number of keys under one name, so that one which was replaced would stay valid; and its list of nodes has
-neither names nor keys. So what was registered is put down, and one key a name is left.
+A SuperLink keeps every key for ever: a key that was revoked, or registered under another name, cannot be registered
+again. It accepts several keys under one name, so a replaced key would stay valid. Its list of nodes has neither names
+nor keys. So this module records all registrations in a file, and leaves one valid key per name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 NODES_FILE = "nodes.json"
-"""In a server's state folder: the keys that were registered."""
+"""Record of registered keys, in the state folder of a server."""
 
 _TIMEOUT_S, _LOCK_S = 60.0, 120.0
 _TAKEN = "already in use"
@@ -40,13 +40,13 @@ _NUMBER = re.compile(r'"node-id": "?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What became of the keys that were to be registered.
+    """Result of a registration.
 
     Args:
-        problems: why a silo's key is not registered under its name: a `RunError` where another try may help, a
-            `ConfigError` where it does not.
-        retired: how many other keys under the silo's name were unregistered, where there were any.
-        unsure: silos whose key the SuperLink had before, where nobody can say under which name, or if it was revoked.
+        problems: by silo, the reason why its key is not registered under its name: a `RunError` if a retry may help,
+            otherwise a `ConfigError`.
+        retired: number of other keys under the silo's name that were unregistered, if any.
+        unsure: silos whose key the SuperLink already had: the key's registered name, or a revocation, is unknown.
     """
 
     problems: dict[str, FedSyncError] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Registered:
     unsure: list[str] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise the problem, or a `RunError` with all of them."""
+        """Raise the problem; several problems become one `RunError`."""
         if len(self.problems) == 1:
             raise next(iter(self.problems.values()))
         if self.problems:
@@ -63,13 +63,12 @@ class Registered:
 
 @dataclass(slots=True)
 class KnownNode:
-    """A key that was registered.
+    """Record of a registered key.
 
     Args:
-        name: of the silo.
         key: SHA-256 of the key, hexadecimal.
-        node: number that the SuperLink gave it; empty where it does not say.
-        revoked: whether its registration was taken back.
+        node: node number from the SuperLink; empty if unknown.
+        revoked: whether the registration was revoked.
     """
 
     name: str
@@ -79,16 +78,15 @@ class KnownNode:
 
 
 def write_connection(home: Path, name: str, address: str, authority: Path | None) -> None:
-    """Tell Flower's command line, by ``config.toml`` in its home, how to reach a SuperLink.
+    """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
 
     Args:
-        home: Flower's, which ``FLWR_HOME`` names.
-        name: of the connection.
+        home: Flower's home folder, as in ``FLWR_HOME``.
         address: ``host:port``.
-        authority: certificate that the server's was signed with, an absolute path; None for no TLS.
+        authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: the file cannot be written.
     """
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
@@ -96,19 +94,14 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
 
 
 def flwr_command() -> str:
-    """Flower's command line, which stands beside the interpreter."""
     return str(Path(sys.executable).parent / "flwr")
 
 
 def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
-    """The public node key of a silo.
-
-    Args:
-        name: of the silo.
-        path: file in OpenSSH form.
+    """Read the public node key of a silo from a file in OpenSSH form.
 
     Raises:
-        ConfigError: it cannot be read, or a SuperLink would not take it.
+        ConfigError: the file cannot be read, or a SuperLink would refuse the key.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -127,23 +120,23 @@ def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
 
 
 def register_keys(keys: Mapping[str, Path], home: Path, connection: str) -> None:
-    """As `register_each`, where every key has to be registered.
+    """Register keys as `register_each` does, and raise if any key fails.
 
     Raises:
-        ConfigError: a key will not do.
-        RunError: the SuperLink refused a key, or cannot be reached; or there were several problems.
+        ConfigError: a key is invalid.
+        RunError: the SuperLink refused a key or cannot be reached; or there were several problems.
     """
     register_each(keys, home, connection).check()
 
 
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
-    """Have each key be the one that is registered under the name of its silo; a problem with one stops no other.
+    """Register each key under the name of its silo; a problem with one key does not stop the others.
 
-    Other keys under the name are unregistered, once the silo's own is registered.
+    Other keys under the name are unregistered after the silo's own key is registered.
 
     Args:
         keys: public key files in OpenSSH form, by silo.
-        home: Flower's, where `write_connection` has written how to reach the SuperLink.
+        home: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
         connection: name of that connection.
     """
     found, digests = Registered(), dict[str, str]()
@@ -174,7 +167,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
 
 
 def _check(name: str, nodes: Sequence[KnownNode]) -> None:
-    """See that a key may be registered under a name; raises `ConfigError` otherwise."""
+    """Check that a key may be registered under a name; raises `ConfigError` otherwise."""
     remedy = (
         "At the silo, make another with `fedsync silo rotate` and send its public half. "
         f"Do not remove {name}.node by hand: the silo's audit log could not tell the new key from a stranger's"
@@ -189,7 +182,6 @@ def _check(name: str, nodes: Sequence[KnownNode]) -> None:
 def _retire(
     known: Sequence[KnownNode], wanted: Mapping[str, str], home: Path, connection: str, found: Registered
 ) -> None:
-    """Take back the registration of other keys under the names of silos."""
     old = [node for node in known if node.name in wanted and node.key != wanted[node.name] and not node.revoked]
     done = _unregistered(old, home, connection)
     for node in done:
@@ -199,7 +191,7 @@ def _retire(
 
 
 def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> list[KnownNode]:
-    """Those of the nodes whose registration is taken back now."""
+    """Unregister nodes; return those that succeeded."""
     done, numbered = [], [node for node in nodes if node.node]
     calls = [["supernode", "unregister", node.node, connection] for node in numbered]
     for node, (code, _) in zip(numbered, _called(calls, home), strict=True):
@@ -210,7 +202,7 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Take back the registration of every key under a silo's name; returns how many there were.
+    """Unregister every key under a silo's name; return their number.
 
     Raises:
         RunError: the SuperLink refuses, or cannot be reached.
@@ -226,7 +218,7 @@ def revoke_keys(name: str, home: Path, connection: str) -> int:
 
 
 def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]:
-    """Exit code and output of calls of Flower's command line, in their order; 1 for those that do not come back."""
+    """Return exit code and output of calls of Flower's command line, in order; code 1 for unfinished calls."""
     if not calls:
         return []
     environment = {**os.environ, **unproxied(os.environ), **QUIET, "FLWR_HOME": str(home)}

@@ -1,4 +1,4 @@
-"""What a run comes to, in Flower's terms."""
+"""Result of a run, in Flower's terms."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedsync.observe.recorder import ROUNDS
 
 @dataclass(repr=False)
 class RunResult(Result):
-    """Flower's result of a strategy, and where the run's files are.
+    """Flower's result of a strategy, with the folder of the run's files.
 
     Args:
         out: folder of the run's files.
-        summary: what ``summary.json`` there says.
+        summary: content of ``summary.json`` in this folder.
     """
 
     out: Path = Path()
@@ -31,11 +31,11 @@ class RunResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class FinalModel:
-    """What a run came to.
+    """Final model of a run.
 
     Args:
-        vector: float32 [layout.size].
-        layout: of the model.
+        vector: values of the tensors that travel, float32 [layout.size].
+        layout: names and shapes of these tensors.
         kept: names of tensors that do not travel.
     """
 
@@ -44,12 +44,12 @@ class FinalModel:
     kept: tuple[str, ...] = ()
 
     def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
-        """The model in the form of the one that the run was given, if it was."""
+        """Return the model in the form of the given first model, or as float32 arrays if none was given."""
         return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 
 def fill_metrics(result: Result, out: Path) -> None:
-    """Put what the files of a run say of its rounds into Flower's result of it; the books have the newest only."""
+    """Copy the metrics of all rounds from the run's files into Flower's result; the ledger has only the newest."""
     with (out / ROUNDS).open(encoding="utf-8") as file:
         for row in map(json.loads, file):
             loss = {} if row["loss"] is None else {"train_loss": row["loss"]}

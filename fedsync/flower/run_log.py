@@ -1,6 +1,6 @@
-"""Log lines of a ServerApp, one a round, in Flower's own log, which ``flwr run --stream`` shows.
+"""Log of a ServerApp: one line per round in Flower's own log, which ``flwr run --stream`` shows.
 
-Flower keeps that log in the SuperLink's database. `kept_log` writes it to the run's folder, too, with times.
+Flower keeps this log in the SuperLink's database. `kept_log` also writes it to the run's folder, with times.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
 
 logger = foreign.logger("flwr.fedsync")
-"""Below Flower's logger, whose handler writes what users see; others' messages of level INFO it does not."""
+"""A child of Flower's logger, whose handler shows INFO messages only of its own tree."""
 
 _LOG_BYTES = 10_000_000
 _NAMED = 6
-"""Silos of a round that a line names one by one."""
+"""Maximum number of silos that a line lists by name."""
 
 
 @contextmanager
 def kept_log(folder: Path) -> Iterator[None]:
-    """Have what this process logs in `RUN_LOG` of a run's folder as well, and a failure's traceback."""
+    """Copy this process's log, and the traceback of a failure, to `RUN_LOG` in the run's folder."""
     handler = QuietFile(folder / RUN_LOG, _LOG_BYTES, 1, level=True)
     handler.addFilter(foreign.SHOWN)
     loggers = [logging.getLogger("flwr"), logging.getLogger("fedsync")]
@@ -48,10 +48,10 @@ def kept_log(folder: Path) -> Iterator[None]:
 
 
 class RoundLog:
-    """Logs each round when it ends.
+    """Log of each round at its end.
 
     Args:
-        rounds: how many there may be when it begins, or None if something else bounds the run.
+        rounds: maximum number of rounds at the start of the run; None if another rule ends the run.
     """
 
     def __init__(self, rounds: int | None) -> None:
@@ -60,7 +60,7 @@ class RoundLog:
         self._news = 0
 
     def follow(self, ledger: Ledger) -> None:
-        """Log what is new since the first time; the rounds that were there then are another process's."""
+        """Log all rounds since the first call; earlier rounds belong to a previous process of the run."""
         known = len(ledger.rounds) if self._told is None else self._told
         for row in ledger.rounds[known:]:
             logger.info("%s", self._line(row, ledger))
@@ -77,7 +77,6 @@ class RoundLog:
 
 
 def _batches(row: Round) -> str:
-    """Batch sizes of the silos that are in it."""
     sizes = {name: share.batch_size for name, share in row.silos.items()}
     if len(sizes) > _NAMED:
         return f"{len(sizes)} silos with batches of {min(sizes.values())} to {max(sizes.values())}"

@@ -1,13 +1,20 @@
-"""The server's side of Flower: reads its configuration from the run and starts the strategy.
+"""Flower ServerApp: reads its configuration from the run and starts the strategy.
 
-Run configuration (all strings but the last): ``strategy`` (path or shipped name), ``silos`` (silo file
-to emulate, or empty), ``overrides`` (JSON list of ``a.b=value``), ``out`` (folder for the run's files,
-or empty for a temporary one), ``control`` (folder for whoever waits for the run to find the server's
-process id and, if it fails, the reason; or empty), ``keys`` (the server's key file of an encrypted run, or empty),
-``registered`` (not empty: accept only nodes that are registered by name), ``regions`` (JSON: silos of each relay by its
-name, or empty), ``resume`` (not empty: go on with the run
-in ``out``), ``target-accuracy`` ("" for none). With ``relay``, a socket, it is the app of a relay
-(`fedsync.flower.relays.relay_app`), and of the others ``control`` and ``keys`` count.
+Entries of the run configuration, all but ``target-accuracy`` strings; empty entries have no effect:
+
+| entry | meaning |
+|---|---|
+| ``strategy`` | path or shipped name of the strategy |
+| ``silos`` | silo file to emulate |
+| ``overrides`` | JSON list of ``a.b=value`` |
+| ``out`` | folder for the run's files; by default a temporary folder |
+| ``control`` | folder that receives the server's process id and the reason of a failure |
+| ``keys`` | the server's key file, for an encrypted run |
+| ``registered`` | accept only nodes that are registered by name |
+| ``regions`` | JSON: silos of each relay, by relay name |
+| ``resume`` | resume the run in ``out`` |
+| ``target-accuracy`` | target accuracy, a number; "" for none |
+| ``relay`` | socket: run the app of a relay (`fedsync.flower.relays.relay_app`), which uses only ``control`` and ``keys`` |
 """
 
 from __future__ import annotations
@@ -43,7 +50,6 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the strategy that the run configuration names."""
     exit_with_owner()
     settings = {key: str(value) for key, value in context.run_config.items()}
     control = _folder(settings, "control")
@@ -57,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
             raise RunError(f"the run in {control} was stopped before Flower began it")
         try:
             write_atomically(control / PID_FILE, str(os.getpid()).encode())
-        except ConfigError:  # a full disk; without the app the folder says at once that the run has died
+        except ConfigError:  # a full disk; without the app, the folder shows at once that the run has died
             shutil.rmtree(control / APP, ignore_errors=True)
             raise
         with kept_log(control):
@@ -66,7 +72,7 @@ def main(grid: Grid, context: Context) -> None:
                     serve_relay(silos, Path(settings["relay"]), _folder(settings, "keys"), control)
             try:
                 out = _run(grid, settings)
-                # In this order: whoever finds neither checkpoints nor this file takes it for a run to begin anew.
+                # In this order: a run with neither checkpoints nor this file would be started anew.
                 (control / DONE_FILE).touch()
                 clear(out)
             except FedSyncError as error:
@@ -75,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def target_of(settings: dict[str, str]) -> float | None:
-    """The target accuracy that the settings name, if any. 0 is one, for tasks that score below it."""
+    """Return the target accuracy in the settings, if any; 0 is a target for tasks with negative scores."""
     text = settings.get("target-accuracy")
     return float(text) if text else None
 
@@ -85,7 +91,7 @@ def _folder(settings: dict[str, str], key: str) -> Path | None:
 
 
 def _run(grid: Grid, settings: dict[str, str]) -> Path:
-    """Run to the end; returns the folder of the run's files, which is claimed here unless ``control`` is locked."""
+    """Run to the end; return the folder of the run's files, which is claimed here unless ``control`` is locked."""
     overrides = json.loads(settings.get("overrides") or "[]")
     config = StrategyConfig.load(settings["strategy"], overrides)
     cluster = ClusterConfig.load(settings["silos"]) if settings.get("silos") else None
@@ -102,7 +108,7 @@ def _run(grid: Grid, settings: dict[str, str]) -> Path:
         resume=bool(settings.get("resume")),
     )
     if isinstance(config.cipher, PlainConfig):
-        # The model is written by torch, whose import takes seconds: better now, while silos load, than before the end.
+        # torch writes the model, and its import takes seconds: import it while silos load, not at the end.
         Thread(target=import_module, args=["fedsync.train.weights"], daemon=True).start()
     existing = Existing.RESUME if settings.get("resume") else Existing.REFUSE
     with nullcontext() if settings.get("control") else claimed(strategy.out, existing):

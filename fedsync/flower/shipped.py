@@ -1,6 +1,6 @@
-"""The shipped strategies by name: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with other numbers.
+"""Shipped strategies by name: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with other numbers.
 
-A method says which file it reads and which of the file's own settings it names. All else is in the files.
+Each method names a file and the file's own settings. All other settings are in the files.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from fedsync.policies.schema import Policy
 
 
 class Options(TypedDict, total=False):
-    """What all shipped strategies can be told, each by its keyword; left out, the strategy's file decides."""
+    """Keywords of all shipped strategies; for an omitted keyword, the strategy's file decides."""
 
     num_rounds: int
-    """Commits, each of which makes a model version; `FedSync.start` may say another number. Where a strategy commits
-    each arrival (`asp`, `ssp`, `pbsp`, `pssp`, `fedasync`), an arrival is a round."""
+    """Number of commits, each of which makes a model version; `FedSync.start` may override it. Strategies that commit
+    each arrival (`asp`, `ssp`, `pbsp`, `pssp`, `fedasync`) count each arrival as a round."""
 
     batch_size: int
-    """Samples of a local step; with a balancer, the mean over silos."""
+    """Batch size of a local step [samples]; with a balancer, the mean over silos."""
 
     local_steps: int
-    """Local steps of an order. A pass over n samples is n / ``batch_size`` of them."""
+    """Number of local steps in an order. A pass over n samples is n / ``batch_size`` steps."""
 
     learning_rate: float
-    """Of the local optimizer; with a ClientApp, what it finds as ``learning-rate``."""
+    """Learning rate of the local optimizer; a ClientApp finds it as ``learning-rate``."""
 
     server_optimizer: str | Mapping[str, Any]
-    """What a commit's sum of updates is made into: a kind, as ``"fedavgm"``, or with its keys, as ``{"kind": "fedadam",
-    "rate": 0.01}``. Left out, the model moves by the sum."""
+    """Optimizer that turns a commit's sum of updates into a step of the model: a kind, as ``"fedavgm"``, or a kind with
+    its keys, as ``{"kind": "fedadam", "rate": 0.01}``. Left out, the model moves by the sum."""
 
     task: str | Mapping[str, Any]
-    """What silos train: a ClientApp as ``"my_app.client_app:app"``, or what stands below ``task`` in a strategy file.
+    """Task of the silos: a ClientApp as ``"my_app.client_app:app"``, or the content of ``task`` in a strategy file.
     Left out, ``client_app:app`` in the package of the calling module."""
 
     fraction_train: float
-    """Part of the silos that trains in a round, drawn anew for each; as `flwr`'s ``FedAvg`` has it, rounded down."""
+    """Share of the silos that trains in a round, drawn anew each time; rounded down, as in `flwr`'s ``FedAvg``."""
 
     fraction_evaluate: float
-    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates."""
+    """Share of the silos that evaluates each version, drawn anew; at least two silos. With 0, no silo evaluates."""
 
     min_train_nodes: int
-    """Silos that train in a round at least, however small ``fraction_train`` makes their number; by default 2."""
+    """Minimum number of silos that train in a round, whatever ``fraction_train`` is; by default 2."""
 
     min_available_nodes: int
-    """Silos that must have joined before the run begins; by default 2."""
+    """Number of silos that must have joined before the run begins; by default 2."""
 
     seed: int
-    """Everything random in the run follows from it."""
+    """Seed of all random numbers of the run."""
 
     overrides: Sequence[str]
-    """``a.b=value`` assignments, as after ``--set``: what the keywords do not reach. They come last."""
+    """``a.b=value`` assignments, as after ``--set``, for settings without a keyword. They are applied last."""
 
     policies: Mapping[str, Policy]
-    """Ready policies by section, as `FedSync` takes them."""
+    """Ready policies by section, as in `FedSync`."""
 
     on_round: Callable[[int], Mapping[str, bool | int | float | str]]
-    """Settings of a round's orders, as `FedSync` takes them."""
+    """Settings of a round's orders, as in `FedSync`."""
 
     train_metrics_aggr_fn: MetricsAggrFn
-    """Makes one record of the silos' training metrics in a round; as `flwr`'s strategies have it."""
+    """Function that combines the silos' training metrics of a round into one record, as in `flwr`'s strategies."""
 
     evaluate_metrics_aggr_fn: MetricsAggrFn
-    """The same of their evaluations of a version."""
+    """Function that combines the silos' evaluations of a version into one record."""
 
     out: str | Path
-    """Folder for the run's files; a new temporary one by default."""
+    """Folder for the run's files; by default a new temporary folder."""
 
     keys: Path
-    """The server's key file, for an encrypted run."""
+    """Key file of the server, for an encrypted run."""
 
     resume: bool
-    """Go on with the run in ``out``, from its newest checkpoint."""
+    """Whether to resume the run in ``out`` from its newest checkpoint."""
 
     overwrite: bool
-    """Replace the run that ``out`` has; by default its folder is refused."""
+    """Whether to replace an existing run in ``out``; by default, such a folder is refused."""
 
 
 _PLACES = {
@@ -95,50 +95,50 @@ _PLACES = {
     "fraction_evaluate": "fraction_evaluate",
     "seed": "seed",
 }
-"""Keys of a strategy file, by keyword."""
+"""Keys of a strategy file by keyword."""
 
 _PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"} | {
     f"{which}_metrics_aggr_fn" for which in ("train", "evaluate")
 }
-"""Keywords that `FedSync` has, too."""
+"""Keywords that are passed to `FedSync`."""
 
 _LEAST = 2
-"""Silos of a round at least, as of Flower's strategies."""
+"""Minimum number of silos in a round, as in Flower's strategies."""
 
 
 class Shipped(OwnLoop):
-    """Constructors of `FedSync`, one for each shipped strategy. All take `Options`; nothing has to be given."""
+    """Constructors of `FedSync`, one for each shipped strategy. All take `Options`; no argument is required."""
 
     @classmethod
     def fedavg(cls, **options: Unpack[Options]) -> Self:
-        """FedAvg: all silos do the same work, and everybody waits for the slowest."""
+        """FedAvg: all silos do the same work, and each round waits for the slowest silo."""
         return cls._shipped("fedavg", options)
 
     @classmethod
     def bsp(cls, **options: Unpack[Options]) -> Self:
-        """BSP: FedAvg whose silos count the same, however much data each has."""
+        """BSP: FedAvg with equal weights for all silos, however much data each has."""
         return cls._shipped("bsp", options)
 
     @classmethod
     def lb_bsp(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP: batch sizes follow each silo's predicted speed, so that all finish together."""
+        """LB-BSP: batch sizes follow each silo's predicted speed, so that all silos finish together."""
         return cls._shipped("lb-bsp", options)
 
     @classmethod
     def lb_bsp_gpu(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP where a step's time is not in proportion to its batch, as on GPUs."""
+        """LB-BSP for step times that are not proportional to the batch, as on GPUs."""
         return cls._shipped("lb-bsp-gpu", options)
 
     @classmethod
     def lb_bsp_he(cls, **options: Unpack[Options]) -> Self:
-        """LB-BSP under encryption: the server adds what it cannot read. Give ``keys``."""
+        """LB-BSP under encryption: the server adds updates that it cannot read. Requires ``keys``."""
         return cls._shipped("lb-bsp-he", options)
 
     @classmethod
     def elastic(cls, **options: Unpack[Options]) -> Self:
-        """Elastic BSP (ZipLine): each silo gets so many steps that all are predicted to finish together.
+        """Elastic BSP (ZipLine): each silo gets a number of steps with which all are predicted to finish together.
 
-        They are between half and twice ``local_steps``.
+        The number is between half and twice ``local_steps``.
         """
         steps = options.get("local_steps")
         return cls._shipped(
@@ -150,11 +150,10 @@ class Shipped(OwnLoop):
 
     @classmethod
     def fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """FSP: every silo trains until the round's time is over, however many steps that are.
+        """FSP: every silo trains until the time of the round is over, for any number of steps.
 
         Args:
-            interval_s: how long a round takes [s].
-            options: see `Options`.
+            interval_s: length of a round [s].
         """
         return cls._shipped("fsp", options, interval_s=("barrier.interval.interval_s", interval_s))
 
@@ -165,32 +164,29 @@ class Shipped(OwnLoop):
 
     @classmethod
     def a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
-        """A-BSP: the first silo that is done ends the round for all, once enough samples are processed.
+        """A-BSP: the first silo that finishes ends the round for all, once enough samples are processed.
 
         Args:
-            sync_ratio: part of the round's samples that is enough.
-            options: see `Options`.
+            sync_ratio: share of the round's samples that is enough.
         """
         return cls._shipped("a-bsp", options, sync_ratio=("barrier.sync_ratio", sync_ratio))
 
     @classmethod
     def asp(cls, *, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
-        """ASP: nobody waits, and each update is committed as it arrives.
+        """ASP: no silo waits, and each update is committed as it arrives.
 
         Args:
-            server_rate: how much of an update is added; one over the number of silos.
-            options: see `Options`.
+            server_rate: factor on each update; 1 / number of silos is the usual choice.
         """
         return cls._shipped("asp", options, server_rate=("aggregation.server_rate", server_rate))
 
     @classmethod
     def ssp(cls, *, staleness: int | None = None, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
-        """SSP: as `asp`, but nobody runs further ahead of the slowest than a bound.
+        """SSP: as `asp`, but a silo may be ahead of the slowest silo only by a bound.
 
         Args:
-            staleness: orders that a silo may be ahead.
+            staleness: maximum lead of a silo [orders].
             server_rate: as in `asp`.
-            options: see `Options`.
         """
         rate = ("aggregation.server_rate", server_rate)
         return cls._shipped("ssp", options, staleness=("barrier.staleness", staleness), server_rate=rate)
@@ -199,12 +195,11 @@ class Shipped(OwnLoop):
     def pbsp(
         cls, *, sample_size: int | None = None, server_rate: float | None = None, **options: Unpack[Options]
     ) -> Self:
-        """pBSP: a silo waits for a few others, which are drawn, instead of for all.
+        """pBSP: a silo waits for a random sample of other silos instead of for all.
 
         Args:
-            sample_size: how many are drawn.
+            sample_size: number of silos in the sample.
             server_rate: as in `asp`.
-            options: see `Options`.
         """
         rate = ("aggregation.server_rate", server_rate)
         return cls._shipped("pbsp", options, sample_size=("barrier.sample_size", sample_size), server_rate=rate)
@@ -218,13 +213,12 @@ class Shipped(OwnLoop):
         server_rate: float | None = None,
         **options: Unpack[Options],
     ) -> Self:
-        """pSSP: as `ssp`, but the bound is towards a few others, which are drawn.
+        """pSSP: as `ssp`, but with the bound on the lead over a random sample of other silos.
 
         Args:
-            sample_size: how many are drawn.
-            staleness: orders that a silo may be ahead of those.
+            sample_size: number of silos in the sample.
+            staleness: maximum lead over the sample [orders].
             server_rate: as in `asp`.
-            options: see `Options`.
         """
         return cls._shipped(
             "pssp",
@@ -241,62 +235,41 @@ class Shipped(OwnLoop):
 
     @classmethod
     def auto(cls, **options: Unpack[Options]) -> Self:
-        """`lb_bsp` with one local step an order and the server optimizer ``cautious-adam``."""
+        """`lb_bsp` with one local step per order and the server optimizer ``cautious-adam``."""
         return cls._shipped("auto", options)
 
     @classmethod
     def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
-        """Balanced batches, and the first silo to finish ends the round once enough is processed.
-
-        Args:
-            sync_ratio: part of a round's samples that is enough.
-            options: see `Options`.
-        """
+        """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round, as in `a_bsp`."""
         return cls._shipped("lb-a-bsp", options, sync_ratio=("barrier.sync_ratio", sync_ratio))
 
     @classmethod
     def lb_fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """Balanced batches in rounds that are bounded by time.
-
-        Args:
-            interval_s: how long a round takes [s].
-            options: see `Options`.
-        """
+        """LB-BSP and FSP: balanced batches in rounds of fixed time ``interval_s`` [s]."""
         return cls._shipped("lb-fsp", options, interval_s=("barrier.interval.interval_s", interval_s))
 
     @classmethod
     def lb_fsp_psp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
-        """Balanced batches in rounds that are bounded by time; a round that is over waits for a sampled few.
-
-        Args:
-            interval_s: how long a round takes [s].
-            options: see `Options`.
-        """
+        """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
         return cls._shipped("lb-fsp-psp", options, interval_s=("barrier.interval.interval_s", interval_s))
 
     @classmethod
     def fedbuff(cls, *, size: int | None = None, **options: Unpack[Options]) -> Self:
-        """FedBuff: commits whenever so many updates are there, whoever sent them.
-
-        Args:
-            size: updates of a commit.
-            options: see `Options`.
-        """
+        """FedBuff: commit whenever ``size`` updates have arrived, from any silos."""
         return cls._shipped("fedbuff", options, size=("barrier.size", size))
 
     @classmethod
     def fedasync(cls, *, mixing: float | None = None, **options: Unpack[Options]) -> Self:
-        """FedAsync: each arrival is mixed into the model, the less the staler it is.
+        """FedAsync: each arrival is mixed into the model, with less weight the staler it is.
 
         Args:
-            mixing: part of the new model that is a fresh silo's.
-            options: see `Options`.
+            mixing: share of a fresh silo's model in the new model.
         """
         return cls._shipped("fedasync", options, mixing=("aggregation.mixing", mixing))
 
     @classmethod
     def fedcompass(cls, **options: Unpack[Options]) -> Self:
-        """FedCompass: steps are measured out so that silos arrive in groups; ``local_steps`` are the most of them."""
+        """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
         most = options.get("local_steps")
         least = None if most is None else max(most // 5, 1)
         return cls._shipped(
@@ -308,17 +281,15 @@ class Shipped(OwnLoop):
 
     @classmethod
     def deadline(cls, **options: Unpack[Options]) -> Self:
-        """BSP, but nobody is waited for who takes longer than orders usually do."""
+        """BSP that does not wait for silos whose order takes longer than orders usually do."""
         return cls._shipped("deadline", options)
 
     @classmethod
     def _shipped(cls, name: str, options: Options, **own: tuple[str, object]) -> Self:
-        """The strategy of a shipped file, with what the caller said in its place.
+        """Build the strategy of a shipped file, with the caller's settings.
 
         Args:
-            name: of the file.
-            options: of all strategies.
-            own: of this one: key of the file and value by keyword; None leaves it.
+            own: keywords of this strategy, each with the file's key and the value; None keeps the file's value.
         """
         here = f"FedSync.{name.replace('-', '_')}"
         unknown = options.keys() - Options.__annotations__.keys()
@@ -352,10 +323,10 @@ class Shipped(OwnLoop):
 
 
 def _beside_the_server(caller: Mapping[str, Any]) -> str:
-    """``client_app:app`` in the package of a module, as Flower's templates call it.
+    """Return ``client_app:app`` in the package of a module, the usual place in Flower's templates.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: the module does not exist.
     """
     package = caller.get("__package__") or ""
     module = f"{package}.client_app" if package else "client_app"

@@ -1,4 +1,4 @@
-"""Metrics of single silos for functions of the user's own, as Flower's strategies have them."""
+"""Metrics of single silos for the user's own functions, as in Flower's strategies."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from fedsync.core.orders import Evaluation, Split, Subject, UpdateMeta
 from fedsync.core.state import Policies
 
 MetricsAggrFn = Callable[[list[RecordDict], str], MetricRecord]
-"""As ``train_metrics_aggr_fn`` of Flower's strategies: makes one record of those of the silos."""
+"""Function that combines the silos' records into one, like ``train_metrics_aggr_fn`` of Flower's strategies."""
 
 EXAMPLES = "num-examples"
-"""Entry of each record that says how many samples are behind it, as of Flower's strategies."""
+"""Entry of each record with its number of samples, as in Flower's strategies."""
 
 _MOST_OPEN = 8
-"""Versions whose evaluations may still come in."""
+"""Number of newest versions whose evaluations are still collected."""
 
 _MOST_WAITING = 4096
-"""Updates that wait for their commit, at most; they do not all come to one."""
+"""Maximum number of updates that wait for their commit; some are never committed."""
 
 Figures = dict[str, Any]
 
 
 class SiloMetrics(Extension):
-    """Collects the metrics of a run and calls the user's functions: of training at each commit.
+    """Extension that collects the silos' metrics and calls the user's functions.
 
-    A version is evaluated by silos as they get it, so the function for evaluations is called again for a version
-    whenever another silo's is in at a commit; its last word counts.
+    The training function is called at each commit. Silos evaluate a version as they receive it, so the evaluation
+    function is called again for a version when further evaluations are in at a commit. The last result counts.
 
     Args:
-        train: makes one record of those of the updates in a commit.
-        evaluate: makes one record of those of the evaluations of a version.
+        train: combines the records of the updates in a commit.
+        evaluate: combines the records of the evaluations of a version.
     """
 
     name: ClassVar[str] = "silo_metrics"
@@ -52,10 +52,10 @@ class SiloMetrics(Extension):
         self._evaluated: dict[int, Figures] = {}
 
     def joined(self, policies: Policies, *, sealed: bool) -> Policies:
-        """The policies of a run with this extension, if there is a function.
+        """Return the policies with this extension, if the user gave a function.
 
         Raises:
-            ConfigError: there is one, and silos seal what it would see.
+            ConfigError: the user gave a function, and silos encrypt the metrics that it needs.
         """
         if self._train is None and self._evaluate is None:
             return policies
@@ -93,7 +93,7 @@ class SiloMetrics(Extension):
             del self._open[old]
 
     def _look(self) -> None:
-        """Call the function for evaluations where there are new ones."""
+        """Call the evaluation function for versions with new evaluations."""
         for version in sorted(self._new & self._open.keys()):
             if self._evaluate is not None:
                 records = [self._open[version][silo] for silo in sorted(self._open[version])]
@@ -101,7 +101,7 @@ class SiloMetrics(Extension):
         self._new.clear()
 
     def fill(self, result: Result) -> None:
-        """Put what the functions made into Flower's result, over what FedSync says of the same round."""
+        """Add the functions' results to Flower's result; they override FedSync's own metrics of the same round."""
         self._look()
         for made, told in (
             (self._trained, result.train_metrics_clientapp),

@@ -1,4 +1,4 @@
-"""A run in Flower's own simulation engine, in this process."""
+"""Runs in Flower's own simulation engine, in this process."""
 
 from __future__ import annotations
 
@@ -29,17 +29,11 @@ def run_simulation(
     target_accuracy: float | None = None,
     listeners: Sequence[Listener] = (),
 ) -> dict[str, Any]:
-    """Run a strategy on Flower's simulation engine (Ray), one actor a silo, throttled as the silo file says.
+    """Run a strategy on Flower's simulation engine (Ray), with one throttled actor per silo; return the summary.
 
     Args:
-        config: the strategy.
-        cluster: the machines that the silos emulate.
         out: folder for the run's files, claimed already or not.
-        target_accuracy: for ``seconds_to_target``.
-        listeners: called after every entry of the journal.
-
-    Returns:
-        The summary.
+        target_accuracy: accuracy for ``seconds_to_target``.
 
     Raises:
         ConfigError: strategy and silos do not fit together, or Ray is not installed.
@@ -84,14 +78,14 @@ def _run(
         target_accuracy=target_accuracy,
         listeners=listeners,
         keys=None if rings is None else rings[1],
-        checkpoints=0,  # its silos end with this process
+        checkpoints=0,  # its silos end with this process, so the run cannot be resumed
     )
     errors: list[FedSyncError] = []
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        # Flower turns what a ServerApp raises into an error of its own; ours says more.
+        # Flower replaces exceptions of a ServerApp by its own, which say less.
         try:
             strategy.run(grid)
         except FedSyncError as error:
@@ -106,7 +100,7 @@ def _run(
             num_supernodes=silos,
             backend_config={
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                # A processor each, as far as Ray knows: actors only wait for their silos' trainers.
+                # Ray counts one processor per actor: actors only wait for the trainers of their silos.
                 "init_args": {"num_cpus": silos, "_temp_dir": str(home / "ray")},
             },
         )
@@ -122,5 +116,5 @@ def _run(
 
 
 def _quiet_logs() -> None:
-    """Flower logs every round at INFO; progress is FedSync's own business."""
+    """Raise the level of Flower's log, which has a line per round at INFO; FedSync reports progress itself."""
     logging.getLogger("flwr").setLevel(logging.ERROR)

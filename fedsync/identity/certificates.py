@@ -1,6 +1,6 @@
-"""Certificates of a federation: one authority of its own, and the server's certificate for TLS.
+"""Certificates of a federation: its own authority, and the server's certificate for TLS.
 
-The authority's certificate goes to every silo and is all that they trust; its key signs and stays offline.
+Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline.
 Keys are ECDSA on P-256.
 
 Source: X.509 version 3 as profiled by RFC 5280; host names as in RFC 6125 (subject alternative names only).
@@ -33,19 +33,14 @@ _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _MAX_HOST = 253
 _NUMBERS = re.compile(r"[0-9.]+")
-# Clocks differ; a certificate should hold at once on all of them.
+# Clocks differ; a new certificate must be valid on all machines at once.
 _SKEW = timedelta(hours=1)
 _MAX_KEY_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Files of the federation's authority.
-
-    Args:
-        certificate: PEM, public: every silo gets it.
-        key: PEM, secret: it signs server certificates.
-    """
+    """Files of the federation's authority, PEM: a public certificate for every silo, and the secret signing key."""
 
     certificate: Path
     key: Path
@@ -57,12 +52,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """Files that the server needs for TLS, besides the authority's certificate.
-
-    Args:
-        certificate: PEM, public.
-        key: PEM, secret.
-    """
+    """Files of the server for TLS, PEM: its public certificate, and its secret key."""
 
     certificate: Path
     key: Path
@@ -74,14 +64,9 @@ class ServerCertificate:
 
 @dataclass(frozen=True, slots=True)
 class CertificateFacts:
-    """What a certificate says.
+    """Contents of a certificate: common name, covered hosts, end of validity (UTC), and SHA-256 (hexadecimal).
 
-    Args:
-        subject: its common name.
-        hosts: names and addresses that it covers.
-        expires: until when it holds, in UTC.
-        authority: whether it may sign others.
-        fingerprint: SHA-256 of it, hexadecimal.
+    ``authority`` is True if the certificate may sign others.
     """
 
     subject: str
@@ -91,23 +76,16 @@ class CertificateFacts:
     fingerprint: str = ""
 
     def days_left(self, now: datetime) -> float:
-        """Days until it expires; negative afterwards."""
         return (self.expires - now) / timedelta(days=1)
 
 
 def make_authority(
     folder: Path, name: str = "FedSync authority", days: int = AUTHORITY_DAYS, now: datetime | None = None
 ) -> Authority:
-    """Make an authority for one federation.
-
-    Args:
-        folder: made with mode 0700 if it is missing.
-        name: its common name.
-        days: how long it holds.
-        now: when it begins; left out, the present.
+    """Make an authority for one federation, in a folder that is created with mode 0700 if missing.
 
     Raises:
-        ConfigError: there is one already, or the folder will not do.
+        ConfigError: the folder already has an authority, or is unsuitable.
     """
     private_folder(folder)
     authority = Authority.at(folder)
@@ -126,24 +104,12 @@ def make_authority(
 
 
 def check_hosts(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    """Host names and IP addresses as a certificate holds them, each once, in order.
-
-    Raises:
-        ConfigError: one is neither.
-    """
+    """Return host names and IP addresses in certificate form, in order, unique; raises `ConfigError` for others."""
     return [_host(host) for host in dict.fromkeys(hosts)]
 
 
 def check_days(days: int, most: int = MAX_DAYS) -> None:
-    """Check how long a certificate is to hold.
-
-    Args:
-        days: how long.
-        most: the longest it may.
-
-    Raises:
-        ConfigError: it is less than a day or more than ``most``.
-    """
+    """Check the validity of a new certificate, 1 to ``most`` days; raises `ConfigError` for other values."""
     if not 1 <= days <= most:
         raise ConfigError("--days", f"{days} days", f"Give a number from 1 to {most}")
 
@@ -155,18 +121,13 @@ def make_server_certificate(
     days: int = SERVER_DAYS,
     now: datetime | None = None,
 ) -> ServerCertificate:
-    """Make, or renew, the server's key and certificate.
+    """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing.
 
-    Args:
-        authority: signs it.
-        hosts: names and IP addresses under which silos reach the server; ``localhost`` and 127.0.0.1 are added.
-        folder: made with mode 0700 if it is missing.
-        days: how long it holds.
-        now: when it begins; left out, the present.
+    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added.
 
     Raises:
-        ConfigError: a host is neither name nor address, the authority expires first, or its files or the folder
-            will not do.
+        ConfigError: a host is neither name nor address, the authority expires first, or its files or the folder are
+            unsuitable.
     """
     names = check_hosts((*hosts, *_LOCAL))
     issuer, issuer_key = _load(authority)
@@ -192,16 +153,11 @@ def make_server_certificate(
 
 
 def read_certificate(path: Path) -> CertificateFacts:
-    """What a certificate file says.
-
-    Raises:
-        ConfigError: it is missing or no certificate.
-    """
+    """Read a certificate file; raises `ConfigError` if it is missing or not a certificate."""
     return certificate_facts(_certificate(path))
 
 
 def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
-    """What a certificate says."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         hosts = (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
@@ -218,10 +174,9 @@ def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
 
 
 def check_server_certificate(authority: Path, server: ServerCertificate) -> None:
-    """Check that the server's files fit each other and the authority's certificate.
+    """Check that the server's key, its certificate and the authority's certificate belong together.
 
-    Raises:
-        ConfigError: a file is missing, damaged or open to others, or they do not fit.
+    Raises `ConfigError` if not, or if a file is missing, damaged or accessible to other users.
     """
     certificate = _certificate(server.certificate)
     remedy = "Make it again with `fedsync certs init --renew`"
@@ -273,7 +228,7 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    # What looks like an address but is none would never match.
+    # A numeric name that is no valid address would never match.
     if len(host) > _MAX_HOST or not _HOST.fullmatch(host) or _NUMBERS.fullmatch(host):
         remedy = "Give a name such as fl.example.org, or an IP address, without a port"
         raise ConfigError("--host", f"{host[:80]!r} is neither a host name nor an address", remedy)

@@ -1,7 +1,7 @@
-"""A silo's node key: what it proves to the server that it is the node registered under its name.
+"""Node key of a silo: its proof to the server that it is the node registered under its name.
 
-Flower wants a key on a NIST curve in OpenSSH's form: the server's operator registers the public half with
-``flwr supernode register``, the SuperNode signs its requests with the private one.
+Flower requires a key on a NIST curve in OpenSSH's format. The server's operator registers the public key with
+``flwr supernode register``; the SuperNode signs its requests with the private key.
 """
 
 from __future__ import annotations
@@ -35,11 +35,8 @@ _P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b810400220362
 class NodeKey:
     """Files of a silo's node key.
 
-    Args:
-        name: of the silo.
-        private: OpenSSH form, secret; for the SuperNode. At the server's operator there is none.
-        public: one line in OpenSSH form; for the server's operator.
-        fingerprint: ``SHA256:...`` as ``ssh-keygen -l`` prints it.
+    The secret ``private`` file (OpenSSH) is for the SuperNode. The server's operator gets only the ``public`` file, one
+    line in OpenSSH format. ``fingerprint`` has the form ``SHA256:...`` of ``ssh-keygen -l``.
     """
 
     name: str
@@ -49,14 +46,12 @@ class NodeKey:
 
 
 def make_node_key(name: str, folder: Path) -> NodeKey:
-    """A silo's node key: the one in the folder, or a fresh one on P-384.
+    """Return the folder's node key of a silo; make a fresh key on P-384 if it has none.
 
-    Args:
-        name: of the silo; also names the files, ``NAME.node`` and ``NAME.node.pub``.
-        folder: made with mode 0700 if it is missing.
+    The files are ``NAME.node`` and ``NAME.node.pub``; a missing folder is created with mode 0700.
 
     Raises:
-        ConfigError: the name is not allowed, the folder will not do, or its key is damaged.
+        ConfigError: the name is not allowed, the folder is unsuitable, or its key is damaged.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -75,11 +70,7 @@ def make_node_key(name: str, folder: Path) -> NodeKey:
 
 
 def read_node_keys(folder: Path) -> list[NodeKey]:
-    """The node keys in a folder, by name.
-
-    Raises:
-        ConfigError: one is damaged or open to others.
-    """
+    """Read a folder's node keys, sorted by name; raises `ConfigError` for a damaged key or one others can access."""
     found = []
     for name in sorted(
         {path.name.removesuffix(".pub") for path in (*folder.glob("*.node"), *folder.glob("*.node.pub"))}
@@ -91,11 +82,7 @@ def read_node_keys(folder: Path) -> list[NodeKey]:
 
 
 def public_line_of(path: Path) -> bytes:
-    """Kind and public key in a file that a silo sent, as OpenSSH writes them.
-
-    Raises:
-        ConfigError: it is no public key on an elliptic curve, or cannot be read.
-    """
+    """Return type and public key (OpenSSH) of a silo's file; raises `ConfigError` for no elliptic-curve key."""
     try:
         key = serialization.load_ssh_public_key(read_input(path, _MAX_KEY_BYTES))
     except (ValueError, UnsupportedAlgorithm):
@@ -107,23 +94,21 @@ def public_line_of(path: Path) -> bytes:
 
 
 def node_key_fingerprint(private: Path) -> str:
-    """What the file's public half is called; raises `ConfigError` as `read_node_keys`."""
+    """Return the fingerprint of a private key file; raises `ConfigError` as `read_node_keys`."""
     return line_fingerprint(node_public_line(private))
 
 
 def sign_by_node(private: Path, message: bytes) -> bytes:
-    """The node's signature of a message, ECDSA with SHA-384.
+    """Sign a message with the node key, ECDSA with SHA-384; raises `ConfigError` as `read_node_keys`.
 
-    Flower has nodes sign the time, as a number in text, by the same key: a message begins with what says what it is.
-
-    Raises:
-        ConfigError: the key is damaged or open to others.
+    Flower makes nodes sign the time, as a decimal number, with the same key. So a message must begin with a text that
+    states its purpose.
     """
     return _private_key(private).sign(message, ec.ECDSA(hashes.SHA384()))
 
 
 def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
-    """Whether the node with this public key, in OpenSSH's form, signed a message; False also where it is no key."""
+    """Whether the owner of this public key (OpenSSH format) signed the message; False for an invalid key."""
     try:
         key = serialization.load_ssh_public_key(public)
         if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -135,7 +120,7 @@ def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def node_public_line(private: Path) -> bytes:
-    """Kind and public key, as OpenSSH writes them; raises `ConfigError` as `read_node_keys`."""
+    """Return type and public key in OpenSSH format; raises `ConfigError` as `read_node_keys`."""
     public = _private_key(private).public_key()
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 
@@ -153,6 +138,6 @@ def _private_key(private: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def line_fingerprint(line: bytes) -> str:
-    """``SHA256:...`` of a public key in OpenSSH's form."""
+    """Return ``SHA256:...`` of a public key in OpenSSH format."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).rstrip(b"=").decode()

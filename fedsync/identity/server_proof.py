@@ -1,4 +1,4 @@
-"""Whether the server proves that it is the federation's, on the way that a silo goes to it."""
+"""Proof of the server's identity over the connection that a silo uses."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from fedsync.common.proxies import ProxyRefused, Way
 from fedsync.identity.certificates import CertificateFacts, certificate_facts
 
 _UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
-"""OpenSSL's codes of a chain that does not lead to who is trusted."""
+"""OpenSSL's error codes of a chain without a trusted root."""
 
 
 class CertificateReplaced(OSError):
-    """What answers has a certificate that another authority than the federation's signed.
-
-    Args:
-        problem: who did.
-        remedy: what the silo's owner can do.
-    """
+    """Error: the peer's certificate was signed by another authority than the federation's."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -30,17 +25,14 @@ class CertificateReplaced(OSError):
 
 
 def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, CertificateFacts]:
-    """Have the server prove that the authority signed for it, under the name it is called by.
-
-    Returns:
-        The version of TLS, and the certificate.
+    """Connect, and verify that the authority signed the certificate for the host name; return TLS version and contents.
 
     Raises:
         ConfigError: the authority's certificate cannot be read.
-        ProxyRefused: a proxy in between passes nothing on.
-        CertificateReplaced: a proxy in between shows a certificate of its own.
-        ssl.SSLCertVerificationError: it proves something else.
-        OSError: nobody answers, or not by TLS.
+        ProxyRefused: a proxy refuses the connection.
+        CertificateReplaced: a proxy presents its own certificate.
+        ssl.SSLCertVerificationError: the certificate is invalid for another reason.
+        OSError: the server does not answer, or not with TLS.
     """
     trust = trusting(authority)
     try:
@@ -51,7 +43,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
         other = shown_certificate(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
         issuer = None if other is None else other.issuer
         if issuer is None or issuer == x509.load_pem_x509_certificate(authority.read_bytes()).subject:
-            raise  # also where another federation's server answers: its authority is called as this one
+            raise  # perhaps another federation's server: authorities share a default name
         through = "a proxy between" if way.proxy is None else f"a proxy between ({way.proxy}, or one behind it)"
         remedy = f"Have who runs it pass TLS to {way} on as it is; a silo trusts the federation's authority alone"
         if way.proxy is None:
@@ -61,7 +53,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
 
 
 def trusting(authority: Path) -> ssl.SSLContext:
-    """What trusts this certificate alone; raises `ConfigError` where it cannot be read."""
+    """Return a context that trusts only this certificate; raises `ConfigError` if the file cannot be read."""
     try:
         return ssl.create_default_context(cafile=str(authority))
     except OSError as error:  # an SSLError is one
@@ -70,7 +62,7 @@ def trusting(authority: Path) -> ssl.SSLContext:
 
 
 def what_is_between(way: Way, authority: Path, timeout_s: float) -> str | None:
-    """What keeps a silo from its server, and the remedy, where that is a proxy; None where it is not, or unknown."""
+    """Return the problem and remedy if a proxy blocks the way to the server; None if there is no proxy or no answer."""
     try:
         prove_server(way, authority, timeout_s)
     except (ProxyRefused, CertificateReplaced) as error:
@@ -81,7 +73,7 @@ def what_is_between(way: Way, authority: Path, timeout_s: float) -> str | None:
 
 
 def shown_certificate(way: Way, timeout_s: float) -> x509.Certificate | None:
-    """The certificate that is shown there, unchecked; nothing else is said to whoever shows it."""
+    """Return the peer's unverified certificate; no data are sent to the peer."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

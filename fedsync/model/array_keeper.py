@@ -1,4 +1,4 @@
-"""Where large arrays lie: in files, which whoever needs them maps and reads in spans."""
+"""Storage of large arrays in memory-mapped files, which are read in spans."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ LARGE_BYTES = 2**20
 
 
 def is_large(nbytes: int) -> bool:
-    """Whether so many bytes are worth a file of their own."""
     return nbytes >= LARGE_BYTES
 
 
 class ArrayKeeper:
-    """Makes flat arrays that nobody may write to. A file goes with the last array that shows it.
+    """Factory of flat read-only arrays. A file is deleted with the last array that maps it.
+
+    Methods raise `ConfigError` if the disk cannot store an array and ``or_memory`` is off.
 
     Args:
-        folder: for the files, which are this process's alone: it is made when it is needed, and what a process that was
-            killed has left there goes. None keeps all in memory.
-        or_memory: what the disk does not take stays in memory, and the log says so once.
+        folder: folder for the files, owned by this process alone. It is created on demand; leftovers of a killed
+            process are removed. None keeps all arrays in memory.
+        or_memory: keep arrays in memory when the disk fails, and log this once.
     """
 
     def __init__(self, folder: Path | None = None, *, or_memory: bool = False) -> None:
@@ -44,16 +45,12 @@ class ArrayKeeper:
         self.close()
 
     def close(self) -> None:
-        """Remove the files; arrays stay what they are as long as this process lives."""
+        """Remove the files. Existing arrays stay valid while this process lives."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The same values; those of a small array, and of one in a file, stay where they are.
-
-        Raises:
-            ConfigError: the disk does not take them, and memory may not.
-        """
+        """Return the same values, read-only. Small arrays and arrays that lie in a file are not copied."""
         if self._folder is None or not is_large(array.nbytes) or file_part(array) is not None:
             return _still(array)
         try:
@@ -63,16 +60,7 @@ class ArrayKeeper:
             return _still(array)
 
     def make(self, dtype: DTypeLike, size: int, part: Callable[[int, int], NDArray[Any]]) -> NDArray[Any]:
-        """An array of parts that can be asked for again.
-
-        Args:
-            dtype: of the array.
-            size: of the array.
-            part: makes the values from a start to a stop; asked for all in order, twice where the disk is full.
-
-        Raises:
-            ConfigError: the disk does not take them, and memory may not.
-        """
+        """Build an array from ``part``, which is called for all spans in order, and again if the disk is full."""
         kind = np.dtype(dtype)
         if self._folder is not None and is_large(size * kind.itemsize):
             made = (np.ascontiguousarray(part(*span), kind).data for span in spans(size, kind.itemsize))
@@ -86,11 +74,6 @@ class ArrayKeeper:
         return _still(whole)
 
     def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
-        """Bytes of arrays, one behind the other.
-
-        Raises:
-            ConfigError: the disk does not take them, and memory may not.
-        """
         if self._folder is not None and is_large(sum(part.nbytes for part in parts)):
             try:
                 return _in_file(self._folder, chain.from_iterable(map(pieces, parts)), np.dtype(np.uint8))
@@ -99,10 +82,10 @@ class ArrayKeeper:
         return _still(np.concatenate([part.view(np.uint8) for part in parts]))
 
     def write(self, nbytes: int, parts: Iterable[bytes | memoryview]) -> NDArray[np.uint8]:
-        """Bytes of parts that come once, one after the other.
+        """Concatenate byte parts from an iterator that can be read only once.
 
         Raises:
-            ConfigError: the disk does not take them; memory cannot have those that went there.
+            ConfigError: the disk cannot store them, even with ``or_memory``: parts already written are gone.
         """
         if self._folder is not None and is_large(nbytes):
             return _in_file(self._folder, parts, np.dtype(np.uint8))
@@ -113,11 +96,7 @@ class ArrayKeeper:
         return _still(np.frombuffer(whole, dtype=np.uint8))
 
     def write_again(self, nbytes: int, parts: Callable[[], Iterable[bytes | memoryview]]) -> NDArray[np.uint8]:
-        """Bytes of parts that can be asked for again, which is done where the disk is full and memory may have them.
-
-        Raises:
-            ConfigError: the disk does not take them, and memory may not.
-        """
+        """Concatenate byte parts, which are requested again if the disk is full and ``or_memory`` is on."""
         try:
             return self.write(nbytes, parts())
         except ConfigError as error:
@@ -150,7 +129,6 @@ def _in_file(folder: Path, parts: Iterable[bytes | memoryview], kind: np.dtype[A
 
 
 def _still(array: NDArray[Any]) -> NDArray[Any]:
-    """A view that cannot be written to."""
     view = array.view()
     view.flags.writeable = False
     return view

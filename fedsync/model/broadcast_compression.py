@@ -1,21 +1,21 @@
-"""Models on their way to silos in fewer than 32 bits: as differences, of which all silos make the same model.
+"""Compressed model downloads: differences in fewer than 32 bits, from which all silos build the same model.
 
-The *public* model is what silos have. Version 0 is the run's first model, and version n adds to version n - 1 what
-travels of the difference between the model n that the server has and the public model n - 1. So server and silos agree
-on every bit, and what one difference loses is in the next: the error of a version is that of one difference, however
-many came before.
+The *public* model is the model that silos have. Version 0 is the run's first model. Version n adds to version n - 1 the
+encoded difference between the server's exact model n and the public model n - 1. So server and silos agree on every
+bit, and the loss of one difference is part of the next. The error of a version is that of one difference, however many
+came before.
 
 | a silo that holds | is sent | bytes a value |
 |---|---|---|
 | this version | nothing | 0 |
-| one of the last few | the differences since | those of the format, for each |
-| an older one, or none | the public model, as float32 | 4 |
+| one of the last few versions | the differences since | those of the format, for each |
+| an older version, or none | the public model, as float32 | 4 |
 
-So many differences are kept as take fewer bytes than the model. A payload begins with two whole numbers (int64): the
-version that it continues, -1 for none, and the one that it leads to.
+The server keeps as many differences as take fewer bytes than the model. A payload begins with two int64: its base
+version, -1 for none, and its resulting version.
 
-A silo keeps its model in memory alone. A trainer that was restarted holds none, says so (`OtherVersion`), and is sent
-the whole model. After a rollback all are: the model then is the remembered one to the bit.
+A silo keeps its model in memory only. A restarted trainer holds no model, reports this (`OtherVersion`), and is sent
+the whole model. After a rollback all silos are sent the whole model, which is the savepoint bit by bit.
 """
 
 from __future__ import annotations
@@ -36,18 +36,11 @@ HEAD_BYTES = 16
 
 
 def differences_kept(values: int, wire: WireFormat) -> int:
-    """How many differences take fewer bytes than the model."""
     return max(FP32.payload_bytes(values) - 1, 0) // max(wire.payload_bytes(values), 1)
 
 
 def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
-    """What a silo is sent for the newest version.
-
-    Args:
-        values: of the model.
-        wire: how models travel.
-        behind: versions since the one that the silo holds; None if it holds none.
-    """
+    """Return the download size of the newest version, for a silo ``behind`` versions back; None if it holds none."""
     if wire is FP32:
         return FP32.payload_bytes(values)
     if behind is None or not 0 <= behind <= differences_kept(values, wire):
@@ -57,7 +50,7 @@ def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """What leads from one model to another, worked out span by span."""
+    """Difference between two models, computed span by span."""
 
     to: Vector
     base: Vector
@@ -73,14 +66,13 @@ class _Difference:
 
 
 class PublicModel:
-    """The server's side: the model that silos have, and what each is sent.
+    """Server side of compressed downloads: the public model, and the payload for each silo.
 
-    Where another process goes on, ``model`` and ``version`` are all that it needs: it has no differences yet.
+    A new process needs only ``model`` and ``version`` to continue; it starts without differences.
 
     Args:
         model: version 0, float32 [values].
-        wire: how differences travel; as float32, every order brings the whole model instead, and silos hold none.
-        keeper: keeps models and what silos are sent; by default in memory.
+        wire: wire format of differences; with float32, every order brings the whole model and silos hold none.
     """
 
     def __init__(self, model: Vector, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
@@ -93,7 +85,7 @@ class PublicModel:
         self._earlier: tuple[int, Payload] | None = None
 
     def advance(self, exact: Vector) -> None:
-        """The next version; ``exact`` is what the server has of it, float32 [values]."""
+        """Make the next version from ``exact``, the server's model, float32 [values]."""
         self.version += 1
         self._made.clear()
         if self._wire is FP32:
@@ -105,14 +97,13 @@ class PublicModel:
         self._differences = [*self._differences, difference][-kept:] if kept else []
 
     def restart(self, model: Vector) -> None:
-        """The next version is this public model, whatever came before."""
         self.version += 1
         self.model = model
         self._made.clear()
         self._differences = []
 
     def payload(self, held: int) -> Payload:
-        """What a silo needs that holds version ``held``, -1 for none; the same object for the same."""
+        """Return the payload for a silo that holds version ``held``, -1 for none; equal calls share one object."""
         if self._wire is FP32:
             return self.model
         behind = self.version - held
@@ -124,7 +115,7 @@ class PublicModel:
         return self._made[held]
 
     def whole(self, version: int, model: Vector) -> Payload:
-        """What a silo needs to have an earlier public model, whichever it holds; the same object for the same."""
+        """Return the payload of a whole earlier public model; equal calls share one object."""
         if self._wire is FP32:
             return model
         if self._earlier is None or self._earlier[0] != version:
@@ -136,13 +127,7 @@ class PublicModel:
 
 
 class HeldModel:
-    """A silo's side.
-
-    Args:
-        values: of the model.
-        wire: as the server's.
-        keeper: keeps the model; by default in memory.
-    """
+    """Silo side of compressed downloads: the public model that a silo holds."""
 
     def __init__(self, values: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
         self._keeper = keeper or ArrayKeeper()
@@ -152,11 +137,11 @@ class HeldModel:
         self._wire = wire
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """The model ``version``, float32 [values]; nothing changes here unless all of what came is in order.
+        """Return the model ``version``, float32 [values]. An invalid payload changes nothing.
 
         Raises:
-            OtherVersion: it continues another version than the one here.
-            ProtocolError: the server sent something else.
+            OtherVersion: the payload's base is another version than the one held.
+            ProtocolError: the payload is malformed.
         """
         if payload.dtype != np.uint8 or payload.ndim != 1 or payload.nbytes < HEAD_BYTES:
             raise ProtocolError(SERVER, "length", f"{payload.dtype} {payload.shape} is no model")
@@ -191,8 +176,6 @@ class HeldModel:
 
 
 def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], keeper: ArrayKeeper) -> Vector:
-    """``model`` after these differences."""
-
     def part(start: int, stop: int) -> Vector:
         moved = model[start:stop].copy()
         for difference in differences:

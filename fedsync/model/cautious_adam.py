@@ -1,36 +1,36 @@
-"""Adam in which one rate does for many models: cautious, and with steps by each layer's width and the model's depth.
+"""Cautious Adam with layer-scaled steps: a server optimizer whose learning rate fits many models.
 
-What a step of Adam makes of a layer's outputs depends on how many inputs are added up to one, and what it makes of the
-model's outputs on how many layers follow one another. So a rate that suits one model is ten times too high or too low
-for another. Here it says how far all layers together may move by one commit, beside what their weights are at first:
+The effect of an Adam step on a layer's outputs depends on the number of inputs that each output sums up. Its effect on
+the model's outputs depends on the number of layers. So a rate that suits one model is ten times too high or too low for
+another. Here the rate says how far all layers together may move in one commit, relative to their initial weights:
 
     scale of a tensor = 1 / (depth sqrt(inputs))
 
-| | what it is |
+| quantity | meaning |
 |---|---|
-| inputs | product of a tensor's lengths but the first, as in PyTorch; at first its weights are about 1 / sqrt(inputs) |
-| depth | how many tensors have two dimensions or more |
-| a tensor of one dimension | a bias or a norm: has the inputs of the last one before it that has two |
+| inputs | product of a tensor's dimensions but the first, as in PyTorch; initial weights are about 1 / sqrt(inputs) |
+| depth | number of tensors with two or more dimensions |
+| tensor of one dimension | a bias or a norm; takes the inputs of the last preceding tensor with more dimensions |
 
-A value only moves if momentum and the newest change point the same way; the others' part is shared out among those.
-Where a change points against momentum and is smaller, most of that is forgotten: noise of single changes is larger than
-its mean, so this is none, but a value that has gone too far. Averages that norms keep are no weights: they move by the
-change as it is.
+A value moves only if momentum and the newest change have the same sign. The share of the other values is distributed
+over the moving values. If a change opposes momentum and is smaller, most of that momentum is forgotten: noise of single
+changes is larger than their mean, so a small opposing change means that the value went too far. Running averages of
+norm layers are no weights: they move by the unscaled change.
 
-A model of one layer has a convex loss, with the usual ones, and for those momentum is better looked at from where it is
-about to bring the model: Nesterov's. What silos are given then is ahead of where the steps above have come to by what
-momentum alone makes of the next two steps,
+A one-layer model has a convex loss under the usual loss functions. For convex losses, Nesterov momentum evaluates the
+gradient ahead of the current point. The model sent to silos is therefore ahead of the current point, by what momentum
+alone contributes to the next two steps,
 
-    lead = 2 rate scale beta_1 m / (sqrt(v) + tau), with Adam's correction,
+    lead = 2 rate scale beta_1 m / (sqrt(v) + tau), with Adam's correction.
 
-and moves by a step plus the difference of two leads: it brakes as momentum falls. A deeper model has none. Where orders
-are queued at silos, updates come back when one other step was made, and two steps ahead is where they count. What noise
-they have then adds up: steps are shorter by the root of how many versions they were made beside, ``1 / sqrt(1 + s)``.
+The sent model moves by a step plus the difference of two leads, so it slows down as momentum falls. A deeper model has
+no lead. With orders queued at silos, an update returns one version late, and its effect counts two steps ahead. The
+noise of such updates adds up, so steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
 
-Sources: a rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813),
-by whose reasoning a layer may move by its share of the model's; caution: Liang et al. 2024 (arXiv:2411.16085),
-algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295);
-momentum from ahead: Nesterov 1983, with Adam: Dozat 2016, "Incorporating Nesterov momentum into Adam".
+Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813),
+whose argument gives each layer its share of the model's movement; caution: Liang et al. 2024 (arXiv:2411.16085),
+algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295); look-ahead
+momentum: Nesterov 1983, with Adam: Dozat 2016, "Incorporating Nesterov momentum into Adam".
 """
 
 from __future__ import annotations
@@ -48,33 +48,27 @@ from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Part, ServerOptimizer, bounded
 
 STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
-"""Names of what PyTorch's norms keep."""
+"""Names of the running statistics of PyTorch's norm layers."""
 
 LEAST_SHARE = 0.25
-"""Of all values: what lies still is shared out among no fewer, so that no value ever makes a leap."""
+"""Lower bound of the share of moving values, so that no value makes a leap."""
 
 LEAD = 2
-"""Steps. Of 1, 1.5, 2 and, with orders queued, 2.5 and 3: least seconds with and without; 36 to 66 seeds of heart."""
+"""Steps of look-ahead. Fewest seconds among 1, 1.5, 2 and, with queued orders, 2.5 and 3; 36 to 66 seeds of heart."""
 
 KEPT = 0.4
-"""What is left of momentum that went too far. Of 0, 0.4 and 1 it took fewest rounds: on three tasks, 8 to 20 seeds."""
+"""Share of overshot momentum that is kept. Fewest rounds among 0, 0.4 and 1, on three tasks with 8 to 20 seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor in the flat vector.
-
-    Args:
-        stop: after its last value; it begins where the one before ends.
-        scale: of its steps; None: it moves by the change as it is.
-    """
+    """Tensor in the flat vector, up to index ``stop``. With ``scale`` None it moves by the unscaled change."""
 
     stop: int
     scale: float | None
 
 
 def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
-    """The model's tensors, with the scales of their steps."""
     depth = max(1, _layers(layout))
     stop, inputs, found = 0, 1, []
     for name, shape, size in zip(layout.names, layout.shapes, layout.sizes, strict=True):
@@ -85,19 +79,15 @@ def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
 
 
 def _layers(layout: Layout) -> int:
-    """How many follow one another; 0 where no tensor has two dimensions."""
     return sum(len(shape) > 1 for shape in layout.shapes)
 
 
 @dataclass(frozen=True, slots=True)
 class Cautious(Adaptive):
-    """Adam's step, but 0 where momentum and change disagree; times the tensor's scale, over the share that agrees.
+    """Adam step, 0 where momentum and change disagree, times the tensor's scale, divided by the share that agrees.
 
-    Powers are those of the steps made: Adam's own correction, where `Adaptive` has Flower's.
-
-    Args:
-        tensors: of the model; none before `fitted`.
-        leads: whether what is given out is ahead by what momentum makes of the next steps.
+    Powers count the steps made: Adam's own bias correction, unlike Flower's correction in `Adaptive`. With ``leads``,
+    the sent model is ahead by the momentum of the next steps.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -134,16 +124,16 @@ class Cautious(Adaptive):
         return moments, scaled
 
     def pace(self, staleness: Sequence[int]) -> float:
-        """With a lead, and without a ``grace``, the mean over the updates of ``1 / sqrt(1 + s)``."""
+        """With a lead and without ``grace``, return the mean over the updates of ``1 / sqrt(1 + s)``."""
         if not self.leads or self.grace is not None or not staleness:
             return ServerOptimizer.pace(self, staleness)
         return sum(1.0 / math.sqrt(1 + each) for each in staleness) / len(staleness)
 
     def _lead(self, moments: Moments, start: int, stop: int) -> Vector:
-        """What momentum alone makes of the steps after these, but for scales."""
+        """Return what momentum alone contributes to the next `LEAD` steps, without the tensor scales."""
         parts = [vector[start:stop] for vector in moments.vectors]
         if moments.powers[0] == 1.0:
-            return parts[0]  # no step was made, and momentum is 0
+            return parts[0]  # momentum is 0 before the first step
         made = Adaptive._step(self, parts, parts[0], moments.steps)
         made *= np.float32(self._factor(moments) * self.beta_1 * LEAD)
         give_back(*moments.vectors)
@@ -164,7 +154,6 @@ class Cautious(Adaptive):
         return made
 
     def _within(self, start: int, stop: int) -> Iterator[tuple[int, int, float | None]]:
-        """Start, stop and scale of each tensor's part of a span."""
         low = start
         for tensor in self.tensors:
             if low < (high := min(tensor.stop, stop)):
@@ -173,7 +162,6 @@ class Cautious(Adaptive):
 
 
 def _agreeing(momentum: Vector, change: Vector) -> int:
-    """Values in which both point the same way."""
     found = 0
     for start, stop in spans(change.size, change.itemsize):
         found += int(np.count_nonzero(_agrees(momentum[start:stop], change[start:stop])))
@@ -182,6 +170,6 @@ def _agreeing(momentum: Vector, change: Vector) -> int:
 
 
 def _agrees(momentum: Vector, change: Vector) -> NDArray[np.bool_]:
-    """Whether both point the same way. What some processors take for 0 counts as that."""
+    """Return where both signs agree. Values that some processors flush to 0 count as 0."""
     tiny = np.float32(TINY)
     return ((momentum > 0) & (change >= tiny)) | ((momentum < 0) & (change <= -tiny))

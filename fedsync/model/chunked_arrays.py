@@ -1,7 +1,7 @@
-"""Large arrays in spans, and as maps of files: a process that reads such a map holds only the span that it is at.
+"""Processing of large arrays in spans, and memory-mapped files, so that a process holds one span in memory at a time.
 
-Pages of a map that were read count as memory of the process until they are given back. So who walks an array calls
-`give_back` as it goes: the file keeps what it has, and what is read again comes from the system's cache.
+Pages of a map that were read count as memory of the process until they are released. So code that walks an array calls
+`give_back` as it proceeds. The data stay in the file, and a second read uses the system's cache.
 """
 
 from __future__ import annotations
@@ -20,18 +20,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 SPAN_BYTES = 2**20
-"""What is in work at once of an array that need not be in memory as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """Bytes of a file.
-
-    Args:
-        path: the file; it may have been removed since, though not changed.
-        offset: of the first byte.
-        nbytes: how many.
-    """
+    """Range of bytes of a file. The file may be removed, but not changed, while the range is in use."""
 
     path: Path
     offset: int
@@ -39,7 +32,7 @@ class FilePart:
 
 
 class Hash(Protocol):
-    """One of `hashlib`'s."""
+    """Hash object of `hashlib`."""
 
     def update(self, data: memoryview, /) -> None: ...
 
@@ -47,7 +40,7 @@ class Hash(Protocol):
 
 
 def spans(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of each span of an array of ``count`` items, which take ``item_bytes`` each."""
+    """Yield start and stop of each span of an array of ``count`` items of ``item_bytes`` each."""
     step = max(1, SPAN_BYTES // item_bytes)
     for start in range(0, count, step):
         yield start, min(start + step, count)
@@ -56,20 +49,10 @@ def spans(count: int, item_bytes: int) -> Iterator[tuple[int, int]]:
 def map_file(
     path: Path, dtype: DTypeLike = np.uint8, offset: int = 0, count: int = -1, *, remove: bool = False
 ) -> NDArray[Any]:
-    """A file, or a part of it, as a flat array that cannot be written to.
+    """Map a file, or a part of it, as a flat read-only array. The file must not change while mapped; removal is safe.
 
-    Nobody may change the file as long as the array is in use; it may be removed.
-
-    Args:
-        path: the file.
-        dtype: of the array.
-        offset: of its first byte in the file.
-        count: of its items; -1 for all to the end.
-        remove: the file goes with the last array that shows it, or with this process if it ends by itself.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it has not so many bytes, or none.
+    ``offset`` is in bytes; ``count`` -1 means all items to the end. With ``remove``, the file is deleted with its last
+    array, or when this process exits normally. Raises OSError if the file is unreadable, ValueError if it is too short.
     """
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -80,7 +63,7 @@ def map_file(
 
 
 def give_back(*arrays: NDArray[Any]) -> None:
-    """Have this process hold no page any more of the maps that arrays show; nothing, where one is in memory."""
+    """Release this process's pages of the maps behind the arrays; no effect on arrays in memory."""
     for array in arrays:
         mapped = _map_of(array)
         if mapped is not None:
@@ -88,7 +71,7 @@ def give_back(*arrays: NDArray[Any]) -> None:
 
 
 def file_part(array: NDArray[Any]) -> FilePart | None:
-    """Where an array lies that `map_file` made, or that is a contiguous part of one; None for one in memory."""
+    """Return the location of an array from `map_file`, or of a contiguous part of it; None for other arrays."""
     mapped = _map_of(array)
     if mapped is None or not array.flags.c_contiguous:
         return None
@@ -97,7 +80,7 @@ def file_part(array: NDArray[Any]) -> FilePart | None:
 
 
 def link_file(array: NDArray[Any], path: Path) -> bool:
-    """Give the file that an array is all of this name too; False where there is no such file, or it takes no link."""
+    """Hard-link the file that the array maps as a whole to ``path``; return False if that is impossible."""
     part = file_part(array)
     with suppress(OSError):
         if part is not None and part.path.stat().st_size == part.nbytes:
@@ -107,7 +90,7 @@ def link_file(array: NDArray[Any], path: Path) -> bool:
 
 
 def pieces(array: NDArray[Any]) -> Iterator[memoryview]:
-    """The bytes of a flat array, span by span; those of a map are given back behind it."""
+    """Yield the bytes of a flat array span by span; release the pages of a map after each span."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     for start, stop in spans(data.size, 1):
         yield data[start:stop].data
@@ -115,7 +98,6 @@ def pieces(array: NDArray[Any]) -> Iterator[memoryview]:
 
 
 def digest(array: NDArray[Any], kind: Callable[[], Hash] = hashlib.sha256) -> bytes:
-    """Hash of an array's bytes, which are not copied; `hashlib.sha256` by default."""
     hashed = kind()
     for piece in pieces(array):
         hashed.update(piece)
@@ -126,7 +108,7 @@ _PATHS: weakref.WeakKeyDictionary[mmap.mmap, Path] = weakref.WeakKeyDictionary()
 
 
 def _map_of(array: NDArray[Any]) -> mmap.mmap | None:
-    """What `map_file` mapped, if an array shows it: only of that it is known that nothing in it waits to be written."""
+    """Return the array's map if `map_file` made it: only these maps surely hold no unwritten data."""
     base: object = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
@@ -134,5 +116,5 @@ def _map_of(array: NDArray[Any]) -> mmap.mmap | None:
 
 
 def _remove(path: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a process that was forked has the map too, and the file is not its own
+    if os.getpid() == owner:  # a forked process has the map too, but does not own the file
         path.unlink(missing_ok=True)

@@ -1,12 +1,12 @@
-"""What travels with the model, in the clear, where silos keep control variates.
+"""Download format of runs with control variates: unencrypted bytes sent with the model.
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 4 a value | the model, float32 |
 | 4 a value | m of `fedsync.model.control_variates`, float32 |
-| 16 a silo | the first 8 bytes of SHA-256 of its name, and the number of its newest update that a commit had, int64 |
+| 16 a silo | first 8 bytes of SHA-256 of its name, and the serial number of its last committed update, int64 |
 
-By that number a silo knows which of its updates its own variate goes by. All silos are sent the same bytes.
+From the serial number a silo knows which update its own variate follows. All silos are sent the same bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _COUNTED = np.dtype([("silo", "S8"), ("serial", "<i8")])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlledModel:
-    """A model with what silos correct their steps by.
+    """Model with the control variate that corrects local steps.
 
     Args:
         model: float32 [values].
         control: m, float32 [values].
-        counted: the number of each silo's newest update that a commit had, by `key_of` its name.
+        counted: serial number of each silo's last committed update, by `key_of` its name.
     """
 
     model: Vector
@@ -42,16 +42,15 @@ class ControlledModel:
     counted: Mapping[bytes, int]
 
     def encode(self, keeper: ArrayKeeper) -> Payload:
-        """As bytes; the inverse of `decode`."""
         table = np.array(sorted(self.counted.items()), _COUNTED)
         return keeper.join([self.model, self.control, table.view(np.uint8)])
 
     @classmethod
     def decode(cls, payload: Payload, values: int) -> ControlledModel:
-        """What the server sent; arrays are views.
+        """Read the server's bytes; arrays are views.
 
         Raises:
-            ProtocolError: it is something else, or has values that no control variate has.
+            ProtocolError: the length is wrong, or a control value is not finite or too large.
         """
         length = 8 * values
         check_length(payload, length + max(payload.nbytes - length, 0) // _COUNTED.itemsize * _COUNTED.itemsize, SERVER)
@@ -66,15 +65,10 @@ class ControlledModel:
 
 
 def key_of(silo: str) -> bytes:
-    """What stands for a silo's name."""
     return hashlib.sha256(silo.encode()).digest()[:8]
 
 
 def serial_of(update_id: str) -> tuple[str, int]:
-    """Silo and number of an update.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return silo and serial number of an update; raise ValueError if the id has no number."""
     silo, _, serial = update_id.rpartition("/")
     return silo, int(serial)

@@ -1,32 +1,34 @@
-"""Control variates: each local step is corrected by how the gradients of its silo's data differ from all (SCAFFOLD).
+"""Control variates (SCAFFOLD): corrections of local steps by the difference between a silo's and the mean gradient.
 
-A silo whose data are unlike the others' drifts: its local steps lead to the best model for its own data, and the mean
-of such models is not the best for all. SCAFFOLD gives silo i a variate c_i, its mean gradient in its last update, and
-all of them c, the mean of these. A local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II
-of the paper renews ``c_i+ = c_i - c + (x - y_i) / (K eta)``, which is the mean gradient on the way.
+A silo with unusual data drifts: its local steps lead to the best model for its own data, and the mean of such models is
+not the best for all. SCAFFOLD gives silo i a variate c_i, its mean gradient in its last update, and all silos c, the
+mean of these. A local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets
+``c_i+ = c_i - c + (x - y_i) / (K eta)``, the mean gradient of these steps.
 
-Here both are kept as what they make the model move by in a local step, ``m = -eta c``: so the learning rate, one for
-all silos and rounds, comes in only where a gradient is corrected. With update u_i = y_i - x:
+This module stores both as the model change of one local step, ``m = -eta c``. So the learning rate, equal for all silos
+and rounds, is needed only where a gradient is corrected. With update u_i = y_i - x:
 
-| who | what | when |
+| where | formula | when |
 |---|---|---|
 | silo | gradient ``+= (m_i - m) / eta`` | before each local step |
 | silo | ``m_i+ = m_i - m + u_i / K_i`` | once u_i is in a commit; see `fedsync.silo.session.own_variate` |
-| all | ``m = sum n_i m_i / sum n_i``, over the silos that were in a commit so far | at each commit |
+| server | ``m = sum n_i m_i / sum n_i``, over all silos that were in a commit | at each commit |
 
-What m becomes follows from the sum of updates that travels anyway, for in ``m_i+ - m_i = u_i / K_i - m`` the silo's own
-variate cancels. With the commit's S silos, of weight W together, and T, the silos' weight so far and now:
+The new m follows from the sum of updates, which the server receives anyway: in ``m_i+ - m_i = u_i / K_i - m`` the
+silo's own variate cancels. For a commit of S silos with total weight W, and T and T+, the total weight of all silos
+before and after:
 
     m+ = ((T - W) m + W g) / T+        g = sum of n_i u_i / K_i over S, over W
 
-- The change of a commit is ``sum w_i u_i``. Where the weigher divides by steps (FedNova), w_i is R n_i / K_i for one R,
-  so g is the change over ``sum w_i K_i``: over the local steps that it is worth. With equal steps that is FedAvg.
-- m = sum kappa n_i m_i is all that is needed, for any constant kappa: where the model rests, m is 0, and so is the sum
-  of all gradients, weighted. So T need not be exact, which nobody knows where figures are sealed: it grows by the mean
-  weight of a commit's updates for each silo that is new, and to W where that is more.
-- That sum has to be exact, for nothing ever mends it. So m_i+ counts only with the update that was committed, it is
-  made of the update as it arrives, after rounding, and all updates of a commit began with the newest version.
-- A silo that stays away keeps its part of m.
+- The change of a commit is ``sum w_i u_i``. If the weigher divides by steps (FedNova), w_i is R n_i / K_i for one R, so
+  g is the change over ``sum w_i K_i``, the local steps that the change is worth. With equal steps this holds for
+  FedAvg.
+- It suffices that m = sum kappa n_i m_i for any constant kappa: at a fixed point of the model, m is 0, and so is the
+  weighted sum of all gradients. So T need not be exact; with sealed figures it is unknown. T grows by the mean weight
+  of a commit's updates for each new silo, and to at least W.
+- That sum must be exact, since nothing corrects it later. So m_i+ counts only with its committed update and uses the
+  update as it arrives, after rounding. All updates of a commit start from the newest version.
+- An absent silo keeps its part of m.
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II.
 """
@@ -46,13 +48,13 @@ from fedsync.model.server_optimizer import LARGEST, Backing, Moments, Part, Serv
 
 @dataclass(frozen=True, slots=True)
 class ControlVariates(ServerOptimizer):
-    """``model += rate change``, beside which it keeps m; in the place of powers it has T. See the module.
+    """Server step ``model += rate change`` that also maintains m, with T in place of `Moments.powers`; see the module.
 
     Args:
         rate: the server's learning rate, eta_g in the paper.
-        kept: what m counts in the step that is made.
-        gained: what the change counts in it.
-        grace: no update is stale.
+        kept: weight of the old m in the current step.
+        gained: weight of the change in the current step.
+        grace: None, since no update is stale.
     """
 
     rate: float

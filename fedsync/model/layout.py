@@ -1,4 +1,4 @@
-"""A model as one flat float32 vector, and back."""
+"""Conversion of a model to one flat float32 vector, and back."""
 
 from __future__ import annotations
 
@@ -17,24 +17,19 @@ from fedsync.model.chunked_arrays import give_back, spans
 Vector = NDArray[np.float32]
 
 REAL_KINDS = "fiub"
-"""Kinds of NumPy's types that can travel as float32: floats, whole numbers and truth values."""
+"""NumPy kinds that can travel as float32: floats, integers and booleans."""
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a tensor's name fits one of the patterns, in which ``*`` and ``?`` stand for other letters."""
+    """Return whether a tensor's name fits a shell pattern."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Names and shapes of a model's tensors, in the order in which the flat vector holds them.
+    """Names and shapes of a model's tensors, in the order of the flat vector.
 
-    Everything between silos and server is float32; integer buffers (batch-norm counters) are rounded
-    back by the trainer.
-
-    Args:
-        names: tensor names.
-        shapes: their shapes, same order.
+    Everything between silos and server is float32; the trainer rounds integer buffers (batch-norm counters) back.
     """
 
     names: tuple[str, ...]
@@ -42,7 +37,6 @@ class Layout:
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[np.generic]]) -> Layout:
-        """Layout of named arrays, in their own order."""
         return cls(tuple(arrays), tuple(tuple(array.shape) for array in arrays.values()))
 
     @property
@@ -58,7 +52,7 @@ class Layout:
         return 4 * self.size
 
     def check(self, vector: Vector) -> None:
-        """Raise ValueError unless ``vector`` has this layout's length and finite values only."""
+        """Raise ValueError unless ``vector`` has this layout's length and only finite values."""
         if vector.shape != (self.size,):
             raise ValueError(f"the model has {self.size} values, the vector {vector.shape}")
         for start, stop in spans(vector.size, vector.itemsize):
@@ -67,7 +61,7 @@ class Layout:
             give_back(vector)
 
     def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
-        """Flat vector, float32 [size], of arrays that have this layout."""
+        """Return a flat vector, float32 [size], of arrays with this layout."""
         flat = np.empty(self.size, dtype=np.float32)
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -76,7 +70,7 @@ class Layout:
         return flat
 
     def split(self, vector: Vector) -> dict[str, Vector]:
-        """Views into ``vector``, by name and in shape."""
+        """Return views into ``vector``, by name and in shape."""
         parts: dict[str, Vector] = {}
         start = 0
         for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
@@ -86,21 +80,16 @@ class Layout:
 
 
 def as_bytes(vector: Vector) -> NDArray[np.uint8]:
-    """A vector as little-endian bytes, which are not copied where the machine has them so."""
+    """Return a vector as little-endian bytes, without a copy on little-endian machines."""
     return vector.astype("<f4", copy=False).view(np.uint8)
 
 
 def as_type(part: Vector, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A part of a vector as another type; whole numbers are rounded to the nearest."""
     return np.asarray(part if dtype.kind == "f" else np.rint(part), dtype)
 
 
 def as_vector(data: NDArray[np.uint8], layout: Layout, sender: str) -> Vector:
-    """A peer's bytes as a flat vector, float32 [layout.size]; nothing is copied, and its values are not checked.
-
-    Raises:
-        ProtocolError: there are more bytes, or fewer.
-    """
+    """View a peer's bytes as float32 [layout.size], values unchecked; raise ProtocolError for a wrong length."""
     if data.nbytes != layout.nbytes:
         raise ProtocolError(sender, "length", f"it has {data.nbytes} bytes, not {layout.nbytes}")
     return data.view(np.float32)

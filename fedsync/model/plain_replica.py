@@ -1,18 +1,18 @@
-"""A silo's side where updates travel in the clear.
+"""Silo side of a run without encryption.
 
-What a format with few bits loses of an update is not gone: it is *owed*, and added to the silo's next update (error
-feedback). So the sum of what a silo sent is the sum of its updates but for what it still owes, which is less than one
-update's loss in the worst case of `Int8`, and grows with `TopK` to about what the values that wait have come to.
+A compressed format loses a part of each update. The silo stores this residual (the *owed* vector) and adds it to
+its next update (error feedback). So the sum of the sent updates equals the sum of the true updates minus the current
+residual. With `Int8` the residual is smaller than the worst-case loss of one update. With `TopK` it grows to about the
+sum of the values that wait to be sent.
 
-- What is owed belongs to the orders that are done. It is saved with the last one (`fedsync.silo.session.last_order`): a
-  repeated order has the same bytes, and a trainer that was killed in an order does it again with what was owed before.
-- It is kept as what the update stands for in a commit, n_i / a_i times itself (`Weighting`): the next order may have
-  other steps and another batch, and the server weighs what it brings by those.
-- An update that the server discards, or that is lost, leaves it as it is. What the discarded one carried is lost, as it
-  is with 32 bits; what it did not carry was found in training too, and is no part of what was discarded. A silo
-  is not told what became of its update, and need not be.
-- A silo that was away for long adds what it owes, however old. It is a late update: `Int8` owes a few hundredths of
-  one, `TopK` several, as old as the silo was away.
+- The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.last_order`). So a repeated
+  order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
+- The residual is stored times n_i / a_i, its factor in a commit (`Weighting`). The next order may have other steps and
+  another batch size, and the server weighs the next update by those.
+- A discarded or lost update does not change the residual. The values in that update are lost, as with 32 bits. The
+  values outside it were also found in training and were not discarded. So a silo need not know the fate of its update.
+- A silo that returns after a long absence adds its residual, however old. The residual acts as a late update: a few
+  hundredths of an update with `Int8`, several updates with `TopK`, as old as the absence.
 """
 
 from __future__ import annotations
@@ -35,19 +35,16 @@ from fedsync.model.plain_wire import FP32, Wire
 from fedsync.model.transfer import Payload
 
 RECEIVED, LOST = "wire_received_bytes", "wire_loss"
-"""Metrics: bytes of the model that came with an order; norm of what its update lost on the way over its own."""
+"""Metrics: bytes of the model received with an order; norm of the update's compression loss over the update's norm."""
 
 
 class PlainReplica:
-    """In the clear: orders bring the model, or what is new of it, and the update goes as its format has it.
+    """Replica without encryption: orders bring the model or its changes; the update travels in its wire format.
 
     Args:
-        values: of the model.
-        wire: how both travel.
-        weighting: how a commit weighs updates, as far as silos know; None where they do not.
-        examples: training samples that the silo holds.
-        keeper: keeps the model, where the silo has one, and updates as they travel; by default in memory.
-        controlled: control variates come with the newest model; then both travel as float32.
+        weighting: the commit's weights, as far as silos know them; None if they do not.
+        keeper: storage of the model (if the silo keeps it) and of encoded updates; in memory by default.
+        controlled: control variates come with the newest model; then model and control travel as float32.
     """
 
     def __init__(
@@ -101,7 +98,7 @@ class PlainReplica:
         if self._held is not None:
             return self._held.receive(payload, version)
         self._last = None
-        if self._controlled and payload.nbytes != FP32.payload_bytes(self._values):  # else a model that is not trained
+        if self._controlled and payload.nbytes != FP32.payload_bytes(self._values):  # else a model for evaluation only
             self._last = ControlledModel.decode(payload, self._values)
             return self._last.model
         FP32.check(payload, self._values, SERVER)
@@ -122,8 +119,8 @@ class PlainReplica:
         if up is FP32:
             return up.encode(update)
         factor, square, lost_square = np.float32(self._factor(report)), 0.0, 0.0
-        # In the memory of the update comes what is wanted, then what is owed of it: each is as large as the model, and
-        # whoever calls has given it away.
+        # The update's memory holds first the update plus residual, then the new residual: each is as large as the
+        # model, and the caller gave up ownership of the update.
         for start, stop in spans(update.size, 4):
             part = update[start:stop]
             square += _square(part)
@@ -144,7 +141,7 @@ class PlainReplica:
         return payload
 
     def _factor(self, report: WorkReport) -> float:
-        """What an update is multiplied by in a commit, but for what all silos have in common: n_i / a_i."""
+        """Factor of an update in a commit, n_i / a_i, without the part common to all silos."""
         weighting = self._weighting
         return max(weighting.weight(self._examples, report.samples), 1) / weighting.progress(report.steps)
 
@@ -174,6 +171,5 @@ class PlainReplica:
 
 
 def _square(part: Vector) -> float:
-    """Square of the Euclidean norm, in float64."""
     exact = part.astype(np.float64)
     return float(exact @ exact)

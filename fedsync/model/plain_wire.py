@@ -1,7 +1,6 @@
-"""How models and updates travel in the clear: float32 vectors to payloads, and back in spans.
+"""Wire formats without encryption: float32 vectors to payloads, and back in spans.
 
-A format that loses something says whether that has to be made up for: see `WireFormat.feedback`, and
-`fedsync.model.plain_replica` for how.
+For the compensation of losses see `WireFormat.feedback` and `fedsync.model.plain_replica`.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 
 MAX_MAGNITUDE = 1e30
-"""Largest value accepted in an update: sums of any number of silos stay finite in float32."""
+"""Largest accepted value of an update: sums over any number of silos stay finite in float32."""
 
 
 class Spanned(Protocol):
-    """A vector that is read in spans: an array, or what works them out; the same ones each time."""
+    """Vector that is read in spans: an array, or a repeatable computation of its spans."""
 
     @property
     def size(self) -> int: ...
@@ -30,48 +29,42 @@ class Spanned(Protocol):
 
 
 class WireFormat(Protocol):
-    """One way to write a vector. A payload is what `encode` made, or its bytes (uint8) as a peer sent them."""
+    """Encoding of a vector. A payload is a result of `encode`, or its bytes (uint8) as received from a peer."""
 
     @property
     def feedback(self) -> bool:
-        """Whether what an update loses has to be added to the next one, for else training loses it for good."""
+        """Whether the loss of an update must be added to the next update, because training would lose it for good."""
 
     def payload_bytes(self, values: int) -> int:
-        """Bytes that a vector of so many values takes."""
+        """Return the encoded size of a vector of ``values`` values."""
 
     def encode(
         self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
     ) -> Payload:
-        """A vector, float32 [values], for the wire; may be the vector itself.
+        """Encode a vector, float32 [values]; the result may be the vector itself.
 
         Args:
-            vector: what is to travel; read in spans, more than once, but by `TopK`, which needs all of it.
-            rng: what a format draws from that rounds stochastically; None has it round to the nearest.
-            keeper: where the payload comes to lie; by default in memory.
+            vector: read in spans, more than once, except by `TopK`, which needs the whole vector.
+            rng: source of stochastic rounding, for formats with it; None rounds to the nearest.
+            keeper: storage of the payload; in memory by default.
 
         Raises:
-            ValueError: a value is not finite, in a format that has to look at them.
-            ConfigError: ``keeper`` cannot have it.
+            ValueError: a value is not finite, for formats that must inspect the values.
+            ConfigError: ``keeper`` cannot store the payload.
         """
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
-        """Check that a peer's payload is a vector of so many values, before anything is made of it.
+        """Check that a peer's payload encodes a vector of ``values`` values; raises `ProtocolError` if not.
 
-        After that `decode` raises nothing and allocates what it returns; whether values are finite is to be seen there.
-
-        Raises:
-            ProtocolError: it is something else.
+        Afterwards `decode` raises nothing and allocates only its result. Values may still be infinite or NaN.
         """
 
     def decode(self, payload: Payload, start: int, stop: int) -> Vector:
-        """The values ``start`` to ``stop`` of a payload that was checked, float32 [stop - start].
-
-        Not to be written to: may be a view of the payload.
-        """
+        """Decode values ``start`` to ``stop`` of a checked payload, float32 [stop - start]; read-only."""
 
 
 class Fp32:
-    """Values as they are: 4 bytes each."""
+    """Uncompressed float32: 4 bytes a value."""
 
     feedback: ClassVar[bool] = False
 
@@ -98,18 +91,14 @@ FP32 = Fp32()
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a run's updates go up and its models go down."""
+    """Wire formats of a run: ``up`` for updates, ``down`` for models."""
 
     up: WireFormat = FP32
     down: WireFormat = FP32
 
 
 def check_length(payload: Payload, nbytes: int, sender: str) -> None:
-    """Check that a payload is so many bytes.
-
-    Raises:
-        ProtocolError: it is something else.
-    """
+    """Check that a payload is a flat array of ``nbytes`` bytes; raises `ProtocolError` if not."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "shape", f"{payload.dtype} {payload.shape} instead of bytes")
     if payload.nbytes != nbytes:

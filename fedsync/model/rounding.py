@@ -1,4 +1,4 @@
-"""Numbers to whole ones of a few bits, in fixed point: fast, and exact but for what is rounded."""
+"""Rounding of numbers to integers of a few bits in fixed-point arithmetic: fast, and exact except for the rounding."""
 
 from __future__ import annotations
 
@@ -9,33 +9,30 @@ from numpy.typing import NDArray
 
 
 def fraction_bits(bits: int) -> int:
-    """Fractional bits that an int32 leaves beside a whole number of so many bits, sign included."""
+    """Number of fractional bits in an int32 next to an integer of ``bits`` bits, sign included."""
     return 32 - bits
 
 
 def round_fixed(
     scaled: NDArray[np.float32], bits: int, rng: np.random.Generator | None
 ) -> tuple[NDArray[np.int32], int]:
-    """Round fixed-point numbers to whole ones within +-(2^(bits - 1) - 1).
+    """Round fixed-point numbers to integers within +-(2^(bits - 1) - 1); raises ValueError for infinity or NaN.
 
     Args:
         scaled: numbers times 2^`fraction_bits`, float32 [n]; overwritten.
-        bits: of a whole number, 8 to 16.
-        rng: what stochastic rounding draws from: up with the probability of the fraction that is lost, so the mean is
-            right. None rounds to the nearest.
+        bits: width of an integer, 8 to 16.
+        rng: source of stochastic rounding: up with probability equal to the lost fraction, so the mean is unbiased.
+            None rounds to the nearest.
 
     Returns:
-        Whole numbers, int32 [n], and how many lay beyond the range and were clipped.
-
-    Raises:
-        ValueError: a number is not finite.
+        Integers, int32 [n], and the number of clipped values.
     """
     fraction = fraction_bits(bits)
     limit = np.float32(((1 << (bits - 1)) - 1) << fraction)
-    # There may be none: the header of a sealed model of very many tensors leaves no room in its chunk.
+    # The array may be empty: the header of a sealed model with very many tensors can fill its whole chunk.
     low, high = scaled.min(initial=0), scaled.max(initial=0)
     clipped = 0
-    # NaN fails every comparison, so this finds it too.
+    # NaN fails every comparison, so this test finds NaN too.
     if not (low >= -limit and high <= limit):
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("the update has values that are not finite, or far beyond any range")
@@ -53,7 +50,7 @@ def round_fixed(
 
 
 def _draws(count: int, fraction: int, rng: np.random.Generator) -> NDArray[np.generic]:
-    """Uniform numbers below 2^fraction."""
+    """Return uniform integers below 2^fraction."""
     kind = np.uint16 if fraction == 16 else np.uint32
     words = rng.integers(0, 2**64 - 1, -(-count * kind().itemsize // 8), dtype=np.uint64, endpoint=True)
     draws = words.view(kind)[:count]

@@ -1,20 +1,20 @@
-"""What a commit's sum of weighted updates is made into before the model moves by it: momentum, Adam and their kin.
+"""Server optimizers: functions from a commit's sum of weighted updates to the model's step (momentum, Adam, ...).
 
-Who has the exact model steps: the server in the clear, every silo for itself under encryption. Silos must come to the
-same bits, so a step is elementwise, in float32, of operations that IEEE 754 rounds in one way only: sum, difference,
-product, quotient and square root. There is no `pow`, whose last bit is the library's affair: powers are kept, and
-multiplied on. What is below `TINY` counts as nothing, for some programs have the processor take subnormal numbers for
-zeros and others do not.
+The holder of the exact model computes the step: the server without encryption, each silo under encryption. Silos must
+compute identical bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only: sum,
+difference, product, quotient and square root. `pow` is excluded, because its last bit depends on the library: powers
+are stored and multiplied further. Values below `TINY` become 0, because some programs let the processor treat
+subnormal numbers as zero and others do not.
 
-Values are bounded by construction, whatever the sums are, so that no version makes an infinity or NaN of a moment:
+Values are bounded by construction, whatever the sums are. So no version can turn a moment into infinity or NaN:
 
 | value | lies within |
 |---|---|
-| change of the model that goes in, each first moment, each step that comes out | +-`LARGEST` |
+| input change of the model, each first moment, each output step | +-`LARGEST` |
 | each second moment | 0 to the square of `LARGEST`, which is finite; so its root is a number |
 
-A commit that changes nothing, as one of updates that only score does, makes no step: there is nothing that momentum
-should go on for.
+A commit without any change, such as a commit of evaluation-only updates, makes no step: momentum has no reason to
+continue.
 """
 
 from __future__ import annotations
@@ -36,23 +36,20 @@ LARGEST = 2.0**63
 TINY = 2.0**-90
 
 MOST_POWERS = 2
-"""Powers that any optimizer keeps at most."""
+"""Largest number of powers that any optimizer stores."""
 
 _GONE = 2.0**-60
-"""A power below it does not change 1 any more."""
+"""Powers below this do not change the float 1."""
 
 Part = Callable[[int, int], Vector]
-"""Makes the values from a start to a stop, float32 [stop - start]."""
+"""Function from start and stop to the values of that range, float32 [stop - start]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """What an optimizer remembers of the steps so far.
+    """State of an optimizer after ``steps`` steps; ``vectors`` are float32 [values] each.
 
-    Args:
-        steps: made.
-        powers: of the optimizer's decays, each to the power of ``steps + 1``; or the number that it keeps instead.
-        vectors: float32 [values] each.
+    ``powers`` are the decays to the power of ``steps + 1``, or another number that the optimizer stores instead.
     """
 
     steps: int = 0
@@ -62,13 +59,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Backing:
-    """What is behind a commit's change, for optimizers whose silos keep `controls`.
+    """Totals behind a commit's change, for optimizers with control variates (`controls`).
 
     Args:
-        steps: local steps that the change is worth: the sum over updates of coefficient times steps.
-        weight: what the updates stand for together: the sum of n_i, as in `fedsync.core.weighting.Weighting`.
-        updates: in the commit.
-        newcomers: of their silos, those that no commit before had an update of.
+        steps: local steps that the change represents: the sum over updates of coefficient times steps.
+        weight: total weight of the updates: the sum of n_i, as in `fedsync.core.weighting.Weighting`.
+        updates: number of updates in the commit.
+        newcomers: number of silos in the commit without an update in an earlier commit.
     """
 
     steps: float
@@ -78,14 +75,14 @@ class Backing:
 
 
 class ServerOptimizer(ABC):
-    """Makes steps of changes; a value, which remembers nothing itself. Not to be confused with the silos' optimizers.
+    """Base of server optimizers: stateless values. Not to be confused with the silos' local optimizers.
 
     Attributes:
-        vectors: of its `Moments`, each as large as the model.
-        controls: the first of them goes to the silos, which keep one of their own; see
+        vectors: number of vectors in its `Moments`, each as large as the model.
+        controls: the first vector goes to the silos, which keep a control of their own; see
             `fedsync.model.control_variates`.
-        rate: what a step is multiplied by; the server's learning rate.
-        grace: as for `pace`.
+        rate: factor of a step; the server's learning rate.
+        grace: see `pace`.
     """
 
     __slots__ = ()
@@ -96,25 +93,24 @@ class ServerOptimizer(ABC):
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """Whose powers it goes by."""
+        """Decays whose powers `Moments.powers` stores."""
         return ()
 
     def fitted(self, layout: Layout) -> ServerOptimizer:
-        """What steps with a model of this layout, if that matters to it."""
+        """Return this optimizer for a model of this layout, if the layout matters."""
         return self
 
     def begin(self, values: int, keeper: ArrayKeeper) -> Moments:
-        """Before any step of a model of so many values."""
         zeros = keeper.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32))
         return Moments(0, self.decays, (zeros,) * self.vectors)
 
     def pace(self, staleness: Sequence[int]) -> float:
-        """What the rate of a commit is multiplied by, 0..1: the mean over its updates of ``1 / (1 + s - grace)``.
+        """Return the factor of a commit's rate, 0..1: the mean over its updates of ``1 / (1 + s - grace)``.
 
-        An update that is no more versions old than ``grace`` counts 1; without a grace all do.
+        An update with staleness up to ``grace`` counts 1; with ``grace`` None every update does.
 
         Args:
-            staleness: s of each update, in versions; 0 is fresh.
+            staleness: s of each update [versions]; 0 is fresh.
 
         Source: delay-adaptive steps, Mishchenko et al. 2022 (arXiv:2206.07638), which bound the step by one over the
         delay.
@@ -126,14 +122,9 @@ class ServerOptimizer(ABC):
     def advance(
         self, before: Moments, change: Vector, pace: float, keeper: ArrayKeeper, backing: Backing | None = None
     ) -> tuple[Moments, Part] | None:
-        """Moments after a commit, and what the model moves by; None where the commit changes nothing.
+        """Return the moments after a commit and the model's step; None if the commit changes nothing.
 
-        Args:
-            before: moments.
-            change: the commit's sum of weighted updates, finite, float32 [values].
-            pace: see `pace`.
-            keeper: keeps the moments.
-            backing: what is behind the change, where silos keep `controls`.
+        ``change`` is the commit's sum of weighted updates, finite, float32 [values]. `controls` need ``backing``.
         """
         if not _moves(change):
             return None
@@ -159,11 +150,7 @@ class ServerOptimizer(ABC):
         return Moments(bare.steps, powers, vectors), step
 
     def check(self, moments: Moments) -> None:
-        """See that another's moments are such as steps come to.
-
-        Raises:
-            ValueError: they are not.
-        """
+        """Check that received moments are possible results of steps; raises ValueError if they are not."""
         if moments.steps < 0 or len(moments.vectors) != self.vectors:
             raise ValueError(f"{len(moments.vectors)} moments of {moments.steps} steps")
         if not self._comes_to(moments.powers):
@@ -177,35 +164,34 @@ class ServerOptimizer(ABC):
                 give_back(vector)
 
     def _comes_to(self, powers: tuple[float, ...]) -> bool:
-        """Whether steps come to such powers."""
+        """Whether these powers are a possible result of steps."""
         return len(powers) == len(self.decays) and all(map(_is_power, powers, self.decays))
 
     def _range(self, which: int) -> tuple[float, float]:
-        """Within which the values of a moment lie."""
+        """Smallest and largest value of a moment."""
         return -LARGEST, LARGEST
 
     def _settled(self, which: int, moment: Vector) -> Vector:
-        """A moment within its range, and without what is too small to count."""
+        """Clip a moment to its range and set negligible values to 0."""
         moment[np.abs(moment) < np.float32(TINY)] = 0
         low, high = self._range(which)
         return np.clip(moment, np.float32(low), np.float32(high), out=moment)
 
     def _factor(self, moments: Moments) -> float:
-        """What a step is multiplied by."""
         return self.rate
 
     @abstractmethod
     def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        """A part of a moment after the step of this number, from the same part of all; in memory of its own."""
+        """Return a part of a moment after step number ``steps``, from the same part of all moments; in new memory."""
 
     @abstractmethod
     def _step(self, moments: Sequence[Vector], change: Vector, steps: int) -> Vector:
-        """A part of the step of this number, but for `_factor`; in memory of its own."""
+        """Return a part of step number ``steps``, without `_factor`; in new memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeavyBall(ServerOptimizer):
-    """``m = momentum m + change``, ``model += rate m``.
+    """Server momentum: ``m = momentum m + change``, ``model += rate m``.
 
     Source: FedAvgM, Hsu et al. 2019, arXiv:1909.06335; as ``flwr.serverapp.strategy.FedAvgM``.
     """
@@ -227,7 +213,9 @@ class HeavyBall(ServerOptimizer):
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(ServerOptimizer):
-    """``m = beta_1 m + (1 - beta_1) change``, ``model += rate m / (sqrt(v) + tau)``, with v by ``kind``.
+    """Adaptive server optimizers: Adam, Yogi and Adagrad.
+
+    ``m = beta_1 m + (1 - beta_1) change``, ``model += rate m / (sqrt(v) + tau)``, with v by ``kind``:
 
     | kind | v | rate |
     |---|---|---|
@@ -235,9 +223,9 @@ class Adaptive(ServerOptimizer):
     | ``yogi`` | ``v - (1 - beta_2) change^2 sign(v - change^2)`` | as it is |
     | ``adagrad`` | ``v + change^2`` | as it is |
 
-    t is the number of the step, from 1; flwr has t + 1 there.
+    t is the number of the step, from 1; flwr uses t + 1 there.
 
-    Source: Reddi et al. 2021, arXiv:2003.00295; as ``flwr.serverapp.strategy.FedAdam`` and its kin.
+    Source: Reddi et al. 2021, arXiv:2003.00295; as ``flwr.serverapp.strategy.FedAdam`` and its variants.
     """
 
     kind: Literal["adam", "yogi", "adagrad"]
@@ -288,13 +276,12 @@ class Adaptive(ServerOptimizer):
 
 @dataclass(frozen=True, slots=True)
 class Delayed(ServerOptimizer):
-    """Momentum is renewed and applied every N commits; in between the model moves by the changes alone, as they come.
+    """Delayed Nesterov momentum: momentum is renewed and applied every N commits; changes are applied at once.
 
     With c = ``spread`` and b = ``momentum``: at every N-th step ``m = b m + sum of the last N changes`` and ``model +=
-    rate ((1 - c N + c) b m + change)``; at others ``model += rate (c b m + change)``. With N = 1 it is Nesterov's.
+    rate ((1 - c N + c) b m + change)``; at other steps ``model += rate (c b m + change)``. N = 1 is Nesterov momentum.
 
-    Source: delayed Nesterov, Liu et al. 2024, arXiv:2401.09135, algorithm 3, where a commit is one silo's update and
-    brings 1 / N of it.
+    Source: Liu et al. 2024, arXiv:2401.09135, algorithm 3, where a commit is one silo's update and applies 1 / N of it.
     """
 
     momentum: float
@@ -307,7 +294,7 @@ class Delayed(ServerOptimizer):
 
     def _moment(self, which: int, old: Sequence[Vector], change: Vector, steps: int) -> Vector:
         due = steps % self.every == 0
-        if which:  # the changes since the last time
+        if which:  # sum of the changes since the last renewal
             return np.zeros_like(change) if due else old[1] + change
         if not due:
             return old[0].copy()
@@ -326,18 +313,17 @@ class Delayed(ServerOptimizer):
 
 
 def _is_power(power: float, decay: float) -> bool:
-    """Whether it may be one of a decay; NaN is none."""
+    """Whether ``power`` can be a power of ``decay``; False for NaN."""
     return 0 <= power <= decay
 
 
 def _power(power: float, decay: float) -> float:
-    """The next power."""
+    """Return the next power; 0 once negligible."""
     following = power * decay
     return following if following > _GONE else 0.0
 
 
 def _moves(change: Vector) -> bool:
-    """Whether any value is not 0."""
     for start, stop in spans(change.size, 4):
         found = bool(change[start:stop].any())
         give_back(change)
@@ -347,5 +333,4 @@ def _moves(change: Vector) -> bool:
 
 
 def bounded(values: Vector) -> Vector:
-    """Within +-`LARGEST`."""
     return np.clip(values, np.float32(-LARGEST), np.float32(LARGEST))

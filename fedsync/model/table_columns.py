@@ -1,8 +1,8 @@
-"""Columns of a table: how their cells are read, and what must be the same at every silo.
+"""Rules for the columns of a table: cell parsing, and the properties that must agree at all silos.
 
-A cell is text. It is a gap, a number, or a word; `ColumnRule` says which, alike at all silos. Where the rule leaves the
-kind of a column open, the column's own cells decide, in `infer`. A cell that only looks like a number is an error: as a
-word it would be hashed, and as a number it would be guessed.
+A cell is text and holds a gap, a number or a word; `ColumnRule` decides, alike at all silos. If the rule leaves the
+kind of a column open, its cells decide in `infer`. A cell that only resembles a number is an error: as a word it would
+be hashed, as a number it would be guessed.
 
 No error of this module quotes a cell.
 """
@@ -23,10 +23,10 @@ Kind = Literal["number", "category", "text"]
 USUAL_GAPS = frozenset(
     ("", "?", "-", "--", ".", "na", "n/a", "nan", "-nan", "null", "none", "nil", "<na>", "#na", "#n/a", "#n/a n/a")
 )
-"""Markers of a gap in small letters, where a rule names no others; they are those of pandas and a few more."""
+"""Gap markers in lower case, used if a rule names none: those of pandas and a few more."""
 
 MOST_CELL = 2.0**42
-"""No number of a table is larger: an overflow or a marker of "no data", such as -3.4e38, would hide all others."""
+"""Largest number of a table. Overflows and "no data" markers such as -3.4e38 would dominate all other values."""
 
 _MONTHS = (
     "jan(uary)?|feb(ruary)?|mar(ch)?|apr(il)?|may|june?|july?|aug(ust)?|sept?(ember)?|oct(ober)?|nov(ember)?"
@@ -36,21 +36,21 @@ _LIKE_A_NUMBER = re.compile(
     rf"[-+\u2212±<>=~≈≤≥(€$£¥]*\s*[.,]?\s*\d|[-+]?inf(inity)?$|#[a-z0-9/]+[!?]$|.*\b({_MONTHS})\b.*\d",
     re.IGNORECASE,
 )
-"""Numbers in other ways of writing, dates, infinities, and a spreadsheet's errors."""
+"""Other number formats, dates, infinities, and errors of spreadsheets."""
 
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnRule:
-    """A run's description of a column.
+    """Description of a column in the run's configuration.
 
     Args:
-        kind: of its cells; None leaves it to the cells.
-        unit: of a number; it may stand behind the number in a cell.
-        categories: all words that there may be, in the order of features, or of classes where the column is the target.
-        gaps: cells that hold no value, besides empty ones; None for `USUAL_GAPS`.
-        decimal: mark before the decimals.
+        kind: kind of its cells; None leaves it to the cells.
+        unit: unit of a number; a cell may hold it after the number.
+        categories: all allowed words, in the order of features, or of classes in the target column.
+        gaps: cells without a value, besides empty cells; None for `USUAL_GAPS`.
+        decimal: decimal mark.
         thousands: mark between groups of three digits; empty for none.
     """
 
@@ -62,7 +62,7 @@ class ColumnRule:
     thousands: str = ""
 
     def number(self, cell: str) -> float | None:
-        """The number in a cell; None where there is none, or a larger one than `MOST_CELL`."""
+        """Return the number in a cell; None if there is none or it exceeds `MOST_CELL`."""
         value = self._parsed(cell)
         return value if value is not None and abs(value) <= MOST_CELL else None
 
@@ -87,7 +87,7 @@ PLAIN = ColumnRule()
 
 @lru_cache(maxsize=32)
 def _numbers(decimal: str, thousands: str) -> re.Pattern[str]:
-    """Decimal numbers in ASCII; Python's own ``float`` takes 1_0 for ten."""
+    """Match decimal numbers in ASCII; Python's ``float`` would accept 1_0 as ten."""
     whole, point = r"[0-9]+", re.escape(decimal)
     if thousands:
         whole = rf"(?:[0-9]{{1,3}}(?:{re.escape(thousands)}[0-9]{{3}})+|{whole})"
@@ -95,12 +95,7 @@ def _numbers(decimal: str, thousands: str) -> re.Pattern[str]:
 
 
 def infer(rule: ColumnRule, cells: Iterable[str]) -> tuple[Kind, dict[str, str]]:
-    """The kind of a column, and which of its cells do not fit: each with what is wrong with it.
-
-    Args:
-        rule: for the column.
-        cells: that the column has, each once; gaps are passed over.
-    """
+    """Return the kind of a column, and its wrong cells with the problem of each. ``cells`` are distinct."""
     known = [cell for cell in cells if not rule.is_gap(cell)]
     if rule.kind == "category" or (rule.kind is None and rule.categories):
         return "category", dict.fromkeys(set(known) - set(rule.categories), "the cell is none of the categories")
@@ -125,12 +120,11 @@ def _wrong(rule: ColumnRule, cell: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnForm:
-    """One column as a silo has it.
+    """A column as one silo has it.
 
     Args:
-        name: in the header.
-        meaning: its kind, and what the run says of it; the same at all silos.
-        row: of its first known cell in the silo's file, the header being row 1, for people; 0 for none.
+        meaning: kind, and the run's rule for it; equal at all silos.
+        row: row of the first known cell in the silo's file, the header being row 1, for messages; 0 for none.
     """
 
     name: str
@@ -144,16 +138,15 @@ class ColumnForm:
 
 
 TableForm = tuple[ColumnForm, ...]
-"""All columns of a silo's table, by name: files may have them in any order."""
+"""All columns of a silo's table, compared by name: the order in files may differ."""
 
 
 def digest_of(columns: TableForm) -> bytes:
-    """SHA-256 of names and meanings: equal where two silos' tables mean the same."""
     return hashlib.sha256(json.dumps([(one.name, one.meaning) for one in columns]).encode()).digest()
 
 
 def difference(mine: TableForm, theirs: TableForm, other: str) -> str:
-    """Differences of a silo's columns from those of the silo ``other``, in words; no cell is quoted."""
+    """Describe how a silo's columns differ from those of the silo ``other``, without quoting cells."""
     here, there = ({one.name: one for one in columns} for columns in (mine, theirs))
     found = [f"it has no column {name!r}, and {other} has" for name in there if name not in here]
     found += [f"it has a column {name!r}, and {other} has none" for name in here if name not in there]
@@ -167,10 +160,6 @@ def difference(mine: TableForm, theirs: TableForm, other: str) -> str:
 
 
 def described(columns: Mapping[ColumnForm, int]) -> str:
-    """One line for people: what columns of which the run says nothing were taken for.
-
-    Args:
-        columns: of a table, and how many gaps each has.
-    """
+    """Return one line for users: the inferred kinds of columns without a rule, with their numbers of gaps."""
     told = [f"{one.name} {one.meaning}" + (f" ({gaps} gaps)" if gaps else "") for one, gaps in columns.items()]
     return f"columns, taken by their cells: {', '.join(told)}. Say it for certain in task.columns"

@@ -1,14 +1,14 @@
-"""Which tensors of a model travel, which stay at their silo, and which nobody changes.
+"""Division of a model's tensors into shared, private and frozen parts.
 
-| a tensor is | if | travels | at the silo |
+| part | a tensor belongs to it if | travels | at the silo |
 |---|---|---|---|
-| shared | it is trained, or a buffer; or a `share` list names it | always | as the last model says |
-| private | a `private` list names it | never | trained, and kept from one order to the next |
-| frozen | it has no gradient, or a `share` list leaves it out | never; its digest once | as it was built or loaded |
+| shared | it is trained or a buffer, or a `share` list names it | always | equals the last received model |
+| private | a `private` list names it | never | trained, and kept between orders |
+| frozen | it has no gradient, or a `share` list omits it | never; its digest once | as built or loaded |
 
-Two parties may say it: the run, in its strategy file, and the silo's own code. What both share is shared, and what one
-of them keeps private is private. The code has the last word on what leaves the silo: a run that shares what the code
-keeps private, or what the code's own `share` leaves out, is refused.
+Patterns come from two sources: the run's strategy file and the silo's own code. A tensor is shared if both sources
+share it, and private if either source names it private. The silo's code decides what may leave the silo. A run may not
+share a tensor that the code keeps private or that the code's `share` list omits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from fedsync.model.layout import Layout, matches
 from fedsync.model.table_columns import TableForm, difference
 
 RUN = "model"
-"""The section of a strategy file that says it."""
 
 _MOST_NAMED = 400
 
@@ -33,11 +32,9 @@ _Part = Literal["shared", "private", "frozen"]
 
 @dataclass(frozen=True, slots=True)
 class PartPatterns:
-    """Patterns over names of tensors, in which ``*`` and ``?`` stand for other letters, as in `fnmatch`.
+    """Patterns over tensor names; ``*`` and ``?`` are wildcards as in `fnmatch`.
 
-    Args:
-        share: what travels; None for all that is trained, and all buffers, but for what is private.
-        private: what stays at the silo.
+    ``share`` None means all trained tensors and buffers that are not private.
     """
 
     share: Sequence[str] | None = None
@@ -58,11 +55,9 @@ UNSAID = PartPatterns()
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What decides of a tensor, its name apart.
+    """Properties of a tensor, besides its name, that decide its part.
 
-    Args:
-        storage: the same for names of one tensor (tied weights).
-        trained: it has a gradient, or is a buffer.
+    Names of one tensor (tied weights) have the same ``storage``. A ``trained`` tensor has a gradient or is a buffer.
     """
 
     storage: int
@@ -71,7 +66,7 @@ class TensorFacts:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Names of a model's tensors, in the order of its state dict; each is in one part."""
+    """Names of a model's tensors by part, in the order of its state dict; each name is in one part."""
 
     shared: tuple[str, ...]
     private: tuple[str, ...] = ()
@@ -79,12 +74,11 @@ class Parts:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What does not travel."""
         return (*self.private, *self.frozen)
 
 
 class PartsError(ConfigError):
-    """A model has no such parts as its patterns say."""
+    """Error: the patterns do not fit the model."""
 
 
 def divide(
@@ -93,17 +87,11 @@ def divide(
     own: PartPatterns = UNSAID,
     place: str = "task, parts()",
 ) -> Parts:
-    """The parts of a model.
-
-    Args:
-        tensors: of the model, by name, in order.
-        run: what the strategy file says.
-        own: what the silo's own code says.
-        place: where that is, for errors.
+    """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns.
 
     Raises:
-        PartsError: a pattern fits nothing, a tensor is in two parts by what is said, or by being tied to one in
-            another part, or nothing is left that travels.
+        PartsError: a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
+            parts, or no tensor is shared. The error names ``place`` as the location of ``own``.
     """
     sources = {RUN: run, place: own}
     for where, patterns in sources.items():
@@ -154,13 +142,13 @@ def _names(tensors: Mapping[str, TensorFacts]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """What a silo says of its model as it joins.
+    """Description of a silo's model, sent when the silo joins.
 
     Args:
-        layout: SHA-256, hexadecimal, of the names and shapes of what travels.
-        frozen: that of its frozen tensors, and of the columns of its table, under a key of the silos' where they have
-            one; empty where there are neither.
-        columns: of its table, where they may be told; empty where not, and None where it has no table.
+        layout: SHA-256 of the names and shapes of the shared tensors, hexadecimal.
+        frozen: digest of the frozen tensors and of the table's columns, keyed if the silos share a key; empty if the
+            silo has neither.
+        columns: columns of the silo's table; empty if they may not be disclosed, None if the silo has no table.
     """
 
     layout: str
@@ -173,15 +161,12 @@ class ModelForm:
 
 
 class CommonForm:
-    """The form that all silos' models must have: that of the first model.
+    """Form that all silos' models must have: the form of the first model.
 
-    What travels was made to go with the frozen tensors of whoever made it, so these count, and no majority of silos:
-    who is in it could change from one start of the server to the next, and the model would then go on with others.
-
-    Args:
-        layout: of the first model.
-        frozen: digest of what stays at whoever made it, as in `ModelForm`; None where the server does not know, as
-            under encryption: then the first silo says it.
+    The shared tensors were made together with the frozen tensors of the first model's maker. So the maker's digest is
+    the reference, not a majority of silos: a majority could change between two starts of the server, and the model
+    would continue with other frozen tensors. If the server does not know the digest (``frozen`` is None, as under
+    encryption), the first silo's digest is the reference.
     """
 
     def __init__(self, layout: Layout, frozen: str | None) -> None:
@@ -190,11 +175,7 @@ class CommonForm:
         self._first: tuple[str, TableForm] = ("the first silo", ())
 
     def check(self, silo: str, form: ModelForm | None) -> None:
-        """See that a silo has the common form.
-
-        Raises:
-            ProtocolError: it has not; says what differs, and what to do.
-        """
+        """Check that a silo's model has the common form; raises `ProtocolError` with a remedy if it differs."""
         if form is not None and form.columns is not None and self.frozen not in (None, form.frozen):
             raise ProtocolError(silo, "columns", self._other_columns(form.columns))
         if form is None or form.layout != self._layout:

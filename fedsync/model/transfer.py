@@ -1,9 +1,9 @@
-"""What passes between a silo and the place where updates are added: payloads, and who makes and takes them.
+"""Transfer of payloads between silos and the place of aggregation: the `Aggregator` and `Replica` protocols.
 
-Everything that decides is blind to payloads. A driver moves them: the server's `Aggregator` gives each silo what it
-needs to have the current model, the silo's `Replica` turns that into the model and an update into what is sent back.
-In the clear both are float32 vectors. Under encryption they are sealed bytes, the model itself lives at the
-silos, and a `Aggregator` sends what a silo has not seen yet.
+The deciding code never sees payloads; drivers move them. The server's `Aggregator` gives each silo the data it needs
+for the current model. The silo's `Replica` decodes them to a model, and encodes an update. Without encryption both
+are float32 vectors. Under encryption they are sealed bytes. Then the model exists at the silos only, and the
+`Aggregator` sends the changes that a silo lacks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fedsync.core.orders import PooledFigures, Subject, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 
 Payload = NDArray[Any]
-"""One flat array: float32 values in the clear, or uint8 sealed bytes."""
+"""Flat array: float32 values without encryption, or uint8 sealed bytes."""
 
 NO_PAYLOAD: Payload = np.empty(0, np.uint8)
-"""Nothing, of what a silo trains for itself."""
+"""Empty payload, for a model that a silo trains for itself."""
 
 MAX_SEALED_BYTES = 2**32
 """Largest payload that a silo accepts: 500 million parameters at 16 bits."""
@@ -32,11 +32,11 @@ MAX_SEALED_BYTES = 2**32
 
 @dataclass(frozen=True, slots=True)
 class VersionMismatch:
-    """What came is of no use here, or did not come.
+    """Notice of an unusable or missing payload.
 
     Args:
-        holds: version of the model that the silo has, -1 for none, which what came does not continue.
-        announcement: hexadecimal; the silo's announcement for masks, where what came has another or none.
+        holds: model version of the silo, -1 for none; the payload does not continue it.
+        announcement: the silo's announcement for masks, hexadecimal, if the payload has another announcement or none.
     """
 
     holds: int
@@ -44,12 +44,9 @@ class VersionMismatch:
 
 
 class OtherVersion(FedSyncError):
-    """What came does not continue the model version that the silo holds; nothing was changed.
+    """Error: the payload does not continue the silo's model version; nothing was changed.
 
-    Args:
-        holds: the version that it holds.
-        wanted: the version that what came continues.
-        announcement: the silo's for masks, where what came has another or none.
+    ``wanted`` is the version that the payload continues; for the others see `VersionMismatch`.
     """
 
     def __init__(self, holds: int, wanted: int, announcement: bytes = b"") -> None:
@@ -59,118 +56,91 @@ class OtherVersion(FedSyncError):
 
 
 class Aggregator(Protocol):
-    """The server's side: adds updates."""
+    """Server side of the transfer: adder of updates. Invalid data of a silo raise ProtocolError."""
 
     @property
     def upload_bytes(self) -> int:
-        """Size of an update as it travels."""
+        """Encoded size of an update."""
 
     @property
     def seals_figures(self) -> bool:
-        """Whether losses, evaluations and other figures of a single silo are none of the server's business."""
+        """Whether figures of single silos, such as losses and evaluations, are hidden from the server."""
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """A silo has come; it holds ``version``, and sent what its `Replica.greeting` is.
-
-        Raises:
-            ProtocolError: the silo sent something else.
-        """
+        """Register a silo that joins with model ``version`` and the payload of `Replica.greeting`."""
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
-        """What ``silo`` needs in order to have the current model, or the best one."""
+        """Return the payload that gives ``silo`` the current or the best model."""
 
     def apart(self, order: WorkOrder) -> Payload:
-        """What a silo needs for an order that trains a model of its own; `NO_PAYLOAD` where it has all."""
+        """Return the payload for an order that trains a separate model; `NO_PAYLOAD` if the silo needs none."""
 
     def put_own(self, silo: str, model: Payload) -> None:
-        """Keep a silo's local model for others to evaluate, after the checks of `put`.
-
-        Raises:
-            ProtocolError: the silo sent something else.
-        """
+        """Store a silo's local model for evaluation by others, after the checks of `put`."""
 
     def own(self, silo: str) -> Payload:
-        """A silo's local model, as it came."""
+        """Return a silo's local model as received."""
 
     def holds(self, silo: str, version: int) -> None:
-        """The silo is known to have this version of the model; what it does not need to be sent again."""
+        """Record that the silo has this model version, so that it is not sent again."""
 
     def begin(self, update_id: str) -> None:
-        """An order starts from the current model."""
+        """Register an order that starts from the current model."""
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Keep an update, after a check that it can do no harm.
-
-        Raises:
-            ProtocolError: the silo sent something else.
-        """
+        """Check and store an update."""
 
     def commit(self, commit: Commit) -> None:
         """Fold updates into the model."""
 
     def notes(self) -> list[str]:
-        """For the result of the run: what commits did not bring, a sentence each."""
+        """Return messages for the run's result about failed parts of commits, a sentence each."""
 
     def savepoint(self) -> None: ...
 
     def rollback(self) -> None:
-        """Go back to the model last remembered."""
+        """Restore the model of the last savepoint."""
 
     def keep_best(self, version: int) -> None:
-        """Keep the model of this version as the best: the current one, or that of an order in work or pending."""
+        """Keep this version's model as the best: the current one, or the base of a running order or pending update."""
 
     def discard(self, update_id: str) -> None: ...
 
     @property
     def blocked(self) -> bool:
-        """Whether the last commit waits for silos to answer `questions`; until then nothing goes out."""
+        """Whether the last commit waits for answers to `questions`; until then nothing is sent."""
 
     def questions(self) -> Mapping[str, Payload]:
-        """What silos have to be asked before the last commit counts, by name; each question comes up once."""
+        """Return the questions, by silo, whose answers the last commit needs; each question is returned once."""
 
     def answer(self, silo: str, answer: Payload) -> None:
-        """A silo's answer to its question.
-
-        Raises:
-            ProtocolError: it is not one.
-        """
+        """Take a silo's answer to its question."""
 
     def give_up(self, silo: str) -> None:
-        """The silo does not answer: others are asked for what it knows, or the last commit brings nothing."""
+        """Stop waiting for a silo's answer: others are asked for its knowledge, or the last commit is void."""
 
     def announce(self, silo: str, announcement: str) -> None:
-        """A silo takes part in masks under another key than was thought: what `VersionMismatch` says.
-
-        Raises:
-            ProtocolError: it is not the silo's key.
-        """
+        """Take a silo's new key for masks, as in `VersionMismatch`."""
 
     def leave(self, silo: str) -> None:
-        """The silo is gone, until it is greeted again."""
+        """Remove a silo until it is greeted again."""
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a silo should send its model, sealed, so that older updates can be forgotten."""
+        """Whether a silo should send its sealed model, so that older updates can be dropped."""
 
     @property
     def snapshot_bytes(self) -> int:
-        """Largest snapshot, in bytes."""
+        """Size limit of a snapshot."""
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Keep a silo's sealed model ``version`` for silos that have none.
-
-        Raises:
-            ProtocolError: the silo sent something else.
-        """
+        """Store a silo's sealed model ``version`` for silos without a model."""
 
 
 def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload | None) -> None:
-    """Keep what came of an order: an update, a silo's own model if it was asked for and sent, or nothing.
+    """Store the result of an order: an update, a silo's own model if requested and sent, or nothing.
 
-    None is an update that the aggregator has already, in the sum of its region.
-
-    Raises:
-        ProtocolError: the silo sent something else.
+    An update of None is already in the aggregator, in the sum of its region. Raises `ProtocolError` if invalid.
     """
     if update is None:
         return
@@ -181,7 +151,7 @@ def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload |
 
 
 class InTheClear:
-    """What a `Aggregator` need not do where updates travel in the clear, and nothing is kept at the silos."""
+    """Base of an `Aggregator` without encryption and without models at the silos: empty defaults."""
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None: ...
 
@@ -223,101 +193,91 @@ class InTheClear:
 
 
 class DurableAggregator(Aggregator, Protocol):
-    """A store that another process can go on with, and that takes sums of regions."""
+    """Aggregator that another process can restore, and that takes sums of regions."""
 
     def sum_bytes(self, members: int) -> int:
-        """Largest sum of so many updates of a region, in bytes; see `fedsync.model.region_sums`."""
+        """Largest encoded size of a region's sum of ``members`` updates [bytes]; see `fedsync.model.region_sums`."""
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep the sum of a region's updates, after a check that it can do no harm; it counts as a whole.
+        """Check and store a relay's sum of two or more updates, which counts as a whole.
 
-        Args:
-            relay: who sent it.
-            update_ids: of its members, two or more.
-            payload: as a `fedsync.model.region_sums.RegionAdder` made it.
-
-        Raises:
-            ProtocolError: the relay sent something else.
+        ``payload`` is a `fedsync.model.region_sums.RegionAdder`'s result; raises `ProtocolError` if it is invalid.
         """
 
     def state(self) -> Mapping[str, Any]:
-        """All that must survive a restart, as values that pickle."""
+        """Return all state that must survive a restart, as picklable values."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` of another store, made with the same arguments, has returned."""
+        """Restore a `state` of an aggregator built with the same arguments."""
 
 
 class Replica(Protocol):
-    """A silo's side: has the model, and makes updates ready to travel."""
+    """Silo side of the transfer: holder of the model, and encoder of updates."""
 
     @property
     def holds(self) -> int:
-        """Version of the model that it has; 0 is the one before any training, -1 none at all."""
+        """Version of the held model; 0 before any training, -1 for no model."""
 
     @property
     def model(self) -> Vector:
-        """The model that it has, float32 [values]."""
+        """Held model, float32 [values]."""
 
     @property
     def best_model(self) -> Vector | None:
-        """The best model so far, where silos keep it, float32 [values]; None where the server does, or nobody."""
+        """Best model, float32 [values]; None unless silos keep the best model."""
 
     @property
     def best_version(self) -> int:
-        """Which version that is; -1 where there is none."""
+        """Version of `best_model`; -1 for none."""
 
     @property
     def unrevealed(self) -> bool:
-        """Whether the server has yet to ask for something that only this process can tell; see `answer`."""
+        """Whether the server may still ask for data that only this process has; see `answer`."""
 
     def greeting(self) -> Payload | None:
-        """What the server is to have from this silo before its first order, or None."""
+        """Return the payload that the server needs before the first order, or None."""
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """The model ``version``, float32 [values].
+        """Decode the model ``version``, float32 [values].
 
         Raises:
-            OtherVersion: what came continues another version than the one here.
-            ProtocolError: the server sent something else.
+            OtherVersion: the payload continues another version than the held one.
+            ProtocolError: the payload is invalid.
         """
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """An update, float32 [values], as it travels.
+        """Encode an update, float32 [values].
 
-        Whoever calls gives ``update`` away, for it is as large as the model and is not copied: what is returned may be
-        the same array, and else its memory may have been overwritten. `PlainReplica` works out in it what is owed.
+        The call takes over ``update``, which is as large as the model and is not copied. The result may share its
+        memory, or the memory may be overwritten: `PlainReplica` computes the residual in it.
         """
 
     @property
     def control(self) -> Vector | None:
-        """m of `fedsync.model.control_variates` beside the model received last, float32 [values]; None without any."""
+        """Control m of `fedsync.model.control_variates` for the last received model, float32 [values], or None."""
 
     def counted(self, silo: str) -> int:
-        """Number of this silo's newest update that a commit had, of which `control` is; 0 for none."""
+        """Number of this silo's newest committed update, of which `control` takes account; 0 for none."""
 
     def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
-        """What comes of an update at the sum once it is sent, float32 [values]; asked before `send`."""
+        """Return the values of an update in the sum after encoding, float32 [values]; called before `send`."""
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
-        """What silos found together in the commits received last, oldest first; None where each tells its own."""
+        """Pooled figures of the last received commits, oldest first; None if each silo reports its own."""
 
     @property
     def owed(self) -> Vector | None:
-        """What the next update will have to make up for, once the one made last is saved; see `owe`."""
+        """Residual of the last encoded update, valid once its order is saved; see `owe`."""
 
     def owe(self, owed: Vector | None) -> None:
-        """What the next update has to make up for: `owed` of the last order that is saved."""
+        """Set the residual for the next update: `owed` of the last saved order."""
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        """What the server is told of an order that this silo did."""
+        """Return the part of an order's report that the server may see."""
 
     def answer(self, question: Payload) -> Payload:
-        """Answer what the server asks on behalf of all silos; see `Aggregator.questions`.
-
-        Raises:
-            ProtocolError: no silo should be asked that.
-        """
+        """Answer a question of `Aggregator.questions` for all silos; raises `ProtocolError` if it is not allowed."""
 
     def snapshot(self) -> Payload:
-        """The model that it holds, sealed for other silos."""
+        """Return the held model, sealed for other silos."""

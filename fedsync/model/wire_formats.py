@@ -1,18 +1,18 @@
-"""Formats with fewer than 32 bits a value, and one that sends the largest values alone.
+"""Wire formats with fewer than 32 bits a value, and a format for the largest values only.
 
-| format | bytes a value | what it loses of an update, about |
+| format | bytes a value | loss of an update, about |
 |---|---|---|
 | `Bf16` | 2 | 0.2 % of each value |
-| `Fp16` | 2.01 | 0.02 % of each value; more where one is far smaller than others near it |
-| `Int8` | 1.01 | of each value about half of a 127th of the largest of the 512 in its block |
-| `TopK` | 4 and a value's, times its share | all other values |
+| `Fp16` | 2.01 | 0.02 % of each value; more for a value far smaller than its neighbours |
+| `Int8` | 1.01 | of each value half of 1/127 of the largest of the 512 values in its block |
+| `TopK` | (4 + bytes of the inner format) times the share | all other values |
 
-Where what is lost is a share of each value, no value is lost for good: `Bf16` and `Fp16` round to the nearest, whose
-error is smaller than that of a stochastic rounding by the square root of two, and need no more. The steps of `Int8` do
-not shrink with the value. What lies below them would be lost in every update alike, so rounding is stochastic, and what
-is lost goes into the next update.
+If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` round to the nearest, whose
+error is smaller than the error of stochastic rounding by the square root of two, and need no feedback. The steps of
+`Int8` do not shrink with the value. Values below a step would be lost in every update. So `Int8` rounds
+stochastically, and its loss is added to the next update.
 
-NumPy has no bfloat16. It is the upper half of a float32, so it is rounded on the integer words.
+NumPy has no bfloat16. It is the upper half of a float32, so rounding works on the integer words.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from fedsync.model.rounding import fraction_bits, round_fixed
 from fedsync.model.transfer import Payload
 
 BLOCK = 512
-"""Values that share a scale. Spans of `fedsync.model.chunked_arrays` are whole blocks."""
+"""Number of values that share a scale. Spans of `fedsync.model.chunked_arrays` are whole blocks."""
 
 _EXPONENT, _LARGEST_BF16 = 0x7F80, 0x7F7F
 
 
 class Bf16:
-    """The upper half of each float32, rounded to the nearest, ties to even: its range, and 8 bits of its precision."""
+    """Upper half of each float32, rounded to the nearest, ties to even: full range, 8 bits of precision."""
 
     feedback: ClassVar[bool] = False
 
@@ -63,11 +63,11 @@ class Bf16:
             rounded = words >> 16
             rounded &= 1
             rounded += 0x7FFF
-            rounded += words  # of a number that is finite the sum fits
+            rounded += words  # no overflow for finite numbers
             rounded >>= 16
             if np.any((rounded & _EXPONENT) == _EXPONENT):
                 _check_finite(values)
-                over = (rounded & _EXPONENT) == _EXPONENT  # the few beyond the largest number, which is next to them
+                over = (rounded & _EXPONENT) == _EXPONENT  # rounded up beyond the largest bfloat16: use the largest
                 rounded[over] = (rounded[over] & 0x8000) | _LARGEST_BF16
             yield rounded.astype(np.uint16).view(np.uint8).data
 
@@ -81,11 +81,11 @@ class Bf16:
 
 
 class _Blocks(ABC):
-    """Scales of all blocks, float32, then the values over the scales of their blocks."""
+    """Base of block formats: float32 scales of all blocks, then each value over its block's scale."""
 
     code: ClassVar[type[np.float16 | np.int8]]
     largest: ClassVar[float]
-    """Of a code, whatever a peer sends."""
+    """Largest value of a code in any payload, including a malicious peer's."""
 
     def payload_bytes(self, values: int) -> int:
         return 4 * -(-values // BLOCK) + np.dtype(self.code).itemsize * values
@@ -124,29 +124,29 @@ class _Blocks(ABC):
         return payload[:head].view(np.float32), payload[head:].view(self.code)
 
     def _values(self, nbytes: int) -> int:
-        """The inverse of `payload_bytes`."""
+        """Return the inverse of `payload_bytes`."""
         item = np.dtype(self.code).itemsize
         blocks = -(-nbytes // (4 + item * BLOCK))
         return (nbytes - 4 * blocks) // item
 
     @abstractmethod
     def _scale(self, most: Vector) -> tuple[Vector, Vector]:
-        """Scales of blocks by their largest magnitudes, and what their values are multiplied by for `_round`."""
+        """Return the blocks' scales from their largest magnitudes, and the factors of the values for `_round`."""
 
     @abstractmethod
     def _round(self, scaled: Vector, rng: np.random.Generator | None) -> NDArray[np.generic]:
-        """Codes of values that were scaled."""
+        """Return the codes of scaled values."""
 
 
 class Fp16(_Blocks):
-    """Half precision over a power of two for each block, to the nearest: no value is too large, and few too small."""
+    """Half precision over a power-of-two scale for each block, to the nearest: never overflows, rarely underflows."""
 
     feedback: ClassVar[bool] = False
     code = np.float16
     largest: ClassVar[float] = 65504.0
 
     def _scale(self, most: Vector) -> tuple[Vector, Vector]:
-        # The largest comes to lie in [2^14, 2^15); below 2^-110 it does not matter where.
+        # The largest value lands in [2^14, 2^15); below 2^-110 its place does not matter.
         exponents = np.maximum(np.frexp(most)[1], -110) - 15
         one = np.float32(1)
         return np.ldexp(one, exponents), np.ldexp(one, -exponents)
@@ -156,7 +156,7 @@ class Fp16(_Blocks):
 
 
 class Int8(_Blocks):
-    """Whole numbers within +-127 over a scale for each block."""
+    """Integers within +-127 over a scale for each block."""
 
     feedback: ClassVar[bool] = True
     code = np.int8
@@ -164,7 +164,7 @@ class Int8(_Blocks):
 
     _PEAK: ClassVar[int] = 127
     _TINY: ClassVar[float] = 1e-28
-    """Blocks below are sent as zeros: what they would be multiplied by is beyond float32."""
+    """Blocks below this are sent as zeros: their factor would overflow float32."""
 
     def _scale(self, most: Vector) -> tuple[Vector, Vector]:
         sent = most >= self._TINY
@@ -178,11 +178,9 @@ class Int8(_Blocks):
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The values of largest magnitude: how many, their indices, ascending, all uint32; then the values.
+    """Values of largest magnitude: their number and ascending indices, all uint32, then the values.
 
-    Args:
-        share: of the values that is sent, 0..1, rounded up.
-        inner: how these travel.
+    ``share`` of the values, 0..1 and rounded up, are sent, in the format ``inner``.
     """
 
     share: float
@@ -191,7 +189,6 @@ class TopK:
     feedback: ClassVar[bool] = True
 
     def count(self, values: int) -> int:
-        """How many of so many values are sent."""
         # 0.07 x 100 is 7.000000000000001: rounding up must not make it 8.
         return min(math.ceil(self.share * values - 1e-9), values)
 
@@ -209,14 +206,14 @@ class TopK:
         return (keeper or ArrayKeeper()).join([head, self.inner.encode(whole[indices], rng)])
 
     def _largest(self, vector: Vector) -> NDArray[np.int64]:
-        """Indices of what is sent, ascending; of equal ones the first."""
+        """Return the indices of the sent values, ascending; of equal values, the first."""
         count = self.count(vector.size)
         if not count:
             return np.empty(0, np.int64)
         sizes = np.abs(vector)
         sizes.partition(vector.size - count)
         least = sizes[vector.size - count]
-        del sizes  # as large as the model
+        del sizes  # it is as large as the model
         above, equal = (
             np.concatenate([start + np.flatnonzero(test(np.abs(vector[start:stop]), least)) for start, stop in parts])
             for test, parts in ((np.greater, spans(vector.size, 4)), (np.equal, spans(vector.size, 4)))
@@ -248,7 +245,7 @@ class TopK:
 
 
 def _largest(vector: Spanned) -> Vector:
-    """The largest magnitude of each block."""
+    """Return the largest magnitude of each block."""
     most = np.empty(-(-vector.size // BLOCK), np.float32)
     for start, stop in spans(vector.size, 4):
         values, firsts = vector[start:stop], np.arange(0, stop - start, BLOCK)
@@ -259,7 +256,7 @@ def _largest(vector: Spanned) -> Vector:
 
 
 def _spread(scales: Vector, first: int, count: int) -> Vector:
-    """The scale of each of ``count`` values, of which the first is number ``first`` of its block."""
+    """Return the scale of each of ``count`` values; the first value is number ``first`` of its block."""
     return np.repeat(scales, BLOCK)[first : first + count]
 
 

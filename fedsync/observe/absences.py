@@ -1,14 +1,14 @@
-"""Why silos had no order: dropped by the operator, away, not connected, the run paused, or merely waiting.
+"""Reasons for the time in which a silo had no order, from the journal.
 
-From the journal. Of several reasons that hold at the same time the first counts:
+If several reasons hold at the same time, the first counts:
 
 | reason | begins | ends |
 |---|---|---|
-| dropped | the operator drops the silo | the operator readmits it |
-| away | its window ends, as it told (`fedsync.core.availability`) | its next window begins |
-| gone | it is lost; when the run begins, for one that has not joined | it joins |
-| paused | the operator pauses the run | the operator continues it |
-| waiting | none of these | |
+| dropped | the operator drops the silo | the operator readmits the silo |
+| away | the announced window of the silo ends (`fedsync.core.availability`) | the next window begins |
+| gone | the silo is lost; before the first join: the run begins | the silo joins |
+| paused | the operator pauses the run | the operator continues the run |
+| waiting | none of the above | |
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedsync.observe.steered import answered_in
 
 DROPPED, AWAY, GONE, PAUSED, WAITING = "dropped", "away", "gone", "paused", "waiting"
 REASONS = (DROPPED, AWAY, GONE, PAUSED)
-"""In the order in which they count."""
+"""In order of precedence."""
 
 EVERYBODY = ""
-"""Whose absence a pause is."""
+"""Pseudo silo name for pauses of the whole run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some time, in seconds, and why a silo has no order in it."""
+    """Time span without an order, in seconds, and its reason."""
 
     begin_s: float
     end_s: float
@@ -42,12 +42,12 @@ class Span:
 
 
 def pieces(begin_s: float, end_s: float, absences: Iterable[Span]) -> list[Span]:
-    """Cut the time in which a silo has no order by the reasons for that; they fill it, and no two neighbours are alike.
+    """Split an idle time of a silo by reason, without gaps; neighbouring spans have different reasons.
 
     Args:
-        begin_s: when its last order ended.
-        end_s: when the next one begins.
-        absences: of the silo, in any order; they may overlap.
+        begin_s: end of the previous order.
+        end_s: begin of the next order.
+        absences: absences of the silo, in any order; they may overlap.
     """
     near = [each for each in absences if each.begin_s < end_s and each.end_s > begin_s]
     inside = {at_s for each in near for at_s in (each.begin_s, each.end_s) if begin_s < at_s < end_s}
@@ -63,10 +63,10 @@ def pieces(begin_s: float, end_s: float, absences: Iterable[Span]) -> list[Span]
 
 @dataclass(slots=True)
 class Absences:
-    """Follows a journal.
+    """Absences of all silos, updated entry by entry from a journal.
 
     Args:
-        keep: absences of each silo and reason that are kept, the newest; None keeps all.
+        keep: number of newest absences kept for each silo and reason; None keeps all.
     """
 
     keep: int | None = None
@@ -86,14 +86,13 @@ class Absences:
                 self._obey(question, entry.at_s)
 
     def of(self, silo: str, now_s: float) -> list[Span]:
-        """All that is kept of a silo's absences until now, pauses of the run among them."""
+        """Return the kept absences of a silo until ``now_s``, including pauses of the run."""
         found = [span for who in (silo, EVERYBODY) for why in REASONS for span in self._over.get((who, why), ())]
         open_s = [(since_s, now_s, why) for (who, why), since_s in self._since_s.items() if who in (silo, EVERYBODY)]
         until_s, back_s = self._attendance.windows.get(silo, (now_s, now_s))
         return [*found, *(Span(*each) for each in (*open_s, (until_s, min(back_s, now_s), AWAY)) if each[0] < each[1])]
 
     def why(self, silo: str, now_s: float) -> str:
-        """Why a silo without an order has none at this moment; of the future, what is known by now."""
         known = [reason for reason in REASONS if {(silo, reason), (EVERYBODY, reason)} & self._since_s.keys()]
         if self._attendance.away(silo, now_s):
             known.append(AWAY)
@@ -133,7 +132,7 @@ class Absences:
             self._over[silo, why].append(Span(since_s, at_s, why))
 
     def _move(self, silo: str, at_s: float, change: Callable[[], object]) -> None:
-        """Change a silo's window; how long it was away by the one before, it was."""
+        """Change a silo's window, and record the time that the silo was away under the old window."""
         before = self._attendance.windows.get(silo)
         change()
         if before is not None and before[0] < at_s and self._attendance.windows.get(silo) != before:

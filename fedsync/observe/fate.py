@@ -1,4 +1,4 @@
-"""What became of a run at which no process is at work any more, as its folder says. Light, for those who only look."""
+"""State of a run without a server process, from the run's folder. Imports are light, for commands that only read."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from fedsync.observe.report.read_json import read_object
 SUMMARY = "summary.json"
 
 OPERATOR, LISTENING = "operator", "listening"
-"""Folder of what is asked of a run, and the file in it that its server process locks while it goes on."""
+"""Folder of operator commands, and the file in it that the live server process keeps locked."""
 
 NO_RUN = "no run: journal.jsonl is not there"
 
 RUN_LOG = "run.log"
-"""In the folder of a real server's run: the log of its server process."""
+"""Log of the server process, in the folder of a real server's run."""
 
 MISSING = "silos that are missing"
-"""With what a line of that log begins that names whom the run waits for."""
+"""Text in `RUN_LOG` that marks a line with the silos that the run waits for."""
 
 _END_BYTES = 20_000
 
 
 def why_failed(folder: Path) -> str | None:
-    """The reason that a run of a real server left, in a sentence; None where it left none."""
+    """Return the recorded failure of a real server's run as a sentence; None without a record."""
     try:
         told = read_object(folder / ERROR_FILE, "kind")
     except ConfigError as error:
@@ -39,7 +39,7 @@ def why_failed(folder: Path) -> str | None:
 
 
 def before_its_beginning(folder: Path) -> str | None:
-    """The state of a run whose journal has not begun; None where the folder is of no run of a real server."""
+    """Describe a run whose journal has not begun; None if the folder has no run of a real server."""
     if not (folder / RUN_FILE).exists():
         return None
     failed = why_failed(folder)
@@ -56,9 +56,9 @@ def before_its_beginning(folder: Path) -> str | None:
 
 
 def is_cut_off(folder: Path) -> bool:
-    """Whether the server process that was at work on the run has gone, without a word or with its summary.
+    """Return True if the server process of the run has ended, with or without a summary.
 
-    False also where nobody can know: there never was such a process, as in virtual time, or it is another user's.
+    False if this is unknown: virtual runs have no such process, and another user's process may be inaccessible.
     """
     lock = folder / OPERATOR / LISTENING
     try:
@@ -68,12 +68,7 @@ def is_cut_off(folder: Path) -> bool:
 
 
 def way_on(runtime: str, folder: Path) -> str:
-    """How a run that was cut off goes on.
-
-    Args:
-        runtime: of its journal.
-        folder: of its files.
-    """
+    """Return an instruction for continuing a run that was cut off, by the runtime in its journal."""
     match runtime:
         case "local":
             return f"`fedsync run --resume {folder}` goes on with it"
@@ -83,10 +78,10 @@ def way_on(runtime: str, folder: Path) -> str:
 
 
 def why_deaf(folder: Path) -> ConfigError:
-    """Why nobody can be asked anything of the run in a folder.
+    """Return the error for a run that cannot receive operator commands.
 
     Raises:
-        FedSyncError: what is there is no run's.
+        FedSyncError: the summary in the folder is malformed.
     """
     summary, runtime = read_object(folder / SUMMARY, "silos", "strategy") or {}, _header(folder).get("runtime", "")
     if summary.get("stopped_by"):
@@ -98,7 +93,6 @@ def why_deaf(folder: Path) -> ConfigError:
 
 
 def _header(folder: Path) -> dict[str, Any]:
-    """Of the run's journal; empty where there is none that can be read."""
     try:
         with (folder / JOURNAL).open("rb") as file:
             return read_header(folder / JOURNAL, file.readline())

@@ -1,6 +1,6 @@
-"""Figures of a round, listed in one place: exporters and ``rounds.jsonl`` walk what is here.
+"""Figures of a round, for exporters and ``rounds.jsonl``.
 
-FedSync's own figures are the fields that `ROUND` and `SHARE` name. Besides, there are the metrics that silos report.
+`ROUND` and `SHARE` name FedSync's own figures. Metrics that silos report come in addition.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from typing import NamedTuple
 from fedsync.observe.rounds import Round
 
 ROUND = ("seconds", "loss", "accuracy", "test_loss")
-"""Fields of a `Round` that are figures."""
 
 SHARE = ("batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")
-"""Fields of a `SiloShare` that are."""
 
 
 class Figure(NamedTuple):
-    """One number of a round: of the silo, or of the whole round for None."""
+    """One number of a silo in a round, or of the whole round if ``silo`` is None."""
 
     name: str
     value: float
@@ -26,7 +24,7 @@ class Figure(NamedTuple):
 
 
 def figures(row: Round) -> Iterator[Figure]:
-    """All figures of a round that are known. A metric that has the name of one of FedSync's own is left out."""
+    """Yield all known figures of a round, without reported metrics that have the name of a FedSync figure."""
     own = ((name, getattr(row, name)) for name in ROUND)
     yield from (Figure(name, value) for name, value in own if value is not None)
     other = {**row.metrics, **row.numbers}

@@ -1,4 +1,4 @@
-"""What a run amounts to, derived from its journal and nothing else."""
+"""Ledger of a run: totals, rounds and scores, derived from the journal alone."""
 
 from __future__ import annotations
 
@@ -25,36 +25,34 @@ from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, missiz
 from fedsync.observe.steered import SteeredRun
 
 _LATEST = 64
-"""Rounds for which attested figures are waited for; silos that do not agree do not hold up the books."""
+"""Number of newest rounds that may still wait for attested figures, so disagreeing silos do not block the ledger."""
 
 MOST_OPEN = 4096
-"""Rounds after which none gets a score any more, however long an order from its version takes."""
+"""Maximum age of a round, in rounds, that may still get a score."""
 
 KEPT_ROUNDS = 1000
-"""Newest rounds that are kept of a run that may last for weeks."""
+"""Newest rounds kept in memory; a run may last for weeks."""
 
 MOST_NOTES = 1000
-"""Notes that are kept, the newest."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Follows a journal entry by entry and keeps the books.
+    """Totals, rounds and scores of a run, updated entry by entry from its journal.
 
     Args:
         target_accuracy: for ``seconds_to_target``, or None.
-        model_bytes: size of the model that every order brings, as far as silos do not say that it was less.
-        detail: keep every silo's share of every round; off, only the slowest silo's.
+        model_bytes: download size of an order, unless the silo reports that it received fewer bytes.
+        detail: keep every silo's share of every round; otherwise only the share of the slowest silo.
         on_end: called with every order that ends.
-        measured: metrics of the run; None where they are not known, and evaluations are believed without.
-        tested: what silos found on their test splits when all was decided.
-        judged: what was found before.
-        best: version that is kept.
+        measured: metrics of the run; None if unknown, and evaluations are then accepted without a check of metrics.
+        tested: final evaluations on the test splits.
+        judged: evaluations during the run.
         last: newest version that has a score.
-        steered: what an operator has made of the run.
+        steered: effects of operator commands.
         lost: silos that failed, or are missing.
-        keep: newest rounds that are kept, once nothing comes to them any more; None for all. Whoever follows the books
-            after each entry has seen the others.
+        keep: number of newest rounds kept, None for all. Older rounds are removed only when they are closed, so a
+            reader that follows the ledger entry by entry sees all rounds.
     """
 
     target_accuracy: float | None = None
@@ -135,7 +133,7 @@ class Ledger:
                     self.stopped, self.lost.over = action, True
 
     def _let_go(self) -> None:
-        """Let go of old rounds, many at a time: nothing comes to them any more, and all have seen them."""
+        """Remove old closed rounds, in large groups to limit the cost."""
         if self.keep is None or self.rounds.here < 2 * self.keep:
             return
         self._over = self.closed(self._over)
@@ -146,10 +144,10 @@ class Ledger:
                 self._reached_s = row.at_s
 
     def closed(self, known: int = 0) -> int:
-        """How many rounds, the first ones, get no score any more: they have one, or nobody is evaluating them.
+        """Count the rounds, from the first, whose score is final: scored, or with no evaluation pending.
 
         Args:
-            known: so many are known to be among them.
+            known: number of rounds already known to be closed.
         """
         if self.stopped is not None:
             return len(self.rounds)
@@ -158,7 +156,7 @@ class Ledger:
         return known
 
     def _is_closed(self, index: int) -> bool:
-        """Scored or overtaken; or orders start from a later version by now, and none of this one is in work."""
+        """Check whether this or a later round is scored, or whether no order from this version is pending."""
         if len(self.rounds) - index > MOST_OPEN:
             return True
         version = self.rounds[index].round
@@ -168,7 +166,7 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """From the first order to the end of training, without the final evaluation."""
+        """Seconds from the first order to the end of training, without the final evaluation."""
         return 0.0 if self._begin_s is None else self._end_s - self._begin_s
 
     @property
@@ -177,33 +175,31 @@ class Ledger:
 
     @property
     def training_loss(self) -> float | None:
-        """Newest mean training loss of a round that is known."""
         return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
     def loss_words(self, row: Round) -> str:
-        """The newest training loss; where no silo tells one, what evaluations found; ``loss -`` if there is none."""
-        known = self.training_loss if row.loss is None else row.loss  # sealed losses come a commit late
+        """Return the newest training loss as text, or else the evaluation loss, or else ``loss -``."""
+        known = self.training_loss if row.loss is None else row.loss  # sealed losses arrive one commit late
         name, value = ("loss", known) if known is not None or self._loss is None else ("test loss", self._loss)
         return f"{name} -" if value is None else f"{name} {value:.4f}"
 
     @property
     def seconds_to_target(self) -> float | None:
-        """When the first version that reached the target was committed, or None."""
+        """Commit time of the first version that reached the target, or None."""
         if self.target_accuracy is None or self._reached_s is not None:
             return self._reached_s
         return self.seconds_to(self.target_accuracy)
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """When the first version with at least this accuracy was committed, or None; of the rounds that are kept."""
+        """Return the commit time of the first kept round with at least this accuracy, or None."""
         reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
         return next(reached, None)
 
     def missing(self) -> list[LostSilo]:
-        """Silos that are missing at this moment."""
         return self.lost.missing(self._begin_s or 0.0, self._end_s)
 
     def summary(self) -> dict[str, Any]:
-        """The figures of ``summary.json`` that the journal knows."""
+        """Return the part of ``summary.json`` that follows from the journal."""
         available, missing = len(self.silos) * self.seconds, self.missing()
         busy = {name: self._busy_s(silo) for name, silo in self.silos.items()}
         return {
@@ -243,11 +239,10 @@ class Ledger:
         }
 
     def models(self) -> dict[tuple[Split, Subject], Settled]:
-        """All that was found of the models that are kept, by split."""
         found = {**self.judged.models(), **self.tested.models()}
         last = found.get((Split.TEST, Subject.LAST))
         if last is not None and self.best is not None and self.best.score.version == last.score.version:
-            found.setdefault((Split.TEST, Subject.BEST), last)  # silos are asked once
+            found.setdefault((Split.TEST, Subject.BEST), last)  # one model, so silos evaluate it once
         return found
 
     def _add_event(self, event: Event, discarded: Mapping[str, str]) -> None:
@@ -276,14 +271,13 @@ class Ledger:
                     self._evaluated(version, name, told)
 
     def _lose(self, name: str, at_s: float, *, taken: bool = False) -> None:
-        for _ in range(2):  # the order in work and the queued one, if they are there
+        for _ in range(2):  # the running order and the queued order
             self._end_order(name, at_s, None, taken=taken)
         if name in self._awaiting:
             self._awaiting.discard(name)
             self._scores.end(self._final, name, None)
 
     def _close(self, version: int, names: tuple[str, ...]) -> None:
-        """All silos evaluate what came of the run."""
         self._end_training(len(names))
         self._final = version
         self._awaiting = set(names)
@@ -291,13 +285,13 @@ class Ledger:
         self._scores.begin(version, len(names))
 
     def _end_training(self, asked: int = 1) -> None:
-        """So many silos more are asked what came of it."""
+        """End training; ``asked`` more silos get a model for the final evaluation."""
         self.cut_off()
         self._closing = True
         self.bytes_down += self.model_bytes * asked
 
     def cut_off(self) -> None:
-        """End training: orders in work are neither done nor failed, but busy until then."""
+        """End training: running orders count as busy time until now, neither as done nor as failed."""
         for name, silo in self.silos.items():
             silo.queued = None
             if silo.order is not None:
@@ -331,7 +325,7 @@ class Ledger:
         order = self._order_of(meta.silo, meta.update_id)
         if order is None:
             return
-        # A report that was refused was discarded at once; of the others, a barrier may discard some too.
+        # A refused report is discarded at once. A barrier may discard sound reports too, so both checks are needed.
         if meta.update_id in discarded and not sound(order, meta, report):
             self._end_order(meta.silo, at_s, None)
             self.lost.refuse(meta.silo, at_s, discarded[meta.update_id])
@@ -361,14 +355,14 @@ class Ledger:
     def _commit(self, at_s: float, version: int, update_ids: list[str]) -> None:
         arrivals = [self._arrived.pop(update_id) for update_id in update_ids if update_id in self._arrived]
         if not arrivals:
-            return  # it has scores only
+            return  # the commit has scores only
         self.lost.commit(arrival.meta.silo for arrival in arrivals)
         reports = [arrival.report for arrival in arrivals]
         loss = mean_loss(reports)
         self._sealed = loss is None
         since_s = at_s - (self._begin_s or 0.0)
         seconds = since_s - (self.rounds[-1].at_s if self.rounds else 0.0)
-        # Of simultaneous arrivals the first, as `Round.slowest` has it.
+        # `max` takes the first of simultaneous arrivals, as `Round.slowest` does.
         kept = arrivals if self.detail or len(arrivals) == 1 else [max(arrivals, key=lambda arrival: arrival.at_s)]
         shares, metrics = shares_of(kept, at_s), pooled(reports)
         row = self._by_version[version] = Round(version, since_s, seconds, loss, shares, metrics=metrics)
@@ -394,19 +388,19 @@ class Ledger:
         row = self._by_version.get(score.version)
         if row is not None:
             row.accuracy, row.test_loss, row.numbers = score.accuracy, score.loss, score.numbers
-        # The version that a rollback makes has no row, yet it may be what the run ends with.
+        # A rollback creates a version without a row, and this version may be the final model.
         if self.last is None or score.version >= self.last.version:
             self.last = score
         if score.version >= max(1, self._last_scored):
             self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
 
     def _attest(self, figures: PooledFigures) -> None:
-        """What silos found together is believed."""
+        """Accept figures that the silos attested together."""
         self.lost.spoil(figures.spoiled)
         if figures.split is Split.TEST:
             if (score := figures.score) is not None:
                 if figures.subject is Subject.LAST and self.last is not None:
-                    # Versions that answer questions leave the model as it was.
+                    # Versions made only to answer questions do not change the model.
                     score = replace(score, version=self.last.version)
                 self.tested.attest(figures.subject, score)
             return

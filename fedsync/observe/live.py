@@ -1,4 +1,4 @@
-"""A run that goes on, or is over, as a table on the terminal."""
+"""Live terminal view of a running or finished run."""
 
 from __future__ import annotations
 
@@ -28,27 +28,25 @@ from fedsync.observe.tail import Tail
 from fedsync.observe.terminal import Terminal, words
 
 MOST_ROWS = 40
-"""Silos that are shown; of more, the first by name."""
 
 MOST_ABSENCES = 12
-"""Absences of each silo that are kept, of each reason, the newest."""
+"""Number of newest absences kept for each silo and reason."""
 
 _POLL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """A silo's last order: speed [samples/s] and what it cost besides training [s]."""
+    """Speed [samples/s] and overhead [s] of a silo's last order."""
 
     speed: float
     overhead_s: float
 
 
 class LiveRun:
-    """What is known of a run at this moment.
+    """Current state of a run, updated entry by entry from its journal.
 
     Args:
-        header: of its journal.
         on_end: called with every order that ends.
     """
 
@@ -82,26 +80,24 @@ class LiveRun:
             self._paces[ended.silo] = _Pace(ended.report.samples / compute_s, overhead_s)
 
     def now_s(self, quiet_s: float) -> float:
-        """The run's time, ``quiet_s`` wall seconds after its last entry; virtual time stands still meanwhile."""
+        """Return the run's time ``quiet_s`` wall-clock seconds after the last entry; virtual time does not advance."""
         return self._last_s if self.virtual or self.ledger.stopped else self._last_s + quiet_s
 
     @property
     def name(self) -> str:
-        """Of the strategy."""
         return str(self._config.get("name", ""))
 
     @property
     def virtual(self) -> bool:
-        """Whether its seconds are virtual."""
         return self.runtime == "virtual"
 
     def speed(self, name: str) -> float | None:
-        """Of a silo's last order [samples/s]; None before one ended."""
+        """Return the speed of a silo's last finished order [samples/s], or None."""
         pace = self._paces.get(name)
         return None if pace is None else pace.speed
 
     def left_s(self) -> float | None:
-        """Seconds to go on the run's clock, by the rounds and seconds that it may take; None if nobody knows."""
+        """Return the remaining seconds of run time, from the stop rules on rounds and seconds; None if unknown."""
         stop, rounds, bounds = self.steered.stop, self.ledger.rounds, []
         if stop.get("rounds") and rounds:
             bounds.append(max(stop["rounds"] - len(rounds), 0) * rounds[-1].at_s / len(rounds))
@@ -110,7 +106,7 @@ class LiveRun:
         return min(bounds) if bounds else None
 
     def order_left_s(self, name: str, now_s: float) -> float | None:
-        """Seconds until the silo's order should end; None if it has none, or no order of its own ended before."""
+        """Return the expected remaining seconds of the silo's order; None without an order or a finished order."""
         silo, pace = self.ledger.silos[name], self._paces.get(name)
         if silo.order is None or pace is None:
             return None
@@ -120,27 +116,26 @@ class LiveRun:
         return max(silo.since_s + train_s + pace.overhead_s - now_s, 0.0)
 
     def state_of(self, name: str, now_s: float) -> str:
-        """What a silo is doing, in a word; ``now_s`` is the run's time."""
         why = self.absences.why(name, now_s)
         if self.ledger.silos[name].order is not None and why != DROPPED:
             return "working"
         return why if why in (DROPPED, AWAY, GONE) else "idle"
 
     def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
-        """Whether it has ended before its end.
+        """Return True if the run ended without its regular stop.
 
         Args:
-            summary: it has left its summary; looked up, as ``gone``, before the newest entries were read.
-            gone: nobody is at work on it, see `fedsync.observe.fate.is_cut_off`.
+            summary: the summary file exists; check this, and ``gone``, before reading the newest entries.
+            gone: the server process has gone, see `fedsync.observe.fate.is_cut_off`.
         """
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        """A line on the run and a table of its silos.
+        """Return a headline on the run and a table of its silos.
 
         Args:
-            quiet_s: since its last entry [s].
-            way_on: how it goes on, if it was cut off.
+            quiet_s: wall-clock seconds since the last entry.
+            way_on: how to continue the run, if the run was cut off.
         """
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
@@ -202,17 +197,15 @@ def watch(
     wall: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run until it has ended.
+    """Show a run until the run has ended.
 
     Args:
-        folder: of the run.
-        console: where.
-        wall: a clock, in seconds.
-        pause: waits so many seconds.
+        wall: monotonic clock, in seconds.
+        pause: sleeps for the given seconds.
 
     Raises:
-        ConfigError: the folder holds no run.
-        FedSyncError: its journal is damaged.
+        ConfigError: the folder has no run.
+        FedSyncError: the journal is damaged.
     """
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
@@ -224,11 +217,11 @@ def watch(
             console.print(silo_table(done))
             return
     tail, run, news_s, told = Tail(journal), None, wall(), ""
-    # Elsewhere than on a terminal, only how it ended.
+    # Without a terminal, only the final state is printed.
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or nullcontext():
         while True:
-            # In this order: the summary is written, and the server process gone, after the last entry.
+            # Check these before reading: the server writes the summary, and exits, after the last entry.
             ended, gone = summary.is_file(), is_cut_off(folder)
             for entry in tail.entries():
                 run = run or LiveRun(tail.header or {})
@@ -243,7 +236,7 @@ def watch(
                     told = before
             else:
                 cut = run.is_cut_off(summary=ended, gone=gone)
-                # A deployed run goes on by itself. Of others somebody at a terminal may wait for the next begin.
+                # A deployed run is resumed automatically. At a terminal, the user may wait for a manual resume.
                 ended = ended or run.ledger.stopped is not None or (cut and live is None and run.runtime == "local")
                 view = run.view(wall() - news_s, way_on(run.runtime, folder) if cut else "")
             if live is not None:

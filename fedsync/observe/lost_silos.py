@@ -1,16 +1,16 @@
-"""Silos that are missing from a run's result: since when, and why. Tables, notes, reports and pages all read this.
+"""Silos missing from a run's result, with time and reason; the source for tables, notes, reports and pages.
 
-From the journal. Of several reasons that hold at the same time the first counts:
+All facts come from the journal. If several reasons hold at the same time, the first counts:
 
 | reason | since | until |
 |---|---|---|
-| the operator dropped it | the drop | the operator readmits it |
-| it is gone, outside of what it told of its presence | the loss | it joins |
-| its last three orders failed | the first of them | an order succeeds, or it joins again |
-| the run is over, and no version has an update of it | it joined | |
-| the run is over, and it is listed and never joined | the run began | |
+| the operator dropped the silo | the drop | the operator readmits the silo |
+| the silo is gone without an announced absence | the loss | the silo joins again |
+| the last three orders of the silo failed | the first failure of these | an order succeeds, or the silo joins again |
+| the run is over, and no version contains an update of the silo | the silo joined | |
+| the run is over, and a listed silo never joined | the run began | |
 
-An order that fails, and an evaluation that fails, are told at once, too, and at the end in a note.
+Failed orders and failed evaluations are also reported at once, and in a note at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.core.state import MAX_FAILURES
 
 MOST_NEWS, MOST_NAMED = 100, 20
-"""News that are kept, the newest; silos that notes name one by one."""
+"""Newest messages that are kept; maximum number of silos that notes name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,9 @@ class LostSilo:
     """A silo that is missing from the result.
 
     Args:
-        silo: its name.
-        since_s: seconds since training began.
-        why: in words.
-        wanted: an operator dropped it, so this is no failure.
+        since_s: start of the absence, in seconds since training began.
+        why: reason, as text for the user.
+        wanted: an operator dropped the silo, so the absence is not a failure.
     """
 
     silo: str
@@ -53,7 +52,7 @@ class LostSilo:
 
 @dataclass(slots=True)
 class _Part:
-    """The contribution of a silo; times as in the journal. ``row`` counts its newest orders that failed, in a row."""
+    """Contribution of a silo; times as in the journal. ``row`` counts the consecutive failures up to now."""
 
     joined_s: float
     orders: int = 0
@@ -72,13 +71,13 @@ class _Part:
 
 @dataclass(slots=True)
 class LostSilos:
-    """Follows a journal, as `fedsync.observe.ledger.Ledger` hands it on.
+    """Tracker of missing silos; `fedsync.observe.ledger.Ledger` passes it the events of the journal.
 
     Args:
-        expected: silos that are listed by name.
-        told: news so far, also those that are kept no more.
+        expected: silos that the configuration lists by name.
+        told: number of all messages, including messages that were evicted.
         over: training has ended.
-        evaluates: silos are expected to evaluate; off where only time passes.
+        evaluates: silos are expected to evaluate; False in simulations of time only.
     """
 
     expected: Collection[str] = ()
@@ -92,7 +91,7 @@ class LostSilos:
     _spoiled: int = 0
     _suspects: set[str] = field(default_factory=set)
 
-    # What happened.
+    # Events.
 
     def join(self, event: SiloJoined) -> None:
         part = self._parts.setdefault(event.silo, _Part(event.at_s))
@@ -110,13 +109,16 @@ class LostSilos:
                 self._tell(f"{silo} is lost: {reason}")
 
     def drop(self, silo: str, at_s: float, why: str = "") -> None:
-        """A silo was dropped, by an operator where nobody says why."""
+        """Record a dropped silo; an empty ``why`` means that an operator dropped the silo."""
         part = self._part(silo)
         part.dropped_s, part.why = at_s, why
         self._dropped.add(silo)
 
     def spoil(self, silos: Collection[str]) -> None:
-        """Sums with updates of these silos brought nothing: one of them sealed what no silo may."""
+        """Record an unusable encrypted sum: one of its silos sealed invalid values.
+
+        The suspects are narrowed down to the silos that all unusable sums have in common, if there are any.
+        """
         if silos:
             self._spoiled += 1
             among = self._suspects & set(silos) or set(silos)
@@ -129,7 +131,7 @@ class LostSilos:
         return ", ".join([*sorted(self._suspects)[:MOST_NAMED], *more])
 
     def readmit(self, dropped: Collection[str]) -> None:
-        """These silos, and no others, are still dropped."""
+        """Readmit all silos except ``dropped``, the silos that remain dropped."""
         for silo in self._dropped - set(dropped):
             self._parts[silo].dropped_s = None
             self._dropped.discard(silo)
@@ -138,12 +140,12 @@ class LostSilos:
         self._part(silo).orders += 1
 
     def fail(self, event: WorkFailed) -> None:
-        """An order of a silo failed, unless it is merely away."""
+        """Record a failed order, unless the silo's announced absence excuses the failure."""
         if not self._attendance.excuses(event):
             self.refuse(event.silo, event.at_s, event.reason)
 
     def refuse(self, silo: str, at_s: float, reason: str) -> None:
-        """As `fail`, of a report that was refused."""
+        """Record a refused report, which counts as a failed order."""
         part = self._part(silo)
         if not part.row or part.reason != reason:
             self._tell(f"an order of {silo} failed: {reason}")
@@ -160,11 +162,16 @@ class LostSilos:
         if report.presence is not None:
             self._attendance.hear(silo, at_s, report.presence)
         if order.evaluate:
-            # What tells its loss does not seal its figures.
+            # A visible loss means that the figures are not sealed, so a missing evaluation is a failure.
             self.evaluate(silo, report.evaluation, told=report.loss is not None)
 
     def evaluate(self, silo: str, found: Evaluation | None, *, told: bool = False) -> None:
-        """A silo has evaluated a model, or could not; ``told`` where None is no sealed evaluation."""
+        """Record an evaluation, or its failure.
+
+        Args:
+            found: None where the evaluation failed or is sealed.
+            told: metrics are not sealed, so None is a failure.
+        """
         part = self._part(silo)
         if found is not None:
             part.evaluated |= found.samples > 0
@@ -174,23 +181,17 @@ class LostSilos:
                 self._tell(f"an evaluation of {silo} failed, which costs no training; its own log says why")
 
     def commit(self, silos: Iterable[str]) -> None:
-        """Updates of these silos are in a version."""
         for silo in silos:
             self._part(silo).counts = True
 
-    # What came of it.
+    # Results.
 
     def since(self, told: int) -> list[str]:
-        """News behind the first so many, as far as they are kept."""
+        """Return the kept messages after the first ``told`` messages."""
         return list(self._news)[len(self._news) - min(self.told - told, len(self._news)) :]
 
     def missing(self, begin_s: float = 0.0, now_s: float = 0.0) -> list[LostSilo]:
-        """Silos that are missing at this moment, by name.
-
-        Args:
-            begin_s: of training, in the journal's time, as all times here.
-            now_s: the moment.
-        """
+        """Return the silos missing at ``now_s``, by name; training began at ``begin_s`` in the journal's time."""
         made = any(part.counts for part in self._parts.values())
         found = [self._missing(name, part, begin_s, now_s, made=made) for name, part in sorted(self._parts.items())]
         if self.over:
@@ -199,7 +200,7 @@ class LostSilos:
         return [each for each in found if each is not None]
 
     def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float, *, made: bool) -> LostSilo | None:
-        """As `missing`, of one silo; ``made`` says whether there is a version at all."""
+        """Check one silo as in `missing`; ``made`` says whether any version contains an update."""
         since_s: float | None = None
         why = ""
         if part.dropped_s is not None:
@@ -218,7 +219,7 @@ class LostSilos:
         return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None and not part.why)
 
     def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
-        """Notes on silos for the user at the end, one sentence each."""
+        """Yield notes on silos for the user at the end of the run, one sentence each."""
         if self._spoiled:
             many = f"{self._spoiled} versions lack updates, whose sums one silo spoiled"
             yield f"{many}; who it may have been: {self._suspected()}"
@@ -237,14 +238,10 @@ class LostSilos:
             yield f"and {len(words) - MOST_NAMED} more notes of silos that failed or are missing"
 
     def check(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
-        """See whether the run may go on, or may have ended so.
-
-        Args:
-            settings: the strategy as plain values.
-            missing: silos that are.
+        """Check that the strategy (``settings``) tolerates the missing silos.
 
         Raises:
-            RunError: it may not, by ``on_lost_silo`` or, once it is over, by ``min_silos``.
+            RunError: ``on_lost_silo`` is ``fail``, or the run is over with fewer than ``min_silos`` silos.
         """
         lost = [each for each in missing if not each.wanted]
         if not lost:
@@ -265,6 +262,6 @@ class LostSilos:
 
 
 def expected_of(header: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the silos that a run's silo file has, or its strategy lists, by the header of its journal."""
+    """Return the silo names from the run's silo file, or else from its strategy, given the header of its journal."""
     machines = header.get("silos") or ()
     return tuple(str(each["name"]) for each in machines) or tuple((header.get("config") or {}).get("silos") or ())

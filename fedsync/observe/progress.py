@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress display of a running run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from fedsync.observe.terminal import Terminal, WordsColumn
 
 
 class RunProgress(AbstractContextManager["RunProgress"]):
-    """Follows one run.
+    """Progress display of one run.
 
     Args:
-        console: where to write.
-        label: what the run is called.
-        rounds: how many rounds it may take when it begins, or None if time bounds it.
-        every_s: wall seconds between two rounds that are shown, at least; what lies between is left out.
-        trained: whether there is a loss to show.
+        rounds: maximum number of rounds at the start, or None if only time bounds the run.
+        every_s: minimum wall-clock seconds between two rounds shown; rounds between are skipped.
+        trained: the run trains, so there are losses and scores to show.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._bar.stop()
 
     def follow(self, ledger: Ledger) -> None:
-        """Show what is new since the first time; the rounds that were there then are another process's."""
+        """Show news since the last call; rounds known at the first call belong to an earlier process, so skip them."""
         self._rounds = ledger.steered.stop.get("rounds", self._rounds)
         if self._before is None:
             self._before, self._asked = len(ledger.rounds), ledger.steered.asked
@@ -84,7 +82,6 @@ class RunProgress(AbstractContextManager["RunProgress"]):
             self._show(row, ledger)
 
     def _show_operator(self, ledger: Ledger) -> None:
-        """What an operator has asked of the run meanwhile, and what came of it."""
         for mark in ledger.steered.since(self._asked):
             text = f"{mark.who} may not {mark.text}: {mark.refused}" if mark.refused else f"{mark.who} {mark.text}"
             self._console.print(
@@ -97,7 +94,7 @@ class RunProgress(AbstractContextManager["RunProgress"]):
 
     def _show(self, row: Round, ledger: Ledger) -> None:
         share = row.silos[row.slowest]
-        # A version is evaluated on the way into the next round, so the newest accuracy is one round old.
+        # A version is evaluated at the start of the next round, so the newest accuracy is one round old.
         accuracy = "-" if ledger.accuracy is None else f"{ledger.accuracy:.3f}"
         loss = ledger.loss_words(row)
         slowest = f"slowest {row.slowest} ({share.compute_s + share.overhead_s:.1f} s)"
@@ -115,7 +112,6 @@ class RunProgress(AbstractContextManager["RunProgress"]):
         )
 
     def _eta(self, done: int) -> str:
-        """Wall-clock time to go, if the number of rounds is known."""
         if not self._rounds:
             return ""
         left_s = (time.monotonic() - self._begin_s) / (done - (self._before or 0)) * max(self._rounds - done, 0)

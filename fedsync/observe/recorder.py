@@ -1,4 +1,4 @@
-"""The files of a run, written while it goes on."""
+"""Recorder of a run's files, written during the run."""
 
 from __future__ import annotations
 
@@ -25,38 +25,35 @@ from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, with
 from fedsync.observe.rounds import Round, RoundFeed
 
 ROUNDS = "rounds.jsonl"
-"""File of a run: a line for each round, once nothing comes to it any more."""
+"""File with a line for each round, written once the round's scores are final."""
 
 
 class Listener(Protocol):
-    """Something that follows a run, for example a progress bar."""
+    """Observer of a run, for example a progress bar."""
 
     def follow(self, ledger: Ledger) -> None:
-        """The ledger has one more entry."""
+        """Handle a new entry in the ledger."""
 
 
 class Recorder:
-    """Writes ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl``, ``summary.json``.
+    """Writer of ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl`` and ``summary.json``.
 
-    And ``evaluation.json``, where there is something in it; see `fedsync.observe.quality.evaluations`.
-
-    The two YAML files are what ``fedsync run`` reads, so that a run can be repeated from its folder.
+    Writes ``evaluation.json`` too, if there are curves; see `fedsync.observe.quality.evaluations`. ``fedsync run`` reads the
+    two YAML files, so a run can be repeated from its folder.
 
     Args:
-        out: folder of the run; made if it is missing.
-        runtime: ``virtual``, ``flower`` or ``local``.
+        out: folder of the run; created if missing.
+        runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
         config: the resolved strategy as plain values.
-        silos: the silo file as plain values, or None without one.
-        model_bytes: size of the model.
-        target_accuracy: for ``seconds_to_target``.
-        sealed_share: share of the model's values that travels encrypted, 0..1.
+        silos: the silo file as plain values, or None.
+        sealed_share: share of the model's values that is sent encrypted, 0..1.
         listeners: called after every entry.
-        exporters: likewise; closed with the files.
-        resume: continue the journal that is in the folder, which says what has been; the books begin with it.
-        metrics: what is worked out of silos' evaluations.
-        journal: off, there is neither ``journal.jsonl`` nor ``rounds.jsonl``, and of each round only the
-            slowest silo is kept: for runs of very many silos.
-        keep: newest rounds that stay in memory; see `Ledger`.
+        exporters: called like listeners, and closed with the files.
+        resume: continue the existing journal; the ledger is rebuilt from it.
+        metrics: metrics computed from evaluations of silos.
+        journal: False writes neither ``journal.jsonl`` nor ``rounds.jsonl``, and keeps only the slowest silo of
+            each round, for runs with very many silos.
+        keep: number of newest rounds in memory; see `Ledger`.
     """
 
     def __init__(
@@ -117,15 +114,15 @@ class Recorder:
             self._rounds = open_private(out / ROUNDS) if journal else None
         for entry in read_journal(out / JOURNAL)[1] if resume else ():
             self._follow(entry)
-            for exporter in exporters:  # before the books let go of it
+            for exporter in exporters:  # before the ledger removes old rounds
                 exporter.follow(self.ledger)
 
     def record(self, entry: JournalEntry) -> None:
-        """Write one entry and what follows from it.
+        """Write one entry, and update the other files, listeners and exporters.
 
         Raises:
-            RunError: nothing can be written: without its journal, a run is not to go on. Or a silo is lost, and the
-                strategy says that the run ends there.
+            RunError: the journal cannot be written, so the run must end; or a silo is lost, and the strategy demands
+                that the run fails.
         """
         with _writing(self.out):
             if self._journal is not None:
@@ -138,10 +135,10 @@ class Recorder:
             self.check_silos()
 
     def check_silos(self) -> None:
-        """See that the silos are there that the strategy demands.
+        """Check that the strategy tolerates the missing silos.
 
         Raises:
-            RunError: too few are, or the run is over and the result is of too few.
+            RunError: a silo is lost and ``on_lost_silo`` is ``fail``, or the finished run has too few silos.
         """
         if self.ledger.lost.over or self._settings.get("on_lost_silo") == "fail":
             self.ledger.lost.check(self._settings, self.ledger.missing())
@@ -156,28 +153,28 @@ class Recorder:
                 self._rounds.flush()
 
     def position(self) -> int:
-        """Bytes of the journal so far, which outlive this process; 0 without a journal.
+        """Return the size of the journal that is safely on disk [bytes]; 0 without a journal.
 
         Raises:
-            RunError: the disk does not take them.
+            RunError: the journal cannot be written to disk.
         """
         with _writing(self.out):
             return 0 if self._journal is None else self._journal.position()
 
     def keep(self, name: str, value: object) -> None:
-        """Write a JSON file of this name for a later run; None leaves none."""
+        """Write a JSON file of this name into the run's folder, unless ``value`` is None."""
         if value is not None:
             with _writing(self.out), open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")
 
     def finish(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Write the summary and close the files; returns the summary.
+        """Write the summary, close the files, and return the summary.
 
         Args:
-            files: digests of the models that are in the folder; see `KeptModels.digests`.
+            files: digests of the model files in the folder; see `KeptModels.digests`.
 
         Raises:
-            RunError: they cannot be written.
+            RunError: a file cannot be written.
         """
         estimates, drawn = evaluations.summary(self.ledger.models(), self.ledger.measured or ())
         summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates}
@@ -187,7 +184,7 @@ class Recorder:
         if compared is not None:
             summary["evaluation"]["cross_site"] = without_matrix(compared)
             self.keep(FILE, compared)
-        # Whole or not at all: others wait for it.
+        # Atomic, because other processes wait for this file.
         unfinished = self.out / "summary.tmp"
         with _writing(self.out):
             with open_private(unfinished) as file:
@@ -208,7 +205,7 @@ class Recorder:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """Errors of the disk name the run's folder: without its files, a run is not to go on."""
+    """Turn disk errors into a `RunError` that names the run's folder; a run must not continue without its files."""
     try:
         yield
     except OSError as error:
@@ -217,14 +214,10 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def add_digests(out: Path, files: Mapping[str, str]) -> dict[str, Any]:
-    """Complete the summary of a run that has ended, whose models were written after it; returns the summary.
-
-    Args:
-        out: folder of the run.
-        files: as `Recorder.finish`.
+    """Add digests (see `Recorder.finish`) of models written after the summary, and return the summary.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the summary cannot be written.
     """
     path = out / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -254,6 +247,6 @@ def round_row(row: Round) -> dict[str, Any]:
 
 
 def _write_yaml(path: Path, value: object) -> None:
-    # LibYAML, where PyYAML was built with it, is ten times as fast: it counts from 10,000 silos on.
+    # LibYAML, if PyYAML was built with it, is ten times faster, which matters from 10,000 silos.
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     path.write_text(yaml.dump(value, Dumper=dumper, sort_keys=False), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Read a journal back: recompute its decisions, or its books."""
+"""Replay of a journal: recomputation of its decisions, or of its ledger."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from fedsync.observe.quality.evaluations import metrics_of
 
 
 def replay(path: str | Path) -> list[JournalEntry]:
-    """Feed the events of a journal to a fresh coordinator and check that it decides the same.
-
-    Args:
-        path: a ``journal.jsonl``.
-
-    Returns:
-        All entries.
+    """Feed the events of a journal to a new coordinator and check that it makes the same decisions.
 
     Raises:
-        FedSyncError: not a journal, or an entry comes out differently; names the entry.
+        FedSyncError: the file is not a journal, or an entry replays differently; the message names the entry.
     """
     path = Path(path)
     header, entries = read_journal(path)
@@ -40,10 +34,10 @@ def replay(path: str | Path) -> list[JournalEntry]:
 
 
 def read_ledger(path: Path) -> Ledger:
-    """The books of a journal file.
+    """Compute the ledger of a journal file.
 
     Raises:
-        FedSyncError: not a journal.
+        FedSyncError: the file is not a journal.
     """
     header, entries = read_journal(path)
     measured = metrics_of(header["config"])

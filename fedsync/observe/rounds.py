@@ -1,7 +1,7 @@
-"""Rounds of a run, as its books have them: all, or where a run may last for weeks, the newest.
+"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run.
 
-What is left of older ones is their number, and an outline: when they were, with loss and accuracy, of every round at
-first, then of every second, every fourth and so on. So the books do not grow with the length of a run.
+Removed rounds leave their count and an outline: time, loss and accuracy of selected rounds. The outline first has every
+round, then every second, every fourth and so on. So memory does not grow with the length of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, overload
 from fedsync.observe.shares import SiloShare
 
 MOST_OUTLINED = 2048
-"""Points of an outline."""
 
 
 @dataclass(slots=True)
@@ -21,18 +20,18 @@ class Round:
     """One commit.
 
     Args:
-        round: model version it made.
-        at_s: when, since training began.
-        seconds: since the commit before.
-        loss: mean training loss a sample over the updates in it. Where losses are sealed, what silos attest of all
-            commits since the last that has one; None for those between.
-        silos: share of every silo that has an update in it.
-        accuracy: of the version, once silos have evaluated it, or attest what they found together.
-        test_loss: mean loss on the test splits, likewise.
-        metrics: figures that silos reported, pooled over the updates in it, and those of evaluations of the version.
-        tested: samples behind the latter.
-        numbers: all that the version scored, by name.
-        found: what each silo that evaluated it found, likewise.
+        round: resulting model version.
+        at_s: seconds since training began.
+        seconds: seconds since the previous commit.
+        loss: mean training loss per sample over the updates of the commit. Sealed losses are attested over all commits
+            since the previous attested loss; the commits between have None.
+        silos: share of every silo with an update in the commit.
+        accuracy: accuracy of the version, once silos evaluated or attested it.
+        test_loss: mean evaluation loss of the version, once silos evaluated or attested it.
+        metrics: figures that silos reported, pooled over updates, and figures of evaluations of the version.
+        tested: number of samples behind the evaluation figures in ``metrics``, by name.
+        numbers: all scores of the version, by name.
+        found: scores of each silo that evaluated the version, by name.
     """
 
     round: int
@@ -49,12 +48,12 @@ class Round:
 
     @property
     def slowest(self) -> str:
-        """The silo whose update came last."""
+        """Silo whose update arrived last."""
         return min(self.silos, key=lambda name: self.silos[name].wait_s)
 
 
 class RoundPoint(NamedTuple):
-    """What a curve shows of a round: when it was committed [s], and training loss and accuracy, if they are known."""
+    """Point of a run's curve: commit time, training loss and accuracy, if known."""
 
     at_s: float
     loss: float | None
@@ -62,11 +61,7 @@ class RoundPoint(NamedTuple):
 
 
 class Rounds:
-    """Rounds by their place in the run, from 0; those that were let go are counted, but are not there.
-
-    Args:
-        kept: the first ones.
-    """
+    """Rounds by index in the run, from 0; removed rounds still count in the indices."""
 
     def __init__(self, kept: Iterable[Round] = ()) -> None:
         self._kept = list(kept)
@@ -75,11 +70,11 @@ class Rounds:
         self._every = 1
 
     def __len__(self) -> int:
-        """How many there were, with those that were let go."""
+        """Return the number of rounds, including removed rounds."""
         return self._gone + len(self._kept)
 
     def __iter__(self) -> Iterator[Round]:
-        """Those that are there, oldest first."""
+        """Iterate over the kept rounds, oldest first."""
         return iter(self._kept)
 
     @overload
@@ -89,7 +84,11 @@ class Rounds:
     def __getitem__(self, place: slice) -> list[Round]: ...
 
     def __getitem__(self, place: int | slice) -> Round | list[Round]:
-        """A round by its place, or of a span those that are there; raises IndexError where it is not."""
+        """Return a round by index, or the kept rounds of a slice.
+
+        Raises:
+            IndexError: the round does not exist, or was removed.
+        """
         if isinstance(place, slice):
             return [self._kept[at - self._gone] for at in range(*place.indices(len(self))) if at >= self._gone]
         at = range(len(self))[place] - self._gone
@@ -102,11 +101,10 @@ class Rounds:
 
     @property
     def here(self) -> int:
-        """How many are there."""
         return len(self._kept)
 
     def let_go(self, until: int) -> list[Round]:
-        """Keep only the outline of the rounds before this place; returns those that were still there."""
+        """Reduce the rounds before index ``until`` to the outline, and return the removed rounds."""
         count = max(until - self._gone, 0)
         over, self._kept = self._kept[:count], self._kept[count:]
         for row in over:
@@ -118,7 +116,7 @@ class Rounds:
         return over
 
     def points(self) -> list[RoundPoint]:
-        """The run's curve: the outline, and every round that is there."""
+        """Return the run's curve: the outline, then every kept round."""
         return [*self._outline, *map(_point, self._kept)]
 
 
@@ -127,7 +125,7 @@ def _point(row: Round) -> RoundPoint:
 
 
 class RoundBooks(Protocol):
-    """Books that know which rounds are over: a `fedsync.observe.ledger.Ledger`."""
+    """Interface of `fedsync.observe.ledger.Ledger` that `RoundFeed` uses."""
 
     rounds: Rounds
 
@@ -136,12 +134,12 @@ class RoundBooks(Protocol):
 
 
 class RoundFeed:
-    """Hands out every round of a ledger once, as soon as its scores are known or cannot come any more."""
+    """Feed that returns every round of a ledger once, as soon as its scores are final."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def closed(self, ledger: RoundBooks) -> list[Round]:
-        """Rounds that were not handed out before, in order."""
+        """Return the newly closed rounds, in order."""
         begin, self._next = self._next, ledger.closed(self._next)
         return ledger.rounds[begin : self._next]

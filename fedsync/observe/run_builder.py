@@ -1,4 +1,4 @@
-"""Builds what every run consists of, whatever drives it: policies, aggregator and recorder."""
+"""Builder of the parts of every run, for all drivers: policies, aggregator and recorder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def measuring(config: StrategyConfig) -> StrategyConfig:
-    """The same with the metrics that the task has where none are named: server, silos and a replay are to know them.
+    """Fill in the task's default metrics, so that server, silos and replays know the metrics.
 
     Raises:
         ConfigError: metrics and task do not fit together.
@@ -36,16 +36,14 @@ def measuring(config: StrategyConfig) -> StrategyConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunBuilder:
-    """One run before it begins.
+    """Builder of one run.
 
     Args:
-        config: the strategy.
-        cluster: machines that silos emulate; None in a real federation.
-        out: folder for the run's files.
+        cluster: emulated machines of the silos; None in a real federation.
         runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
-        target_accuracy: for ``seconds_to_target``; None takes that of the stop rules.
+        target_accuracy: for ``seconds_to_target``; None uses the target of the stop rules.
         listeners: called after every entry of the journal.
-        trains: False where only time passes, so that there is no accuracy to reach.
+        trains: False in simulations of time only, which have no accuracy.
     """
 
     config: StrategyConfig
@@ -57,20 +55,18 @@ class RunBuilder:
     trains: bool = True
 
     def policies(self) -> Policies:
-        """Everything that decides."""
         if not self.trains:
-            return replace(self._policies(), cross_site=None)  # there are no models to compare
+            return replace(self._policies(), cross_site=None)  # without training there are no models to compare
         return self._policies()
 
     def _policies(self) -> Policies:
         if self.cluster is None:
             return self.config.policies()
-        # Only a simulated machine can be late; a real process that emulates one is there from the start.
+        # Only simulated machines can join late; real processes that emulate machines start with the run.
         virtual = self.runtime == "virtual"
         return self.config.policies(self.cluster.at_start if virtual else len(self.cluster.silos))
 
     def spec(self) -> RunSpec:
-        """What silos know of the run."""
         if self.cluster is not None:
             self.config.check_silos([silo.name for silo in self.cluster.silos])
         silos = self.config.shares if self.cluster is None else len(self.cluster.silos)
@@ -87,17 +83,15 @@ class RunBuilder:
         run: str = "",
         keeper: ArrayKeeper | None = None,
     ) -> DurableAggregator:
-        """What adds updates.
+        """Build the aggregator, encrypted if ``plan`` and ``keys`` are given.
 
         Args:
-            layout: of the model.
-            model: version 0, float32 [values]; not looked at where updates are encrypted.
-            policies: of the run.
-            plan: how updates are encrypted; None in the clear.
-            keys: of the server, if they are.
-            given: version 0 where silos cannot build it, if they are.
-            run: the run's identity; without one, as in virtual time, no single updates are kept.
-            keeper: keeps models and updates in the clear; None keeps them in memory.
+            model: version 0, float32 [values]; ignored if updates are encrypted.
+            plan: encryption of updates; None for plain updates.
+            keys: keys of the server for encrypted updates.
+            given: version 0 for encrypted runs whose silos cannot build it.
+            run: identity of the run; without it, as in virtual time, no evidence of single updates is kept.
+            keeper: store of plain models and updates; None keeps them in memory.
         """
         if plan is None or keys is None:
             chosen = self.config.server_optimizer
@@ -112,13 +106,13 @@ class RunBuilder:
         sealed, evidence = sealing(self.config.cipher), None
         if run and sealed is not None and sealed.kept_versions:
             evidence = Evidence(self.out / FOLDER, run, sealed.kept_versions, sealed.kept_bytes)
-        # In virtual time there are many runs at once, and small models.
+        # Virtual runs keep sums in memory: many runs may be active at once, and models are small.
         return EncryptedAggregator(plan, keys, given, evidence, self.out / SUMS if run else None)
 
     def recorder(
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False
     ) -> Recorder:
-        """Writes the run's files, and passes its figures to the exporters; arguments as `Recorder`'s."""
+        """Build the recorder with its exporters; arguments as in `Recorder`."""
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
         if target is None and self.trains:
             target = self.config.stop.target_accuracy

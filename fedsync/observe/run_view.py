@@ -1,6 +1,6 @@
-"""A run that goes on, or is over, as plain values for a page: all of it bounded, however long the run is.
+"""Plain values of a running or finished run for a web page.
 
-The journal is read once, from where the last look ended.
+All lists are bounded, however long the run is. Each call reads only the new entries of the journal.
 """
 
 from __future__ import annotations
@@ -24,29 +24,20 @@ from fedsync.observe.shares import EndedOrder
 from fedsync.observe.tail import Tail
 
 MOST_SILOS = 200
-"""Silos that are shown, the first by name."""
 
 MOST_SPANS = 24
-"""Orders of each silo that a timeline shows, the newest."""
 
 MOST_POINTS = 300
-"""Rounds of a curve, evenly spaced."""
 
 MOST_DECISIONS = 40
-"""Decisions that are listed, the newest."""
 
 MOST_COMMITS = 200
-"""Commits that a timeline marks, the newest."""
 
 _LONGEST = 400
 
 
 class RunView:
-    """Follows the journal of a run; safe to call from several threads.
-
-    Args:
-        folder: of the run.
-    """
+    """Thread-safe view of a run, updated from the journal in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,13 +52,13 @@ class RunView:
         self._news_s = time.monotonic()
 
     def look(self) -> dict[str, Any]:
-        """The run at this moment, as plain JSON values.
+        """Return the current state of the run as plain JSON values.
 
         Raises:
-            FedSyncError: its journal is damaged.
+            FedSyncError: the journal is damaged.
         """
         with self._lock:
-            # In this order: the summary is written, and the server process gone, after the last entry.
+            # Check these before reading: the server writes the summary, and exits, after the last entry.
             summary, gone = (self._folder / SUMMARY).is_file(), is_cut_off(self._folder)
             for entry in self._tail.entries():
                 self._run = self._run or LiveRun(self._tail.header or {}, self._ended)
@@ -145,12 +136,12 @@ class RunView:
             "bytes_up": self._sent_bytes[name],
             "left_s": run.order_left_s(name, now_s),
             "since_s": None if silo.order is None else silo.since_s,
-            # Begin, seconds of training (None where nothing came of the order), end.
+            # Begin, seconds of training (None for an order without a report), end.
             "spans": [
                 [one.begin_s, None if one.report is None else one.report.compute_s, one.end_s]
                 for one in self._spans[name]
             ],
-            # Begin, end, and why it had no order, where it did not merely wait.
+            # Begin, end and reason of idle time, except plain waiting.
             "absences": [
                 [one.begin_s, one.end_s, one.why]
                 for one in pieces(0.0, now_s, run.absences.of(name, now_s))

@@ -1,4 +1,4 @@
-"""What each silo did, for one commit and in all."""
+"""Work of each silo, per commit and in total."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _MOST_NAMED = 20
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class SiloShare:
-    """One silo's part of a round; times in seconds, ``wait_s`` from its update's arrival to the commit.
+    """Contribution of one silo to a round; ``wait_s`` is the time from the update's arrival to the commit.
 
-    ``metrics`` are figures that the silo reported itself; see `fedsync.observe.quality.metric_pool`.
+    ``metrics`` are figures that the silo reported; see `fedsync.observe.quality.metric_pool`.
     """
 
     batch_size: int
@@ -30,7 +30,7 @@ class SiloShare:
 
 @dataclass(slots=True)
 class WaitingUpdate:
-    """An update that waits for its commit, and how long its silo was busy with it."""
+    """An update that waits for its commit; ``busy_s`` is the duration of its order at the silo."""
 
     meta: UpdateMeta
     report: WorkReport
@@ -41,7 +41,7 @@ class WaitingUpdate:
 
 @dataclass(frozen=True, slots=True)
 class EndedOrder:
-    """An order that is in work no more; times as in the journal. No report where it failed or training ended."""
+    """A finished order; times as in the journal. ``report`` is None if the order failed or training ended first."""
 
     silo: str
     order: WorkOrder
@@ -52,9 +52,9 @@ class EndedOrder:
 
 @dataclass(slots=True)
 class SiloTotals:
-    """Sums over a run; times in seconds. ``busy_s`` is compute plus overhead.
+    """Totals of one silo over a run; ``busy_s`` is compute plus overhead.
 
-    ``taken`` counts orders that ended as an operator dropped the silo: they are no failures.
+    ``taken`` counts orders that ended because an operator dropped the silo; such orders are not failures.
     """
 
     orders: int = 0
@@ -71,7 +71,7 @@ class SiloTotals:
     metrics: MetricPool = field(default_factory=MetricPool)
 
     def begin(self, order: WorkOrder, at_s: float) -> None:
-        """The silo is given an order, which is queued if it has one."""
+        """Start an order, or queue the order if the silo is already busy."""
         if self.order is None:
             self.order, self.since_s = order, at_s
         else:
@@ -79,13 +79,12 @@ class SiloTotals:
         self.batch_size = order.batch_size
 
     def answered(self, update_id: str) -> WorkOrder | None:
-        """The order that this answers, which is the one in work then; None if the silo has none such."""
+        """Return the order with this update_id, and make it the running order; None if the silo has no such order."""
         if self.queued is not None and self.queued.update_id == update_id:
             self.order, self.queued = self.queued, self.order
         return self.order if self.order is not None and self.order.update_id == update_id else None
 
     def end(self, at_s: float) -> float:
-        """The order in work is in work no more; returns since when it was."""
         begin_s, self.since_s = self.since_s, at_s
         self.order, self.queued = self.queued, None
         self.busy_s += at_s - begin_s
@@ -93,7 +92,7 @@ class SiloTotals:
 
 
 def missized_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
-    """A note that names silos whose batches do not have the ordered size; none where all orders have one size."""
+    """Return a note with the silos whose batches differ from the ordered size; empty if all silos have one size."""
     if len({silo.batch_size for silo in silos.values()}) == 1:
         return []
     steps = {name: silo.metrics.values().get(MISSIZED, 0) for name, silo in sorted(silos.items())}
@@ -107,7 +106,7 @@ def missized_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
 
 
 def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:
-    """Share of every silo in a commit at ``at_s``; of a silo with several updates in it, sums and the last wait."""
+    """Return every silo's share of a commit at ``at_s``; several updates of a silo are summed, with the last wait."""
     shares: dict[str, SiloShare] = {}
     for arrival in arrivals:
         name, report = arrival.meta.silo, arrival.report

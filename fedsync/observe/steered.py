@@ -1,4 +1,4 @@
-"""What an operator has made of a run, as its journal says."""
+"""Operator commands of a run and their effect, from the run's journal."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from fedsync.core.operator.operator_commands import (
 )
 
 MOST_ASKED = 50
-"""Questions that are kept, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorMark:
-    """A question and what came of it.
+    """An operator command and its outcome.
 
     Args:
         at_s: seconds since the run began.
-        text: what was done, in words, or asked for in vain.
-        refused: why it was not done; "" where it was.
-        who: wants it.
+        text: the executed or refused action, as text for the user.
+        refused: reason of the refusal; "" if the command was executed.
+        who: author of the command.
     """
 
     at_s: float
@@ -44,23 +43,23 @@ class OperatorMark:
 
 
 def answered_in(entry: JournalEntry) -> list[tuple[OperatorQuestion, str]]:
-    """Questions that an entry answers for the first time, each with why it was refused."""
+    """Return commands that an entry answers for the first time, each with the reason of its refusal, or ""."""
     asked = {event.request: event.question for event in entry.events if isinstance(event, OperatorAsked)}
     answers = [action for action in entry.actions if isinstance(action, OperatorAnswered) and not action.again]
     return [(asked[one.request], one.refused) for one in answers if one.request in asked]
 
 
 def drops_in(entry: JournalEntry) -> list[SiloLost]:
-    """Silos that were dropped, as the losses that they are for the books; without a reason where an operator did."""
+    """Return dropped silos as `SiloLost` events for the ledger; the reason is empty if an operator dropped the silo."""
     done = [question for question, refused in answered_in(entry) if not refused]
     return [SiloLost(entry.at_s, each.silo, each.why) for each in done if isinstance(each, DropSilo)]
 
 
 class SteeredRun:
-    """Follows a journal.
+    """State that operator commands changed; updated entry by entry from a journal.
 
     Args:
-        stop: the section of the strategy that says when the run ends.
+        stop: section ``stop`` of the strategy.
     """
 
     def __init__(self, stop: Mapping[str, Any] | None = None) -> None:
@@ -69,10 +68,10 @@ class SteeredRun:
         self.dropped: set[str] = set()
         self.marks: deque[OperatorMark] = deque(maxlen=MOST_ASKED)
         self.asked = 0
-        """Questions so far, also those that are kept no more."""
+        """Number of all commands, including commands that were evicted."""
 
     def add(self, entry: JournalEntry) -> list[SiloLost]:
-        """Follow one more entry; returns its `drops_in`."""
+        """Add one entry, and return its `drops_in`."""
         for question, refused in answered_in(entry):
             self.asked += 1
             text = wanted(question) if refused else said(question)
@@ -82,7 +81,7 @@ class SteeredRun:
         return drops_in(entry)
 
     def since(self, asked: int) -> list[OperatorMark]:
-        """Questions behind the first so many, as far as they are kept."""
+        """Return the kept commands after the first ``asked`` commands."""
         new = min(self.asked - asked, len(self.marks))
         return list(self.marks)[len(self.marks) - new :]
 

@@ -1,4 +1,4 @@
-"""Tables for people: one run, or several side by side."""
+"""Terminal tables of one run, or of several runs side by side."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from rich.table import Table
 from fedsync.observe.quality.paired import PairedTest, corrected, paired
 
 MOST_ROWS = 50
-"""Silos that `silo_table` names; of more it shows how their figures spread."""
+"""Maximum number of silos that `silo_table` lists; for more silos, the table shows quantiles."""
 
 
 def silo_table(summary: dict[str, Any]) -> Table:
-    """Who worked and who waited in one run."""
     title = f"{summary['strategy']}: who waited for whom (seconds)"
     silos, missing = summary["silos"], {each["silo"] for each in summary.get("lost", ())}
     failed = ("failed",) if any(silo.get("failures") for silo in silos) else ()
@@ -39,7 +38,7 @@ def silo_table(summary: dict[str, Any]) -> Table:
 
 
 def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How each figure spreads over very many silos; a row is no silo's own."""
+    """Return quantiles of each figure over all silos; a row does not describe a single silo."""
     columns = {key: sorted(silo[key] for silo in silos) for key in silos[0] if key not in ("name", "metrics")}
     last = len(silos) - 1
     return [
@@ -50,12 +49,10 @@ def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One strategy's runs, one a seed, in the same order of seeds for all strategies.
+    """Runs of one strategy, one per seed, in the same order of seeds for all strategies.
 
     Args:
-        strategy: its name.
-        summaries: of the runs.
-        seconds_to_target: of the runs; None where the target was missed.
+        seconds_to_target: seconds of each run; None if the run missed the target.
     """
 
     strategy: str
@@ -64,28 +61,28 @@ class Comparison:
 
     @property
     def mean_seconds(self) -> float | None:
-        """Mean seconds to the target, or None if a run missed it."""
         reached = [seconds for seconds in self.seconds_to_target if seconds is not None]
         return fmean(reached) if reached and len(reached) == len(self.seconds_to_target) else None
 
     def mean(self, key: str) -> float | None:
-        """Mean of a summary's figure over the runs that have it."""
         values = [summary[key] for summary in self.summaries if summary[key] is not None]
         return fmean(values) if values else None
 
     def by_seed(self, key: str) -> dict[int, float]:
-        """A summary's figure by seed, of the runs that have it."""
         return {summary["seed"]: summary[key] for summary in self.summaries if summary[key] is not None}
 
     def seconds_by_seed(self) -> dict[int, float]:
-        """Seconds to the target by seed; nothing if a run missed it, as the others would be the faster ones."""
+        """Return seconds to the target by seed.
+
+        Empty if a run missed the target: the remaining runs would be a biased selection.
+        """
         if self.mean_seconds is None:
             return {}
         pairs = zip(self.summaries, self.seconds_to_target, strict=True)
         return {summary["seed"]: seconds for summary, seconds in pairs if seconds is not None}
 
     def row(self, first: Comparison) -> dict[str, Any]:
-        """The figures of `comparison_table`, for JSON too."""
+        """Return the figures of a row of `comparison_table`, as JSON values."""
         seconds, reference = self.mean_seconds, first.mean_seconds
         return {
             "strategy": self.strategy,
@@ -101,12 +98,10 @@ class Comparison:
 
 
 def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: bool = True) -> Table:
-    """Strategies side by side; ratios are to the first.
+    """Compare strategies, one row each; ratios are relative to the first strategy.
 
     Args:
-        comparisons: a row each.
-        title: above the table.
-        trained: False leaves out accuracy and target, of which runs without training have none.
+        trained: False omits accuracy and target, which do not exist without training.
     """
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     columns = {"strategy": [str(row["strategy"]) for row in rows]}
@@ -126,7 +121,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
 
 
 def statistics_table(found: Mapping[str, Any]) -> Table:
-    """What `fedsync.evaluation.survey.findings.told` says, a row a column."""
+    """Return the output of `fedsync.evaluation.survey.findings.told` as a table, one row per data column."""
     classes = ", ".join(_cell(count) for count in found["classes"])
     title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
     table = _table(title, "column", "known", "missing", "mean", "deviation", "histogram")
@@ -142,7 +137,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def _bars(counts: list[int | str | None] | None) -> str:
-    """A letter a bin; a dot for a count that is not told."""
+    """Draw a histogram with one character per bin; a dot marks a withheld count."""
     if counts is None:
         return ""
     most = max((count for count in counts if isinstance(count, int)), default=0) or 1
@@ -154,7 +149,7 @@ def _cell(count: int | str | None) -> str:
 
 
 def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedTest]]:
-    """Each strategy but the first against the first, by figure and strategy; see `fedsync.observe.quality.paired`."""
+    """Compare each other strategy with the first, by figure and strategy; see `fedsync.observe.quality.paired`."""
     figures: dict[str, Callable[[Comparison], dict[int, float]]] = {
         "accuracy": lambda each: each.by_seed("accuracy"),
         "seconds_to_target": Comparison.seconds_by_seed,
@@ -168,7 +163,6 @@ def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedT
 
 
 def seed_table(comparisons: Sequence[Comparison]) -> Table:
-    """Differences of `seed_tests` with their intervals and p-values."""
     title = f"Differences to {comparisons[0].strategy}, seed by seed: mean, 95 % interval, p of paired tests"
     table = _table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
     for figure, tests in seed_tests(comparisons).items():
@@ -182,7 +176,7 @@ def seed_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    """Names left, numbers right; narrow enough for 80 columns and plain enough for a log file."""
+    """Return an empty table, names left and numbers right, that suits 80 columns and log files."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:

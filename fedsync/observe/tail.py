@@ -1,4 +1,4 @@
-"""Follow the journal of a run while another process writes it."""
+"""Reader of a journal that another process is still writing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from fedsync.core.journal import JournalEntry, read_entry, read_header
 
 
 class Tail:
-    """New entries of a journal that may still grow.
+    """Incremental reader of a growing journal, which need not exist yet.
 
-    A last line that is not complete is left for the next call, so that the journal of a run that was killed reads
-    as far as it goes.
-
-    Args:
-        path: a ``journal.jsonl``; it need not be there yet.
+    An incomplete last line waits for the next call, so the journal of a killed run is readable up to that line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,10 +23,10 @@ class Tail:
         self.header: dict[str, Any] | None = None
 
     def entries(self) -> Iterator[JournalEntry]:
-        """Entries written completely since the last call. The header comes first, in ``header``.
+        """Yield entries completed since the last call; ``header`` is set before the first entry.
 
         Raises:
-            FedSyncError: the file is not a journal; names the line.
+            FedSyncError: the file is not a journal, or became shorter; the message names the line.
         """
         if not self._path.exists():
             return

@@ -1,4 +1,4 @@
-"""Terminals on which foreign text is text: no markup, no terminal commands, no line breaks of its own."""
+"""Terminal output that is safe for foreign text: no markup, no terminal commands, no embedded line breaks."""
 
 from __future__ import annotations
 
@@ -16,37 +16,35 @@ _PIPE_WIDTH = 120
 
 
 class Terminal(Console):
-    """Rich's console, on which every string is one line of plain text; `words` makes those that have a style.
+    """Rich console that prints every string as one line of plain text; `words` makes styled text.
 
     Args:
-        stderr: write there.
-        width: in characters; by default a terminal's own, and 120 in a pipe.
+        stderr: write to standard error.
+        width: in characters; by default the terminal's width, or 120 in a pipe.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
-        stream = sys.stderr if stderr else sys.stdout  # None where it is closed
+        stream = sys.stderr if stderr else sys.stdout  # None where the stream is closed
         piped = (stream is None or not stream.isatty()) and "file" not in options
         width = _PIPE_WIDTH if width is None and piped else width
         super().__init__(stderr=stderr, width=width, markup=False, highlight=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """All strings come through here, those in tables too."""
+        """Escape a string; Rich renders all strings through this method, also strings in tables."""
         return super().render_str(shown(text), **{**options, "markup": False, "emoji": False})
 
 
 def words(text: object, style: str = "") -> Text:
-    """A styled line."""
     return Text(shown(text), style=style)
 
 
 class WordsColumn(TextColumn):
-    """A column of a progress bar, as ``{task.description}``."""
+    """Column of a progress bar with escaped text, from a format such as ``{task.description}``."""
 
     def render(self, task: Task) -> Text:
         return words(self.text_format.format(task=task), str(self.style))
 
 
 def say(*lines: object, err: bool = False, most: int | None = MOST_CHARACTERS) -> None:
-    """Print lines, each of at most ``most`` characters of text."""
     for line in lines:
         typer.echo(shown(line, most), err=err)

@@ -1,9 +1,9 @@
-"""What a run asks of a silo, in lines that its owner reads before saying yes or no.
+"""Summary of a run's requests, which a silo's owner reads before approval or refusal.
 
-It is read from the specification that waits by what the trainer itself reads it with, and nothing of it is left out or
-cut: a field without a line of its own is named as it is, and a run with values that are too long to be read is refused
-(`fedsync.silo.owner.approvals.unshowable`). The last line says how many fields the run sets, so that a terminal that
-scrolled is noticed. What the server wrote is printed as JSON, so no terminal obeys it.
+The trainer's own parser reads the waiting specification. The summary omits and truncates nothing: fields without a
+special line are shown verbatim. A run with values too long to read is refused (`fedsync.silo.owner.approvals.unshowable`).
+One line gives the number of fields that the run sets, so that the owner notices lines lost by scrolling. Text from the
+server is printed as JSON, so that it cannot contain terminal commands.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 
 _NAME = 12
 _TOLD = {"task", "evaluation", "cipher", "local", "stop", "admitted", "silos", "quorum", "run", "survey"}
-"""Fields of a specification that have lines of their own."""
 
 
 def summary(run: AskedRun, config: SiloStartConfig, code: Mapping[str, str] | None = None) -> list[str]:
-    """Lines about a run that waits: the digest first, which names it."""
+    """Return the lines about a waiting run; the first line has the digest that identifies the run."""
     told = [("since", run.since), ("who asks", _who(config))]
     try:
         told += _of_spec(RunSpec.parse(run.spec), config)
@@ -49,7 +48,7 @@ def summary(run: AskedRun, config: SiloStartConfig, code: Mapping[str, str] | No
 
 
 def code_or_problem(run: AskedRun, config: SiloStartConfig) -> tuple[dict[str, str], str]:
-    """As `code_of`, or why there is none: whoever runs name files, other runs can be listed and all be refused."""
+    """Return `code_of` or its error as text, so that one bad run does not prevent listing and refusing runs."""
     try:
         return code_of(run, config), ""
     except ConfigError as error:
@@ -57,10 +56,10 @@ def code_or_problem(run: AskedRun, config: SiloStartConfig) -> tuple[dict[str, s
 
 
 def code_of(run: AskedRun, config: SiloStartConfig) -> dict[str, str]:
-    """SHA-256 of the code that a run names, by absolute path: its files, and all that they can import from beside them.
+    """Return the SHA-256 of a run's code by absolute path: its files, and all files importable from their folders.
 
     Raises:
-        ConfigError: there is too much of it, or a file cannot be read.
+        ConfigError: there is too much code, or a file cannot be read.
     """
     found: list[Path] = []
 
@@ -70,7 +69,7 @@ def code_of(run: AskedRun, config: SiloStartConfig) -> dict[str, str]:
 
     if config.code == "shipped":
         return {}
-    with suppress(ConfigError, ProtocolError):  # no trainer runs it, and says why
+    with suppress(ConfigError, ProtocolError):  # the trainer refuses such a run with a reason
         OwnerPolicy.of(config).checked(RunSpec.parse(run.spec), config.index).task.relocated(note)
     files = [path for path in found if path.suffix == ".py" and path.is_file()]
     roots = {file.parent for file in files}
@@ -118,7 +117,7 @@ def _encryption(spec: RunSpec) -> str:
 
 
 def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
-    """All that a task may read; of a file in the owner's folders, what is in it now."""
+    """Return the paths that a task may read; Python files in the owner's folders with their current SHA-256."""
     found: list[str] = []
 
     def note(path: str) -> str:
@@ -129,14 +128,14 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
         return path
 
     task: TaskSection = spec.task
-    with suppress(ConfigError):  # the trainer says what is wrong
+    with suppress(ConfigError):  # the trainer reports the error
         task = task.own(config.index, spec.silos)
     task.relocated(note)
     return found
 
 
 def _fields(run: AskedRun) -> int:
-    """Number of fields that the run sets, those within lists one by one; 0 for a run that cannot be read."""
+    """Count the fields that the run sets, including each field inside lists; 0 for an unreadable run."""
     try:
         said = RunSpec.parse(run.spec).model_dump(mode="json", exclude_defaults=True)
         return sum(1 for each in (said, json.loads(run.run_config)) for _ in leaves(each))
@@ -149,5 +148,4 @@ def _section(section: Section, *, defaults: bool = False) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As JSON, all of it."""
     return json.dumps(value.model_dump(mode="json") if isinstance(value, Section) else value, default=str)

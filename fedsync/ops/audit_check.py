@@ -1,4 +1,4 @@
-"""Is a silo's audit log what was written, and what does it say? For ``fedsync silo audit`` and ``fedsync doctor``."""
+"""Integrity check and summary of a silo's audit log, for ``fedsync silo audit`` and ``fedsync doctor``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_NAME = 60
 
 @dataclass
 class RunAccount:
-    """What a log says of one run: by its name and the digest of its specification."""
+    """Totals of one run in an audit log."""
 
     lines: int = 0
     orders: set[str] = field(default_factory=set)
@@ -26,7 +26,6 @@ class RunAccount:
     refused: Counter[str] = field(default_factory=Counter)
 
     def note(self, line: dict[str, Any]) -> None:
-        """Take account of a line about an answer."""
         self.lines += 1
         self.nbytes += line["bytes"]
         if line["said"] == "Refused":
@@ -39,13 +38,12 @@ class RunAccount:
 
 @dataclass
 class AuditFound:
-    """What was found.
+    """Result of a check.
 
     Args:
-        broken: what is wrong with the log; empty where nothing is.
-        notes: what its owner should know besides.
-        lines: that were read.
-        runs: what it says, by run.
+        broken: integrity violation; "" if the log is intact.
+        notes: other information for the owner.
+        runs: totals by name of the run and digest of its specification.
     """
 
     broken: str = ""
@@ -55,11 +53,10 @@ class AuditFound:
 
 
 def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditFound:
-    """Read a silo's log, and compare it with its signed heads.
+    """Read a silo's log, and compare the log with its signed heads.
 
     Args:
-        config: of the silo.
-        heads_in: folder of heads that were kept elsewhere; None takes the one of silo.yaml.
+        heads_in: folder of external heads; None uses the folder of silo.yaml.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -84,7 +81,7 @@ def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditF
                 rotations.append(line)
         keys = keys_of(config, rotations) if heads else {}
         for path, head in heads.items():
-            if head.n >= reader.first:  # of one before, the log says nothing any more, nor who signed it
+            if head.n >= reader.first:  # older lines and their key rotations were removed
                 check_head(head, config, keys, path)
         check_fits(heads, digests, reader)
         _note(found, config, reader, heads)
@@ -112,7 +109,7 @@ def _note(found: AuditFound, config: SiloStartConfig, reader: AuditReader, heads
 
 
 def table(found: AuditFound) -> list[str]:
-    """Lines of a table by run. Names of runs are the server's: they are shown as text of a programming language."""
+    """Format a table by run; names of runs come from the server, and are therefore escaped."""
     names = {run: ascii(run)[1:-1][:_MOST_NAME] for run, _ in found.runs}
     wide = max([24, *map(len, names.values())])
     lines = [

@@ -1,15 +1,16 @@
-"""Signed heads of a silo's audit log: what a log that was written anew, or cut, does not fit.
+"""Signed heads of a silo's audit log, which reveal a rewritten or truncated log.
 
-A head is number and digest of a line, signed by the silo's node key (without TLS there is none: then by a key of the
-log's own). The supervisor of the silo signs, apart from the way of messages: when the silo starts and ends, and within
-a minute of new lines, so also at the end of a run, of which a silo hears nothing but that questions cease. It reads
-on from the line that it signed last, and signs no log that does not continue it.
+A head has number and digest of a line, signed by the silo's node key. Without TLS there is no node key, and a separate
+key of the log signs. The silo's supervisor signs outside of the message path: when the silo starts and ends, and within
+a minute after new lines. This covers the end of a run, which a silo notices only by the absence of requests. The
+supervisor reads on from the last signed line, and never signs a log that does not continue from this line.
 
-`fedsync silo rotate` replaces the silo's node key, and writes an entry that the old key signed for the new one. Heads
-by former keys are accepted as far as such entries lead back from the present key.
+`fedsync silo rotate` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads
+by former keys are accepted if a chain of such entries leads back from the current key.
 
-The newest head is in the log's folder. Whoever has the machine has the key, too, and can make all of it anew. So where
-the owner names a place elsewhere, each day's first head, and the one at the end, is written there, a file a day.
+The newest head is in the log's folder. An attacker who controls the machine also has the key, and can forge log and
+head. If the owner configures an external folder, the first head of each day and the last head of the silo's process
+are therefore written there, one file per day.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditR
 logger = foreign.logger(__name__)
 
 HEAD = "head.json"
-"""File in the log's folder."""
 
 ROTATED = "rotated"
-"""Kind of a line: the silo has another node key from now on."""
+"""Kind of a line that records a new node key."""
 
 _CONTEXT, _ROTATION = b"fedsync audit head 1\0", b"fedsync node key rotation 1\0"
 _MOST_BYTES = 2**14
@@ -48,14 +48,13 @@ _MOST_BYTES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class AuditHead:
-    """The end of a log at a time.
+    """Signed end of a log at one time.
 
     Args:
-        silo: whose log.
-        n: number of the line.
-        digest: of it.
-        at: when it was signed, ISO 8601 in UTC.
-        key: fingerprint of the key that signed.
+        n: number of the last line.
+        digest: digest of the last line.
+        at: time of the signature, ISO 8601 in UTC.
+        key: fingerprint of the signing key.
         signature: hexadecimal.
     """
 
@@ -68,16 +67,15 @@ class AuditHead:
 
     @property
     def message(self) -> bytes:
-        """What is signed."""
         return _CONTEXT + canonical({**asdict(self), "signature": ""})
 
     @classmethod
     def load(cls, path: Path) -> AuditHead:
-        """Read a head; who signed it is not looked at.
+        """Read a head without a check of its signature.
 
         Raises:
-            AuditBroken: it is none.
-            ConfigError: it cannot be read.
+            AuditBroken: the file is malformed.
+            ConfigError: the file cannot be read.
         """
         try:
             head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
@@ -87,29 +85,28 @@ class AuditHead:
 
 
 def signing_key(config: SiloStartConfig) -> Path:
-    """The key that signs heads; one of the log's own is made where the silo has no node key."""
+    """Return the key that signs heads; creates a separate key if the silo has no node key."""
     if config.node_key is not None:
         return Path(config.node_key)
     return make_node_key(config.name, private_folder(Path(config.state) / AUDIT)).private
 
 
 def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
-    """Files of this silo's heads at the place that its owner named, oldest first."""
+    """Yield the files of this silo's heads in the external folder, oldest first."""
     if config.audit.head_to is not None:
         yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
 
 
 def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
-    """The entry that says that a node key follows another, signed by the old one for the new."""
+    """Build the log entry of a key rotation, in which the old key signs the fingerprint of the new key."""
     said = {"silo": silo, "old": node_public_line(old).decode(), "new": node_key_fingerprint(new)}
     return {**said, "signature": sign_by_node(old, _ROTATION + canonical(said)).hex()}
 
 
 def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-    """The silo's key, and those before it as far back as each was signed over to the next, by fingerprint.
+    """Return the current key and all former keys that an unbroken chain of rotations proves, by fingerprint.
 
     Args:
-        config: of the silo.
         rotations: entries of the kind `ROTATED`, in the order of the log.
     """
     line = node_public_line(signing_key(config))
@@ -124,10 +121,10 @@ def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> 
 
 
 def check_head(head: AuditHead, config: SiloStartConfig, keys: Mapping[str, bytes], place: object) -> None:
-    """See that it is this silo's, and signed by one of ``keys``, which are `keys_of` it.
+    """Check that a head belongs to this silo, and is signed by one of ``keys``, from `keys_of`.
 
     Raises:
-        AuditBroken: it is not.
+        AuditBroken: silo, key or signature is wrong.
     """
     if head.silo != config.name:
         raise AuditBroken(f"{place} is the head of {head.silo!r:.80}")
@@ -139,12 +136,7 @@ def check_head(head: AuditHead, config: SiloStartConfig, keys: Mapping[str, byte
 
 
 class HeadKeeper:
-    """Signs the log of a silo, and writes its heads off the machine.
-
-    Args:
-        config: of the silo.
-        now: the present, in UTC.
-    """
+    """Signer of a silo's log, which also writes heads to the external folder; ``now`` returns the time in UTC."""
 
     def __init__(self, config: SiloStartConfig, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._config, self._now = config, now
@@ -154,10 +146,10 @@ class HeadKeeper:
         self._day = ""
 
     def tend(self, *, last: bool = False) -> None:
-        """Sign what has come since, and write the day's head elsewhere. Raises nothing; what fails is tried again.
+        """Sign new lines, and write the day's head to the external folder; failures are logged and retried.
 
         Args:
-            last: write it elsewhere also if the day has one.
+            last: write the external head even if the day already has a head.
         """
         try:
             head = self._head()
@@ -168,7 +160,7 @@ class HeadKeeper:
             self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
 
     def _head(self) -> AuditHead | None:
-        """The newest head, which is on disk; None of a log without lines."""
+        """Return the newest head, after writing it to disk; None for an empty log."""
         path = private_folder(self._folder) / HEAD
         if self._signed is None:
             self._signed = self._continued(path)
@@ -185,10 +177,10 @@ class HeadKeeper:
         return self._signed
 
     def _continued(self, path: Path) -> AuditHead | None:
-        """The head that was signed before this process, if there is one; the log goes on from it.
+        """Return the last head of an earlier process, if there is one.
 
         Raises:
-            AuditBroken: the log does not, or not from what is written elsewhere.
+            AuditBroken: the log does not continue from this head, or from an external head.
         """
         found = [each for each in (path, *heads_elsewhere(self._config)) if each.exists()]
         heads = {each: AuditHead.load(each) for each in found}
@@ -214,10 +206,10 @@ class HeadKeeper:
 
 
 def check_fits(heads: dict[Path, AuditHead], digests: dict[int, str], read: AuditReader) -> None:
-    """See that a log has the lines that heads are of.
+    """Check that a log contains the lines of the heads.
 
     Raises:
-        AuditBroken: one is beyond its end, or of another line.
+        AuditBroken: a head is beyond the end of the log, or its line has another digest.
     """
     for place, head in heads.items():
         if head.n > read.n:

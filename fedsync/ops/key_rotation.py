@@ -1,4 +1,4 @@
-"""A silo's node key is replaced by another, in a way that its audit log explains."""
+"""Rotation of a silo's node key, recorded in its audit log."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MOST_BYTES = 2**16
 
 
 def rotate_node_key(config: SiloStartConfig) -> NodeKey:
-    """Put a fresh node key in the place of a silo's; the old one stays beside it as ``NAME.node.old``.
+    """Replace a silo's node key with a new key; the old key stays beside it as ``NAME.node.old``.
 
-    The entry of the audit log is on disk before the key changes. After a crash in between, the command does it again.
+    The entry of the audit log is on disk before the key changes. After a crash in between, run the command again.
 
     Raises:
-        ConfigError: the silo has no node key, or nothing can be written.
+        ConfigError: the silo has no node key, or a file cannot be written.
     """
     if config.node_key is None:
         remedy = "There is nothing to do: with insecure: true no node proves who it is"

@@ -1,4 +1,4 @@
-"""A run on real Flower processes on this machine: a server and one SuperNode a silo, on loopback."""
+"""Local run on real Flower processes: a server and one SuperNode per silo, on loopback."""
 
 from __future__ import annotations
 
@@ -62,27 +62,23 @@ def run_local(
     secure: bool = True,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Run a strategy on real processes, throttled as the silo file says, and end them all afterwards.
+    """Run a strategy on real processes, throttled by the silo file, and return the summary.
 
-    They are the programs of a real server and of real silos. Only, none is restarted: the end of one ends the run.
-    Logs of all processes are in ``out/logs``. What silos keep is in ``out/state`` until the run has ended well.
-    Processes speak TLS, and the server knows silos by their keys, all of which are made for the run and gone after it.
+    The processes are the programs of a real server and of real silos, but without restarts: the end of a process ends
+    the run. Logs are in ``out/logs``. State of silos is in ``out/state`` until the run ends successfully. Processes use
+    TLS, and the server authenticates silos by keys; certificates and keys exist only for this run.
 
     Args:
-        config: the strategy.
-        cluster: the machines that the silos emulate.
-        out: folder for the run's files, claimed already or not.
+        cluster: emulated machines of the silos.
+        out: folder for the run's files, or an existing claim of it.
         target_accuracy: for ``seconds_to_target``.
         listeners: called after every entry of the journal.
-        secure: False leaves out TLS and the keys of nodes.
-        resume: go on with the run in ``out``, which was cut off, from its newest checkpoint.
-
-    Returns:
-        The summary.
+        secure: False disables TLS and node keys.
+        resume: resume the interrupted run in ``out`` from its newest checkpoint.
 
     Raises:
-        ConfigError: strategy and silos do not fit together, or there is nothing to resume from.
-        RunError: a process died, or the run could not reach its end.
+        ConfigError: strategy and silos do not fit together, or there is no checkpoint to resume from.
+        RunError: a process died, or the run failed.
     """
     with claimed(out, Existing.RESUME if resume else Existing.REFUSE) as folder:
         out = folder.resolve()
@@ -106,10 +102,9 @@ def _carry_out(
     secure: bool,
     resume: bool,
 ) -> dict[str, Any]:
-    """The run, in a folder that is ready for it; see `run_local`."""
     with tempfile.TemporaryDirectory(prefix="fedsync-") as folder:
         home = Path(folder)
-        # Under a short name, for trainers listen there: a socket's path has at most 100 characters.
+        # A short path, because trainers create sockets there, and socket paths have at most 100 characters.
         (home / STATE).symlink_to(private_folder(out / STATE))
         control = home / RUNS / "local"
         control.mkdir(parents=True)
@@ -135,7 +130,7 @@ def _carry_out(
             logger.warning("stopping")
             raise
         finally:
-            # The server first: it would commit what silos have sent that are asked to leave, and go on with the others.
+            # End the server first: it would commit updates of leaving silos, and continue with the other silos.
             try:
                 end_process(control)
             finally:  # also after a second Ctrl-C
@@ -148,9 +143,9 @@ def _carry_out(
 
 
 def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig) -> None:
-    """Remove from the folder of a run that goes on what is of its end."""
-    # Also done by the server, but the journal is to be short before it is followed here. Where there is nothing to
-    # go on from, the folder may be that of a run that ended well: nothing of it goes before that is known.
+    """Remove the final files of an earlier end from the folder of a resumed run."""
+    # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` first checks
+    # for a checkpoint and raises without one, because the folder may have a finished run, whose files must stay.
     prepare(out, digest(measuring(config), cluster))
     for stale in ("summary.json", "model.pt"):
         (out / stale).unlink(missing_ok=True)
@@ -158,12 +153,7 @@ def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig) -> No
 
 @dataclass(slots=True)
 class _Processes:
-    """All processes of the run, in groups that are started one after the other.
-
-    Args:
-        logs: folder for their output.
-        environment: of all of them.
-    """
+    """All processes of the run, in groups that start one after the other."""
 
     logs: Path
     environment: Mapping[str, str]
@@ -175,13 +165,13 @@ class _Processes:
         self.logs.mkdir(mode=OWNER_FOLDER, exist_ok=True)
 
     def start_nursery(self, path: Path, module: str, arguments: Sequence[str] = ()) -> Nursery:
-        """Start a nursery, whose end does not end the run: without it programs are started by themselves."""
+        """Start a nursery; its end does not end the run, because programs can also start without a nursery."""
         log = self.logs / f"{path.name}.log"
         self._nurseries.append(start_nursery(path, module, arguments, self.environment, log))
         return Nursery(path)
 
     def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
-        """Start a group, if possible from a nursery."""
+        """Start a group of processes, forked from the nursery if possible."""
 
         def launch(program: Program) -> LoggedProcess:
             self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery))
@@ -191,16 +181,21 @@ class _Processes:
         self.check()
 
     def check(self) -> None:
-        """Raise `RunError` if a process has ended by itself."""
+        """Check that all processes run.
+
+        Raises:
+            RunError: a process ended.
+        """
         for group in self._groups:
             group.step(time.monotonic())
             if group.last_error is not None:
                 raise RunError(f"{group.last_error}; see {self.logs}")
 
     def stop(self, *, over: bool) -> None:
-        """End them: silos first, and the server's last.
+        """End silos first, and the server last.
 
-        Once the run is over nobody needs what they hold, and Flower's take seconds to end: they are killed.
+        After the end of the run, processes are killed: their state is useless, and Flower's processes need seconds
+        to end.
         """
         if over:
             LoggedProcess.kill(self._launched)
@@ -212,9 +207,9 @@ class _Processes:
 def _start_nurseries(
     processes: _Processes, home: Path, config: StrategyConfig, silos: int
 ) -> tuple[Nursery, Nursery] | None:
-    """Start what forks SuperNodes, and what forks trainers: their imports are made once, while the server starts.
+    """Start nurseries that fork SuperNodes and trainers, so imports happen only once, while the server starts.
 
-    None where there is but one silo, which would share them with nobody.
+    None for a single silo, where nothing can be shared.
     """
     if silos < 2:
         return None
@@ -225,7 +220,7 @@ def _start_nurseries(
 
 
 def _server(home: Path, *, secure: bool) -> ServerStartConfig:
-    """A server on loopback with throw-away certificates, all below the run's temporary folder."""
+    """Configure a loopback server with temporary certificates, below the run's temporary folder."""
     certificates = home / "certificates"
     if secure:
         make_server_certificate(make_authority(certificates), ["localhost"], certificates)
@@ -237,7 +232,7 @@ def _server(home: Path, *, secure: bool) -> ServerStartConfig:
 
 
 def _start_server(processes: _Processes, server: ServerStartConfig, names: Sequence[str]) -> list[NodeKey]:
-    """Start the server's processes and register silos under these names; returns the keys, none without TLS."""
+    """Start the server's processes, and register silos; returns the silos' keys, none without TLS."""
     processes.start(server_programs(server, lasting=False))
     end_s = time.monotonic() + _START_TIMEOUT_S
     while not _listens(server.port):
@@ -249,7 +244,7 @@ def _start_server(processes: _Processes, server: ServerStartConfig, names: Seque
     authority, home = authority_of(server), Path(server.state)
     if authority is None:
         return []
-    # Files are named by number: a name in a silo file may be one that no file can have.
+    # Files are named by number, because a silo's name may be invalid as a file name.
     nodes = [make_node_key(f"silo-{index}", home / "nodes") for index in range(len(names))]
     public = {name: node.public for name, node in zip(names, nodes, strict=True)}
     register_keys(public, home, CONNECTION)
@@ -270,7 +265,7 @@ def _start_silos(
     environment: Mapping[str, str],
     nurseries: tuple[Nursery, Nursery] | None,
 ) -> None:
-    """Start the SuperNodes; ``environment`` is for them alone, and nurseries fork them and their trainers."""
+    """Start the SuperNodes with ``environment``; nurseries fork the SuperNodes and their trainers."""
     supernodes, trainers = nurseries or (None, None)
     if trainers is not None:
         environment = {**environment, NURSERY: str(trainers.path)}
@@ -283,7 +278,7 @@ def _start_silos(
 
 
 def _follow(processes: _Processes, out: Path, control: Path, listeners: Sequence[Listener], *, resumed: bool) -> None:
-    """Follow the run's journal until its files are complete; what a resumed run did before is no news."""
+    """Follow the run's journal until its files are complete; listeners do not get entries before a resume."""
     journal, ledger = Tail(out / JOURNAL), Ledger(keep=KEPT_ROUNDS)
     for entry in journal.entries() if resumed else ():
         ledger.add(entry)

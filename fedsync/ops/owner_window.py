@@ -1,4 +1,4 @@
-"""Whether a silo is to be there now, by its owner's window."""
+"""Presence of a part-time silo, by its owner's availability window."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from fedsync.config.sections.presence import PresenceConfig, utc_now
 
 SETTLE_S = 30.0
-"""How long after its last order a silo that is to leave stays [s]: its update goes out meanwhile."""
+"""Time that a leaving silo stays after its last order [s], so that its update can be sent."""
 
 
 class PresenceWatch:
-    """Knows whether a silo is there: in its window, and after it until what is in work is done, or the grace is over.
+    """Presence of a silo: during its window, and afterwards until its order is done or the grace period is over.
 
     Args:
-        window: None where the silo is always there.
-        working: whether an order is in work.
-        now: the present, with its zone.
-        clock: seconds that only go up.
+        window: None for a silo that is always present.
+        working: returns True while an order runs.
+        now: returns the current time, with time zone.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class PresenceWatch:
         self._busy_s = 0.0
 
     def here(self) -> bool:
-        """Whether its processes are to run; asked again and again."""
+        """Return True if the silo's processes should run now; call this periodically."""
         if self._window is None:
             return True
         now_s = self._clock()
@@ -52,7 +52,7 @@ class PresenceWatch:
         return self._here
 
     def told(self) -> Mapping[str, Any]:
-        """For the health file: until when the silo is there, or when it will be."""
+        """Return the end of the presence, or the next begin, for the health file."""
         if self._window is None:
             return {}
         now = self._now()

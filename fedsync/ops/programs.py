@@ -1,4 +1,4 @@
-"""Which processes a real silo and a real server consist of, and how they are told what their files say."""
+"""Processes of a real silo and a real server, with command lines and environments from their files."""
 
 from __future__ import annotations
 
@@ -30,30 +30,27 @@ from fedsync.silo.protocol import STATE_FOLDER
 logger = foreign.logger(__name__)
 
 CONNECTION = "fedsync"
-"""How Flower's command line calls the connection to the server, with the server's state folder as its home."""
+"""Name of the server connection in Flower's command line, whose home is the server's state folder."""
 
 ROOM = "room"
-"""Folder of what runs bring along, in a silo's state folder."""
+"""Sandbox folder for code that runs bring, in a silo's state folder."""
 
 DATABASE, SECRET_FILE = "superlink.db", "superexec.secret"
 
 UPLINK = "uplink"
-"""Folder of a relay's agent and room, in its state folder."""
 
 RELAY_SOCKET = "relay.sock"
-"""Socket of a relay's app, in its state folder."""
 
 HUB_FILE, STRUCK_FILE = "hub.json", "struck.json"
-"""In a server's state folder: where hubs are, and names of silos that they let in no more."""
+"""Files in a server's state folder: addresses of hubs, and names of revoked silos that hubs reject."""
 
 SOCKETS = "hubs"
-"""Folder of hubs' sockets, in a server's state folder, where a proxy is in front."""
+"""Folder of the hubs' sockets, in a server's state folder, for hubs behind a reverse proxy."""
 
 _CHILD = (*INTERPRETER, "fedsync.flower.launch")
 
 
 def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
-    """The silo's decisions about its node."""
     found: dict[str, str | int | float | None] = {
         "partition-id": config.index,
         "silo-name": config.name,
@@ -66,26 +63,26 @@ def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
 
 
 def node_config(config: SiloStartConfig) -> str:
-    """The same, as the SuperNode takes them."""
+    """Format `node_settings` for the SuperNode's command line."""
     settings = node_settings(config).items()
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value!r}" for key, value in settings)
 
 
 def way_to_server(config: SiloStartConfig) -> Way:
-    """How a silo reaches its server; without TLS, through no proxy.
+    """Return a silo's route to its server; without TLS, never through a proxy.
 
     Raises:
-        ConfigError: no proxy that can be used is named, in its file or in the environment.
+        ConfigError: the proxy in the silo's file or in the environment is unusable.
     """
     return way_to(config.server, os.environ, DIRECT if config.insecure else config.proxy)
 
 
 def silo_programs(config: SiloStartConfig) -> list[Program]:
-    """A silo's agent, its SuperNode, and the room of its ClientApps; the trainer comes with the first question.
+    """Return agent, SuperNode and sandbox of a silo; the first message starts the trainer.
 
     Raises:
-        ConfigError: a proxy is named that cannot be used; or this system cannot keep the client that a run brings along
-            from the silo's keys and data, and the owner does not allow it.
+        ConfigError: the proxy is unusable; or this system cannot isolate a run's client code from the silo's keys and
+            data, and the owner does not allow such code without isolation.
     """
     trust = ["--insecure"]
     if not config.insecure:
@@ -115,19 +112,19 @@ def confined(
     hosts: Sequence[str],
     closed: Sequence[str],
 ) -> list[Program]:
-    """A SuperNode whose ClientApps are in a room of their own, with the agent to which they hand joins.
+    """Return a SuperNode with its ClientApps in a sandbox, and the agent that receives their joins.
 
     Args:
-        supernode: as it would be without.
-        folder: of the agent.
-        home: of the room.
-        environment: of the agent.
-        hosts: at which a hub may be.
-        closed: files and folders that nothing in the room may read.
+        supernode: SuperNode without a sandbox.
+        folder: folder of the agent.
+        home: folder of the sandbox.
+        environment: environment of the agent.
+        hosts: allowed hosts of hubs.
+        closed: files and folders that the sandbox must not read.
 
     Raises:
-        ConfigError: one of these is among programs, or this system cannot keep what a run brings along from keys and
-            data.
+        ConfigError: a closed path is inside a program folder, or this system cannot isolate a run's code from keys
+            and data.
     """
     if not can_confine():
         problem = "this system cannot keep the client that a run brings along from keys and data"
@@ -158,30 +155,28 @@ def _agent(folder: Path, environment: Mapping[str, str]) -> Program:
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:
-    """Options of a SuperNode that proves who it is; ``authority`` is the certificate of who signed the server's."""
+    """Return the options of an authenticated SuperNode; ``authority`` is the certificate of the server's CA."""
     return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 
 def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
-    """A SuperNode.
+    """Return the command line of a SuperNode.
 
     Args:
-        server: address of the SuperLink.
-        node: its configuration, in Flower's form.
+        node: node configuration in Flower's syntax.
         trust: `supernode_trust`, or ``--insecure``.
     """
     return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 
 def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[Program]:
-    """The SuperLink, and apart from it what starts ServerApps, so that runs survive the SuperLink.
+    """Return the SuperLink, and a separate launcher of ServerApps, so that runs survive a SuperLink restart.
 
     Args:
-        config: of the server.
-        lasting: whether the SuperLink keeps its state in a database, where a request takes it 20 ms.
+        lasting: the SuperLink keeps its state in a database, which costs 20 ms per request.
 
     Raises:
-        ConfigError: the state folder is open to others, or nothing can be written there.
+        ConfigError: other users can access the state folder, or the folder is not writable.
     """
     state = Path(config.state)
     secret = state / SECRET_FILE
@@ -193,7 +188,7 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
     superexec = [*_CHILD, "superexec", "--runtime-api-address", config.loopback]
     superexec += ["--superexec-auth-secret-file", str(secret)]
     hub_place(config).save(state / HUB_FILE)
-    hub = {HUB: str(state / HUB_FILE)}  # ServerApps inherit it
+    hub = {HUB: str(state / HUB_FILE)}  # ServerApps inherit this variable
     if config.certificates is None:
         superexec += ["--insecure"]
         return [Program("superlink", [*superlink, "--insecure"]), Program("superexec", superexec, hub)]
@@ -207,7 +202,6 @@ def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[
 
 
 def hub_place(config: ServerStartConfig) -> HubPlace:
-    """Where the hubs of a server's runs are."""
     ports = config.hub.listening(config.port)
     if config.certificates is None:
         return HubPlace(config.host, ports, config.hub.name or "127.0.0.1")
@@ -226,10 +220,10 @@ def _public_name(hosts: tuple[str, ...]) -> str:
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
-    """A relay's SuperNode, whose agent hands on what the server asks to the relay's app.
+    """Return a relay's SuperNode, whose agent forwards the server's requests to the relay's app.
 
     Raises:
-        ConfigError: a proxy is named that cannot be used, or nothing can be confined here.
+        ConfigError: the proxy is unusable, or this system cannot isolate a run's code.
     """
     trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
     host = upstream.server.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Registers the silos of a server's file once its SuperLink listens, and tells how that went."""
+"""Registration of the silos in a server's file, once its SuperLink listens."""
 
 from __future__ import annotations
 
@@ -18,27 +18,24 @@ from fedsync.flower.registration import Registered
 logger = foreign.logger(__name__)
 
 ATTEMPTS = Backoff(0.5, 60.0)
-"""Pause before the next attempt."""
 
 PATIENCE_S = 120.0
-"""Time that a SuperLink is given before there is a warning [s]. The attempts go on."""
+"""Time without success before a warning [s]; the attempts continue."""
 
 REGISTERED_FILE = "registered.json"
-"""In a server's state folder: `DONE`, or what is in the way, by silo, whichever process registered it last."""
+"""File in a server's state folder: `DONE` or the problem, by silo, from any process that registers silos."""
 
 DONE = "registered"
-"""What `RegistrationLoop.status` says of a silo that is."""
 
 
 @dataclass(slots=True)
 class RegistrationLoop:
-    """Tries until every silo is registered.
+    """Retry loop that runs until every silo is registered.
 
-    What cannot be registered as it is may be put right while the server runs: its file is read anew each time.
+    Each attempt reads the key files again, so an operator can correct them while the server runs.
 
     Args:
-        silos: their names.
-        register: makes an attempt for some of them; `RunError` and `OSError` for a SuperLink that does not answer.
+        register: registers some silos; raises `RunError` or `OSError` if the SuperLink does not answer.
     """
 
     silos: Sequence[str]
@@ -46,7 +43,7 @@ class RegistrationLoop:
     _told: dict[str, str] = field(default_factory=dict)
 
     def watch(self, stop: threading.Event) -> None:
-        """Try, with pauses that grow, until all is done or ``stop`` is set."""
+        """Retry with growing pauses until all silos are registered, or ``stop`` is set."""
         if not self.silos:
             return
         attempts, waited_s, warned = 0, 0.0, False
@@ -59,18 +56,18 @@ class RegistrationLoop:
                 logger.warning("not registered after %.0f s, and tried again every minute: %s", waited_s, missing)
 
     def status(self) -> dict[str, str]:
-        """For the health file: ``registered``, or what is in the way, by silo."""
+        """Return `DONE` or the problem, by silo, for the health file."""
         return self._told
 
     def attempt(self) -> bool:
-        """Try once, for those that are not registered; returns whether all are."""
+        """Try once to register the missing silos; returns True if all silos are registered."""
         missing = [name for name in self.silos if self._told.get(name) != DONE]
         try:
             found = self.register(missing)
         except (RunError, OSError) as error:
             self._told = self._told | dict.fromkeys(missing, f"the SuperLink does not answer: {error}")
             return False
-        except Exception as error:  # a thread that ends without a word would leave silos outside
+        except Exception as error:  # the thread must survive, or silos would stay unregistered
             logger.exception("silos could not be registered")
             self._told = self._told | dict.fromkeys(missing, f"{type(error).__name__}: {error}")
             return False
@@ -86,7 +83,7 @@ class RegistrationLoop:
 
 
 def read_registered(state: Path) -> dict[str, str]:
-    """The registrations that `note_registered` wrote; none where the file cannot be read."""
+    """Read the statuses that `note_registered` wrote; empty if the file is unreadable."""
     try:
         found = json.loads((state / REGISTERED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -95,18 +92,18 @@ def read_registered(state: Path) -> dict[str, str]:
 
 
 def note_registered(state: Path, told: Mapping[str, str | None]) -> None:
-    """Put down what became of silos, for whoever looks at the server; None for one that is revoked."""
+    """Record the status of silos in `REGISTERED_FILE`; None removes a revoked silo."""
     with taken(state / f"{REGISTERED_FILE}.lock"):
         known: dict[str, str | None] = {**read_registered(state), **told}
         now = {name: text for name, text in known.items() if text is not None}
         try:
             write_atomically(state / REGISTERED_FILE, json.dumps(now, indent=2).encode(), OWNER_FILE)
-        except ConfigError as error:  # a full disk does not undo what the SuperLink did
+        except ConfigError as error:  # the registration itself succeeded, despite the full disk
             logger.warning("%s", error)
 
 
 def tell_what_else(found: Registered) -> None:
-    """Log what an operator has to know beside problems."""
+    """Log replaced keys and keys of uncertain status, which the operator should know."""
     for name, count in found.retired.items():
         logger.warning("%s has another key: the registration of %d before it was taken back", name, count)
     for name in found.unsure:

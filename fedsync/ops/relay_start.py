@@ -1,7 +1,7 @@
-"""What makes a server a relay: a run of its own, whose app carries the questions of the server above it.
+"""Relay run of a server, whose app forwards the requests of the upstream server.
 
-The run is submitted once, when the relay's SuperLink is there for the first time. From then on the watchdog looks after
-it, as after every run: an app that died is started again.
+The run is submitted once, when the relay's SuperLink first accepts connections. Afterwards the watchdog restarts a dead
+app, as for every run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from fedsync.ops.runs import RUN_FILE, RUNS, hand_over
 logger = foreign.logger(__name__)
 
 RELAY_RUN = "relay"
-"""Name of the run, below the state folder's runs."""
 
 _PAUSES = Backoff(0.5, 20.0)
 _CONNECT_S = 1.0
 
 
 def begin_relaying(config: ServerStartConfig, stop: threading.Event) -> None:
-    """Submit the relay's run unless it was; tries until it is taken, or ``stop`` is set."""
+    """Submit the relay's run unless already submitted; retries until success, or until ``stop`` is set."""
     if config.upstream is None:
         return
     state = Path(config.state)

@@ -1,10 +1,9 @@
-"""Keeps the runs of a real server going: what died is submitted again, as long as the server lives.
+"""Watchdog that resubmits dead runs of a real server, as long as the server lives.
 
-A run that dies again and again is never given up. The pause before the next try doubles each time it dies at the same
-version of the model, up to ten minutes; a new version begins with the shortest. What cannot be submitted, since the
-SuperLink is away or the disk is full, is tried again after five seconds at first, and at most a minute. So is a run
-whose server process Flower never began. Whatever goes
-wrong with one run costs no other run its care. An operator ends all this by `fedsync server stop`.
+The watchdog never gives up a run. The pause before the next try doubles with each death at the same model version, up
+to ten minutes; a new version resets the pause. If a submission fails, because the SuperLink is unreachable or the disk
+is full, the retries begin after five seconds, with pauses of at most a minute. The same holds for a run whose server
+process Flower never started. Trouble with one run never affects other runs. `fedsync server stop` ends the retries.
 """
 
 from __future__ import annotations
@@ -31,23 +30,23 @@ from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_
 logger = foreign.logger(__name__)
 
 DIED = Backoff(2.0, 600.0)
-"""Pause after a resumption of a run before the next; each death at the same version doubles it."""
+"""Pause between two resumptions of a run; each death at the same model version doubles the pause."""
 
 REFUSED = Backoff(5.0, 60.0)
-"""Pause after a run could not be submitted; each refusal in a row doubles it."""
+"""Pause after a failed submission; each consecutive failure doubles the pause."""
 
 LEAST_ROOM = 2**20
-"""Bytes that are free on the disk before a run is submitted again, beside two of its checkpoints."""
+"""Free disk space [bytes] required for a resubmission, in addition to two checkpoints of the run."""
 
 LINGERS_S = 30.0
-"""A server process that lives on for this long [s] after its run was stopped is ended."""
+"""Time after the end of a run at which a remaining server process is ended [s]."""
 
 _LOOK_S = 2.0
 
 
 @dataclass(slots=True)
 class _Care:
-    """What the watchdog knows of one run."""
+    """Watchdog state of one run."""
 
     phase: Phase
     version: int | None = None
@@ -68,13 +67,12 @@ def _utc_now() -> datetime:
 
 @dataclass(slots=True)
 class RunWatchdog:
-    """Submits the runs of a server again that have died.
+    """Watchdog of a server's runs.
 
     Args:
-        state: the server's state folder.
-        resume: has the run in a folder go on that has died.
+        resume: resumes the dead run in a folder.
         end: ends the server process of the run in a folder.
-        clock: the present, in UTC, for what is told.
+        clock: returns the current time in UTC, for the status.
     """
 
     state: Path
@@ -86,24 +84,23 @@ class RunWatchdog:
     _begun_s: float = field(default_factory=time.time)
 
     def watch(self, stop: threading.Event) -> None:
-        """Look every other second until ``stop`` is set."""
         while not stop.wait(_LOOK_S):
             try:
                 self.look(time.monotonic())
-            except Exception:  # the folder of runs cannot be read: it may come back
+            except Exception:  # the folder of runs may become readable again
                 logger.exception("the runs in %s could not be looked at", self.state)
 
     def status(self) -> dict[str, object]:
-        """For the health file: when it ``looked`` last, and the ``runs`` that are not over, by folder.
+        """Return the status for the health file: time of the last check (``looked``), and open ``runs`` by folder.
 
-        Each run has its ``phase``, ``resumed`` (times since the server started), ``tries`` (times that it died at the
-        same version), ``next`` (when it is tried again, or None) and ``reason`` (of the last trouble, or None).
-        ``failed`` has the run that was submitted last and why it failed, if it did and was not stopped.
+        Each run has ``phase``, ``resumed`` (number since the server started), ``tries`` (deaths at the same model
+        version), ``next`` (time of the next try, or None) and ``reason`` (last problem, or None). ``failed`` has the
+        newest run and its error, if this run failed and was not stopped by the operator.
         """
         return self._told
 
     def look(self, now_s: float) -> None:
-        """Resume what has died and is due; an error costs a run a pause, and others nothing."""
+        """Resume dead runs that are due; an error delays only the run that caused it."""
         folders = dict.fromkeys(entry.parent.resolve() for entry in sorted(self.state.glob(f"{RUNS}/*/{RUN_FILE}")))
         self._cares = {folder: self._cares.get(folder) or _Care(Phase.WAITING) for folder in folders}
         for folder, care in self._cares.items():
@@ -111,10 +108,10 @@ class RunWatchdog:
                 continue
             try:
                 self._look_at(folder, care, now_s)
-            except FedSyncError as error:  # the SuperLink may be on its way back
+            except FedSyncError as error:  # the SuperLink may be restarting
                 logger.warning("%s could not be resumed: %s", folder, error)
                 _put_off(care, error, now_s)
-            except Exception as error:  # whatever it was, the other runs need their keeper
+            except Exception as error:  # the other runs must still be checked
                 logger.exception("%s could not be cared for", folder)
                 _put_off(care, error, now_s)
             self._tell(now_s)
@@ -138,13 +135,13 @@ class RunWatchdog:
             return
         began = (folder / PID_FILE).exists()
         why = "its server process died" if began else "Flower did not start its server process"
-        at = "" if version is None else f" at version {version}"  # a relay's run has none
+        at = "" if version is None else f" at version {version}"  # a relay's run has no versions
         care.reason = f"{why},{at}" if at else why
         try:
             self.resume(folder)
-        except BusyError:  # the operator was faster
+        except BusyError:  # the operator is already changing the run
             return
-        # The try before this one made no new version, if there was one.
+        # With `tries` above 0, the previous try made no new version, so this is a warning.
         log = logger.info if care.tries == 0 else logger.warning
         log("resumed%s: %s, try %d: %s", at, folder, care.tries + 1, why)
         care.phase = Phase.WAITING
@@ -154,12 +151,12 @@ class RunWatchdog:
         care.refused = 0
 
     def _check_room(self, folder: Path, care: _Care) -> None:
-        """Submit nothing to a full disk, and what was submitted while it was full again when there is room.
+        """Delay submissions while the disk is full, and resubmit runs that were submitted to a full disk.
 
-        Flower starts no server process on a full disk, and says so to nobody.
+        On a full disk, Flower starts no server process and reports no error.
 
         Raises:
-            RunError: a run that has died finds no room for its files.
+            RunError: the disk has no room for the files of a dead run.
         """
         files = (path.stat().st_size for path in (folder / CHECKPOINTS).glob("*"))
         wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free
@@ -174,7 +171,7 @@ class RunWatchdog:
                 care.phase = phase(folder)
 
     def _note_failure(self, folder: Path, care: _Care) -> None:
-        """Say once that a run has failed, unless it did so before this watchdog was there."""
+        """Log a run's failure once, unless the run failed before this watchdog started."""
         why = why_failed(folder)
         if why is None or STOPPED in why or care.failed == why:
             return
@@ -184,7 +181,7 @@ class RunWatchdog:
                 logger.error("the run failed: %s: %s. See %s there", folder, why, RUN_LOG)
 
     def _end_what_lingers(self, folder: Path, care: _Care, now_s: float) -> None:
-        """End a server process that Flower began after its run was stopped, or that hangs at its end."""
+        """End a server process that started after its run was stopped, or that hangs on exit."""
         if (folder / DONE_FILE).exists() or not held(folder / RUN_LOCK):
             care.lingers_since_s = None
         elif care.lingers_since_s is None:
@@ -208,7 +205,7 @@ class RunWatchdog:
                 "next": (now + timedelta(seconds=left_s)).isoformat(timespec="seconds") if waits else None,
                 "reason": care.reason,
             }
-        # At once, as another thread reads it.
+        # A single assignment at the end, because another thread reads `_told`.
         newest = max(self._cares, key=_submitted_s, default=None)
         failed = None if newest is None else self._cares[newest].failed
         over = {} if failed is None else {"failed": {str(newest): failed}}
@@ -216,7 +213,6 @@ class RunWatchdog:
 
 
 def _submitted_s(folder: Path) -> float:
-    """The time of the last submission of a run."""
     try:
         return (folder / RUN_FILE).stat().st_mtime
     except FileNotFoundError:

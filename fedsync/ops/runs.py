@@ -1,11 +1,12 @@
-"""The runs of a real server: submitted, resumed, stopped.
+"""Submission, resumption and stop of runs on a real server.
 
-A run's folder says how it is: its server process holds a lock there while it lives, and leaves ``done`` or
-``error.json`` when it ends by itself. A run without either whose lock is free has died, with its machine, with
-`fedsync server` or alone, and `fedsync.ops.run_watchdog` submits it again to go on from its newest checkpoint.
+A run's folder has its state. The server process holds a lock in the folder while the process lives, and writes ``done``
+or ``error.json`` when the process ends by itself. A run with a free lock and without these files has died, because of
+its machine, `fedsync server` or its own process. `fedsync.ops.run_watchdog` resubmits a dead run, which continues from
+its newest checkpoint.
 
-Whoever submits, resumes or stops a run holds another lock meanwhile, and looks at the run only then: operator and
-keeper never do so at once.
+A process that submits, resumes or stops a run holds a second lock, and reads the run's state only under this lock. So
+operator and watchdog never change a run at the same time.
 """
 
 from __future__ import annotations
@@ -55,13 +56,12 @@ from fedsync.server.run_folder import (
 logger = foreign.logger(__name__)
 
 RUNS = "runs"
-"""Folder in a server's state folder that has all of its runs, or links to them."""
+"""Folder in a server's state folder with all its runs, or links to them."""
 
 CHANGE_LOCK = "change.lock"
-"""In a run's folder: locked by whoever submits, resumes or stops the run."""
+"""Lock in a run's folder, held while a process submits, resumes or stops the run."""
 
 STOPPED = "stopped by the operator"
-"""The reason for the end of a run that `stop_run` ended."""
 
 _STRATEGY, _SILOS = "strategy.yaml", "silos.yaml"
 _LEAVE_S = 30.0
@@ -89,11 +89,11 @@ clientapp = "fedsync.flower.client_app:app"
 
 
 class BusyError(ConfigError):
-    """A run cannot be changed at this moment: somebody else does so, or it goes on."""
+    """Error of a run that cannot be changed now, because the run is active or another process changes it."""
 
 
 def connect(config: ServerStartConfig) -> None:
-    """Tell Flower's command line how to reach the server, with its state folder as ``FLWR_HOME``."""
+    """Configure the server's connection for Flower's command line, with its state folder as ``FLWR_HOME``."""
     state = Path(config.state)
     write_connection(state, CONNECTION, config.loopback, authority_of(config))
 
@@ -114,19 +114,18 @@ def submit_run(
     """Start a run on the server; returns the folder of its files.
 
     Args:
-        config: of the server.
-        strategy: what to run, checked.
-        out: folder for the run's files; left out, one below the server's state folder.
+        strategy: validated strategy.
+        out: folder for the run's files; None creates a folder below the server's state folder.
         target_accuracy: for ``seconds_to_target``.
-        overwrite: replace the run that ``out`` has, if it has ended.
+        overwrite: replace the run in ``out``, if that run has ended.
 
     Raises:
-        ConfigError: the server's silos are too few for the strategy, the folder has a run already, or nothing can be
-            written there.
-        RunError: the server does not take it.
+        ConfigError: the server has too few silos for the strategy, the folder already has a run, or the folder is
+            not writable.
+        RunError: the server does not accept the run.
     """
     listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
-    if listed:  # others are registered by hand
+    if listed:  # without a list, silos are registered by hand
         part = listed if strategy.silos is None else [silo for silo in listed if silo in strategy.silos]
         strategy.check_silos(part, "the server's file")
     state = private_folder(Path(config.state))
@@ -146,7 +145,7 @@ def submit_run(
             target_accuracy=target_accuracy,
             regions=config.regions,
         )
-        mine.release()  # the run's server process takes it
+        mine.release()  # the run's server process takes the claim
         hand_over(config, folder, settings)
     return folder
 
@@ -163,18 +162,17 @@ def prepare_run(
     target_accuracy: float | None = None,
     regions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | float]:
-    """Write down what to run; returns the settings of `fedsync.flower.server_app`.
+    """Write strategy and silo file of a run; returns the settings of `fedsync.flower.server_app`.
 
     Args:
-        folder: of the run, for whoever looks after it.
-        out: folder for the run's files; often the same.
-        strategy: what to run.
-        cluster: the machines that the silos emulate, if they do.
+        folder: folder for the control files of the run.
+        out: folder for the run's files, often the same.
+        cluster: emulated machines of the silos, if any.
         keys: the server's key file of an encrypted run.
-        registered: whether nodes are known by their keys.
-        resume: go on from the newest checkpoint in ``out``.
+        registered: the server authenticates nodes by their keys.
+        resume: continue from the newest checkpoint in ``out``.
         target_accuracy: for ``seconds_to_target``.
-        regions: silos of each relay, by its name.
+        regions: silos of each relay, by the relay's name.
     """
     (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
     if cluster is not None:
@@ -194,17 +192,15 @@ def prepare_run(
 
 
 def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -> None:
-    """Go on with a run that has died or failed, from its newest checkpoint; without one it begins anew.
+    """Resume a dead or failed run from its newest checkpoint, or from the beginning without a checkpoint.
 
     Args:
-        config: of the server.
-        folder: of the run's files.
-        died: only if it has died; one that failed, or was stopped, stays as it is.
+        died: resume only a dead run, but neither a failed nor a stopped run.
 
     Raises:
-        BusyError: somebody else resumes or stops it, it waits for its beginning, or its server process lives.
-        ConfigError: there is no run in the folder, it has come to its end, or nothing can be written there.
-        RunError: the server does not take it.
+        BusyError: another process changes the run, the run waits for its start, or its server process lives.
+        ConfigError: the folder has no run, the run is finished, or the folder is not writable.
+        RunError: the server does not accept the run.
     """
     folder = folder.resolve()
     _read(folder)
@@ -213,7 +209,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
         _check_idle(folder, died=died)
         if record.number:
             withdraw(record.number, CONNECTION, flower_environment(Path(config.state)))
-        # Before it is handed over: what its server process writes at once is not to be removed.
+        # Remove these before the submission, because the new server process may write them at once.
         (folder / PID_FILE).unlink(missing_ok=True)
         (folder / ERROR_FILE).unlink(missing_ok=True)
         resume = "yes" if newest_version(folder) is not None else ""
@@ -221,7 +217,7 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:
-    """That a run may be resumed; arguments and errors as for `resume_run`."""
+    """Check that a run may be resumed; arguments and errors as in `resume_run`."""
     if (folder / DONE_FILE).exists():
         raise ConfigError(str(folder), "the run has come to its end", "Start another one")
     now = phase(folder)
@@ -238,11 +234,11 @@ def _check_idle(folder: Path, *, died: bool) -> None:
 
 
 def stop_run(folder: Path) -> None:
-    """End a run before its time, whether it waits, works or has died; it can be resumed, and is not by itself.
+    """Stop a waiting, active or dead run; only the operator can resume it.
 
     Raises:
-        ConfigError: there is no run in the folder, it is over, or nothing can be written there.
-        RunError: its server process does not end.
+        ConfigError: the folder has no run, the run is over, or the folder is not writable.
+        RunError: the server process does not end.
     """
     folder = folder.resolve()
     _read(folder)
@@ -259,13 +255,13 @@ def stop_run(folder: Path) -> None:
                 withdraw(record.number, CONNECTION, flower_environment(record.state))
             except RunError as error:
                 logger.warning("Flower does not know yet that the run is over: %s", error)
-        # Flower may have begun it meanwhile. One that begins later is ended by the keeper.
+        # Flower may have started the process meanwhile. The watchdog ends a process that starts later.
         end_process(folder)
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What `RUN_FILE` says: Flower's number of the run, the server's state folder, the settings."""
+    """Content of `RUN_FILE`; ``number`` is Flower's id of the run, ``state`` is the server's state folder."""
 
     number: str
     state: Path
@@ -286,7 +282,6 @@ def _read(folder: Path) -> _Record:
 
 @contextmanager
 def _changing(folder: Path, wait_s: float = PATIENCE_S) -> Iterator[None]:
-    """Be the only one who submits, resumes or stops the run."""
     with _writing(folder), taken(folder / CHANGE_LOCK, wait_s) as alone:
         if not alone:
             problem = "the run is being resumed or stopped by somebody else, perhaps by `fedsync server start`"
@@ -296,7 +291,7 @@ def _changing(folder: Path, wait_s: float = PATIENCE_S) -> Iterator[None]:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Errors of the file system name folder and remedy."""
+    """Turn file system errors into a `ConfigError` with folder and remedy."""
     try:
         yield
     except OSError as error:
@@ -305,10 +300,10 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str | float]) -> None:
-    """Submit a run; it goes on from its newest checkpoint where ``settings`` say so.
+    """Submit a run with the settings of `prepare_run`.
 
     Raises:
-        RunError: the server does not take it.
+        RunError: the server does not accept the run.
     """
     app, number = folder / APP, ""
     shutil.rmtree(app, ignore_errors=True)
@@ -320,7 +315,7 @@ def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str |
         record = {"number": number, "state": str(Path(config.state).resolve()), "settings": settings}
         write_atomically(folder / RUN_FILE, json.dumps(record, indent=2).encode() + b"\n")
     except (FedSyncError, OSError):
-        shutil.rmtree(app, ignore_errors=True)  # by which `phase` knows what is handed over
+        shutil.rmtree(app, ignore_errors=True)  # `phase` takes this folder as the sign of a submitted run
         if number:
             with contextlib.suppress(RunError):
                 withdraw(number, CONNECTION, environment)
@@ -329,7 +324,7 @@ def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str |
 
 
 def _list(state: Path, folder: Path) -> None:
-    """Have the watchdog find a run that is elsewhere."""
+    """Link a run from outside the state folder, so that the watchdog finds the run."""
     runs = state.resolve() / RUNS
     if folder.parent == runs:
         return
@@ -340,19 +335,19 @@ def _list(state: Path, folder: Path) -> None:
 
 
 def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
-    """Make the app in a folder that does not exist yet; ``settings`` are those of `fedsync.flower.server_app`."""
+    """Create the Flower app in a new folder; ``settings`` are the settings of `fedsync.flower.server_app`."""
     folder.mkdir(parents=True)
-    # JSON's strings and numbers are TOML's too.
+    # JSON strings and numbers are valid TOML.
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     (folder / "pyproject.toml").write_text(_PROJECT + lines, encoding="utf-8")
     return folder
 
 
 def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str:
-    """Hand the app to the SuperLink that ``connection`` names; returns Flower's number of the run, if it says one.
+    """Submit the app to the SuperLink of ``connection``; returns Flower's run id, or "" if Flower prints none.
 
     Raises:
-        RunError: Flower refuses it, does not answer in time, or there is no SuperLink.
+        RunError: Flower refuses the app, times out, or the SuperLink is unreachable.
     """
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
@@ -362,12 +357,12 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
 
 
 def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> None:
-    """Have a SuperLink count a run as ended, whose ServerApp died or is not to begin; if it does so, nothing happens.
+    """Mark a run as ended at the SuperLink, for a ServerApp that died or must not start; idempotent.
 
-    By itself it does so after a minute, in which a SuperNode may wait for the rest of a message that nobody sends.
+    The SuperLink itself needs a minute to notice, during which a SuperNode may wait for the rest of a message.
 
     Raises:
-        RunError: Flower's command line does not answer in time, or cannot be started.
+        RunError: Flower's command line times out, or cannot be started.
     """
     _flwr("stop", number, connection, environment=environment)
 

@@ -1,6 +1,7 @@
-"""How models do on the test data of silos, outside of any run: ``fedsync evaluate``.
+"""Evaluation of models on the test data of silos outside of a run, for ``fedsync evaluate``.
 
-On a machine that has all data, every silo of a run, with the data that the run gave it; at a real silo its own.
+A machine with all data evaluates every silo of a run, with the data that the run assigned to the silo. A real silo
+evaluates on its own data.
 """
 
 from __future__ import annotations
@@ -32,13 +33,12 @@ _OLDER = "model.pt"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A silo whose data are here.
+    """A silo whose data are on this machine.
 
     Args:
-        name: of the silo.
-        spec: the run that says what its data are.
-        identity: which share of them it has.
-        folder: with models of its own, or None.
+        spec: specification of the run, which defines the data.
+        identity: share of the data.
+        folder: folder with the silo's own models, or None.
     """
 
     name: str
@@ -47,20 +47,20 @@ class Site:
     folder: Path | None = None
 
     def trainer(self) -> LocalTrainer:
-        """What can evaluate there.
+        """Build the trainer for the silo's evaluations.
 
         Raises:
-            ConfigError: task or data are not here.
+            ConfigError: task or data are not on this machine.
         """
         site, slots, options = place_of(self.spec, self.identity)
         return self.spec.task.trainer(site, slots, options, self.spec.model.build())
 
 
 def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
-    """The silos of a run, those of these names if there are any.
+    """Return the silos of a run, restricted to ``names`` unless empty.
 
     Raises:
-        ConfigError: there is no run in the folder, or no such silo in the run.
+        ConfigError: the folder has no run, or the run has no silo of a name.
     """
     if not (folder / "config.yaml").is_file():
         raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
@@ -82,10 +82,10 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
 
 
 def site_here(file: Path, run: str | None = None) -> Site:
-    """A real silo, as it took part in a run: the newest, unless another is named.
+    """Return a real silo as it took part in a run, by default the newest run.
 
     Raises:
-        ConfigError: it took part in none, or its owner does not allow to read what the run names.
+        ConfigError: the silo took part in no such run, or its owner does not allow reading the run's files.
     """
     config = SiloStartConfig.load(file)
     found: list[tuple[float, Identity, RunSpec, Path]] = []
@@ -93,7 +93,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
         try:
             identity, used_s = Identity.load(folder), folder.stat().st_mtime
             spec = RunSpec.parse(identity.spec)
-        except (OSError, ValueError, ProtocolError):  # nothing came yet, or it is of another version of FedSync
+        except (OSError, ValueError, ProtocolError):  # the folder is still empty, or from another version of FedSync
             continue
         if run in (None, spec.run):
             found.append((used_s, identity, spec, folder))
@@ -111,10 +111,10 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
-    """The models that a run has left: best and last, or what there is.
+    """Return the model files of a run: best and last, or else ``model.pt``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the run left no model.
     """
     names = [name for name in _FOUND if (folder / name).is_file()] or [_OLDER]
     if not (folder / names[0]).is_file():
@@ -124,10 +124,10 @@ def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
 
 
 def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> Matrix:
-    """How each model does at each site, and there what the silo has trained for itself.
+    """Evaluate each model at each site, and each silo's own models at their site.
 
     Raises:
-        ConfigError: a file does not fit the task, or the data are not here.
+        ConfigError: a file does not fit the task, or the data are not on this machine.
     """
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))

@@ -1,4 +1,4 @@
-"""``fedsync silo start`` and ``fedsync server``: from a file to processes that run."""
+"""Commands ``fedsync silo start`` and ``fedsync server``: processes, registration and revocation of silos."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from fedsync.silo.session.trainer_folder import tidy
 logger = foreign.logger(__name__)
 
 FILES_OF_A_SILO, FILES_BESIDE = 4, 200
-"""Connections and files that a silo takes of a server's process, and what it takes without silos."""
+"""File descriptors per silo of a server's process, and its base number without silos."""
 
 _CONNECT_S = 1.0
 _LOOK_S = 1.0
@@ -60,7 +60,7 @@ def start_silo(config: SiloStartConfig) -> None:
     """Run a silo until SIGTERM or SIGINT, then end all of its processes.
 
     Raises:
-        ConfigError: the state folder will not do, or is at work already.
+        ConfigError: the state folder is unusable, or another supervisor uses it.
     """
     state = Path(config.state)
     trainers = state / STATE_FOLDER
@@ -93,18 +93,17 @@ def start_silo(config: SiloStartConfig) -> None:
 
 
 def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient] = TrainerClient) -> None:
-    """Run the trainer of the silo's newest run until it ends for want of orders, or SIGTERM or SIGINT comes.
+    """Run the trainer of the silo's newest run until its idle timeout, SIGTERM or SIGINT.
 
-    Task, data and model are in memory then, as they were when it last answered. A message that comes meanwhile, to
-    `fedsync silo start` with the same state folder, finds this trainer and starts none.
+    The trainer keeps task, data and model in memory, in their last state. `fedsync silo start` with the same state
+    folder uses this trainer for new messages, and starts no other trainer.
 
     Args:
-        config: of the silo.
-        link: finds a trainer, or starts it.
+        link: connects to a trainer, and starts the trainer if necessary.
 
     Raises:
         ConfigError: no run has reached this silo yet.
-        RunError: its trainer refuses, for example because data or device are not usable any more.
+        RunError: the trainer refuses, for example because data or device became unusable.
     """
     state = private_folder(Path(config.state))
     identity = _newest(state / STATE_FOLDER)
@@ -118,7 +117,7 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient
 def _ready(
     identity: Identity, link: Callable[[Identity], TrainerClient], stop: threading.Event
 ) -> TrainerClient | None:
-    """The trainer, however long it loads; None if ``stop`` is set before. It would end with this process."""
+    """Wait until the trainer has loaded; None if ``stop`` is set first. The trainer ends with this process."""
     while not stop.is_set():
         trainer = link(identity)
         match exchange(trainer.ask, Describe()):
@@ -135,7 +134,6 @@ def _ready(
 
 
 def _newest(trainers: Path) -> Identity:
-    """Whose trainer was asked last."""
     found = sorted(trainers.glob(f"*/{IDENTITY}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found:
         try:
@@ -149,11 +147,11 @@ def _newest(trainers: Path) -> Identity:
 def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
-    The silos of its file are registered once the SuperLink listens. Runs that died are resumed. How both go is in the
-    health file: what `RunWatchdog.status` and `RegistrationLoop.status` say.
+    The silos of its file are registered once the SuperLink listens. Dead runs are resumed. The health file has the
+    state of both, `RunWatchdog.status` and `RegistrationLoop.status`.
 
     Raises:
-        ConfigError: the state folder, certificates or port will not do, or the folder is at work already.
+        ConfigError: state folder, certificates or port are unusable, or another supervisor uses the folder.
     """
     state = Path(config.state)
     if config.certificates is not None:
@@ -180,12 +178,12 @@ def start_server(config: ServerStartConfig) -> None:
 
 
 def _check_port(config: ServerStartConfig) -> None:
-    """See that the SuperLink will be able to listen: it would be started again for ever, and tell its log alone.
+    """Check that the SuperLink can listen; otherwise it would be restarted forever, with errors only in its log.
 
     Raises:
-        ConfigError: another program has the port, or this machine has no such address.
+        ConfigError: another program uses the port, or this machine does not have the address.
     """
-    end_s = time.monotonic() + _LEFT_S  # for the SuperLink of a supervisor that was killed a moment ago
+    end_s = time.monotonic() + _LEFT_S  # the SuperLink of a just killed supervisor may still exit
     while True:
         try:
             for family, kind, _, _, address in socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM):
@@ -202,7 +200,7 @@ def _check_port(config: ServerStartConfig) -> None:
 
 
 def _have_files(config: ServerStartConfig) -> None:
-    """Let the server's programs have as many files as the system allows; warn where that is too few."""
+    """Raise the file limit of the server's programs to the system's maximum; warn if the maximum is too low."""
     files, wanted = raise_file_limit(), FILES_OF_A_SILO * len(config.silos) + FILES_BESIDE
     if wanted > files:
         logger.warning(
@@ -213,14 +211,13 @@ def _have_files(config: ServerStartConfig) -> None:
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
-    """Have the keys in the server's file be those that are registered for its silos; returns what became of each.
+    """Register the keys in the server's file for its silos, and return the result for each silo.
 
     Args:
-        config: of the server.
-        names: of the silos; None for all of the file.
+        names: names of the silos; None for all silos of the file.
 
     Raises:
-        ConfigError: the server speaks no TLS.
+        ConfigError: the server has no TLS.
     """
     _require_authority(config)
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
@@ -231,10 +228,10 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
-    """Take back the registration of a silo's keys.
+    """Revoke the registration of a silo's keys.
 
     Raises:
-        ConfigError: no key is registered under the name, the file still lists it, or the server speaks no TLS.
+        ConfigError: no key is registered under the name, the file still lists the name, or the server has no TLS.
         RunError: the server does not answer.
     """
     if name in config.node_keys:
@@ -252,7 +249,7 @@ def _require_authority(config: ServerStartConfig) -> None:
 
 
 def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> None:
-    """Have the hubs of runs that go on turn silos away, or let them in again."""
+    """Make the hubs of active runs reject the silos in ``names``, and accept the silos in ``forgiven`` again."""
     file = state / STRUCK_FILE
     before = set(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else set()
     after = (before | set(names)) - set(forgiven)
@@ -261,7 +258,7 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
 
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
-    """As `register_silos`; an `OSError` where nobody listens, without Flower's imports."""
+    """Call `register_silos`; raises `OSError` without importing Flower if the SuperLink does not listen."""
     host, _, port = config.loopback.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
     return register_silos(config, names)

@@ -1,6 +1,6 @@
-"""Keeps the processes of a real silo or server running: restarts with growing pauses, and an account of it.
+"""Supervisor of the processes of a real silo or server, with growing pauses between restarts.
 
-What decides is here and reads no clock; what acts is in `fedsync.ops.supervisor_loop`.
+This module decides, and reads no clock; `fedsync.ops.supervisor_loop` acts.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from typing import Any, Protocol
 from fedsync.common.backoff import Backoff
 
 RESTARTS = Backoff(1.0, 60.0)
-"""Pause before a restart; each failure in a row doubles it."""
+"""Pause before a restart; each consecutive failure doubles the pause."""
 
 HEALTHY_S = 60.0
-"""A process that ran as long as this [s] begins anew with the shortest pause."""
+"""Runtime of a process after which the next failure gets the shortest pause [s]."""
 
 PRESENT_S = 20.0
-"""A process that ran as long as this [s] was let in: one that is turned away has ended before."""
+"""Runtime that proves that the server accepted the node [s]; a rejected node ends earlier."""
 
 REJOIN_S = 75.0
-"""The server keeps the place of an authenticated node that vanished for 60 s, and turns it away until then."""
+"""Time with constant short pauses [s]: the server rejects an authenticated node for 60 s after its crash."""
 
 REJOIN_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One process to keep running.
+    """A process to keep running.
 
     Args:
-        role: its name, of its log too.
+        role: name of the process and of its log.
         command: program and arguments.
-        environment: variables beside those of all processes.
-        rejoins: it proves who it is to the server, so that after a crash it is turned away for a while.
+        environment: variables in addition to the common environment.
+        rejoins: the server authenticates the process, and therefore rejects it for a while after a crash.
     """
 
     role: str
@@ -44,29 +44,29 @@ class Program:
 
 
 class Process(Protocol):
-    """A program that was started."""
+    """Interface of a started program."""
 
     @property
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
+        """Return the exit code, or None while the process runs."""
 
     def last_words(self) -> str:
-        """The end of its output."""
+        """Return the end of the output."""
 
     def end(self) -> None:
-        """End it, and what it started."""
+        """End the process and its children."""
 
 
 def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> float:
-    """How long to wait before a restart [s].
+    """Return the pause before a restart [s].
 
     Args:
-        failures: short runs in a row before the last one; 0 if that was a healthy one.
-        lost_s: seconds since it last ran well, or since all began.
+        failures: number of consecutive short runs before the last run; 0 after a healthy run.
+        lost_s: seconds since the process last ran well, or since the supervisor started.
         rejoins: see `Program`.
-        jitter: in [0, 1), so that silos do not come back in step.
+        jitter: in [0, 1), so that silos do not reconnect simultaneously.
     """
     if rejoins and lost_s < REJOIN_S:
         return REJOIN_PAUSE_S * (0.75 + 0.5 * jitter)
@@ -84,13 +84,13 @@ class _State:
 
 
 class Supervisor:
-    """Knows which processes run, and which are due.
+    """State of all processes: running, or due for a restart.
 
     Args:
-        programs: in the order in which they are started.
-        launch: starts one.
+        programs: programs in start order.
+        launch: starts a program.
         jitter: draws numbers in [0, 1).
-        now_s: when it begins, by the clock that `step` is told.
+        now_s: start time, by the clock of `step`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Supervisor:
         self._jitter = jitter
         self._states = {role: _State(due_s=now_s, lost_s=now_s) for role in self._programs}
         self.last_error: str | None = None
-        """What the process that ended last said in the end."""
+        """Exit code and last output of the process that ended last."""
 
     @property
     def restarts(self) -> int:
@@ -116,7 +116,7 @@ class Supervisor:
         return all(state.process is not None for state in self._states.values())
 
     def step(self, now_s: float) -> None:
-        """Note which processes have ended, and start those that are due."""
+        """Detect ended processes, and start processes that are due."""
         for role, state in self._states.items():
             code = None if state.process is None else state.process.poll()
             if code is not None:
@@ -126,14 +126,14 @@ class Supervisor:
                 self._start(role, now_s)
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Each process's number, None while it waits for its restart, and how often it was restarted."""
+        """Return process id (None while waiting for a restart) and number of restarts, by role."""
         return {
             role: {"pid": None if state.process is None else state.process.pid, "restarts": state.restarts}
             for role, state in self._states.items()
         }
 
     def stop(self) -> bool:
-        """End all, the one that was started last first; whether any was there. `step` starts them again."""
+        """End all processes in reverse start order; returns False if none ran. `step` restarts the processes."""
         ended = False
         for state in reversed(self._states.values()):
             if state.process is not None:
@@ -161,7 +161,7 @@ class Supervisor:
         self.last_error = f"{role} ended with code {code}{why}" + (f": {words}" if words else "")
 
     def _wait(self, role: str, started_s: float, now_s: float) -> bool:
-        """Set when a process is due again; returns whether it may just have been turned away."""
+        """Schedule the restart of a process; returns True if the server may just have rejected the process."""
         state, program = self._states[role], self._programs[role]
         healthy = now_s - started_s >= HEALTHY_S
         if now_s - started_s >= PRESENT_S:

@@ -1,4 +1,4 @@
-"""Runs what a `fedsync.ops.supervisor` decides: real processes, logs that rotate, the health file, a clean end."""
+"""Driver of `fedsync.ops.supervisor`: real processes, rotating logs, the health file, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = foreign.logger(__name__)
 
 HEALTH_FILE, LOGS_FOLDER, LOCK_FILE = "health.json", "logs", "supervisor.lock"
 FRESH_S = 30.0
-"""A health file that is older [s] was left by a supervisor that is gone."""
+"""Maximum age of a live supervisor's health file [s]."""
 
 _LOOK_S = 0.25
 _TELL_S = 10.0
@@ -45,14 +45,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LoggedProcess:
-    """A process of its own group whose output goes to a log that rotates.
+    """Process in its own process group, whose output goes to a rotating log.
 
     Args:
-        program: what to start.
-        environment: of it, all of it.
-        folder: for its log.
-        limits: of the log.
-        nursery: forks it, where there is one.
+        environment: complete environment, extended by the program's own variables.
+        folder: folder of the log.
+        limits: size and number of log files.
+        nursery: forks the process; None starts the process directly.
     """
 
     def __init__(
@@ -74,22 +73,19 @@ class LoggedProcess:
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, or None while it runs."""
         return self._process.poll()
 
     def last_words(self) -> str:
-        """The end of its output, on one line."""
         self._pump.join(timeout=1.0)
         return " | ".join(self._last)[-_LAST_CHARACTERS:]
 
     def end(self) -> None:
-        """End it, and what it started."""
         end_processes([self._process])
         self._pump.join(timeout=1.0)
 
     @staticmethod
     def kill(some: Sequence[LoggedProcess]) -> None:
-        """End them and what they started at once."""
+        """Kill the processes and their children at once, without a grace period."""
         end_processes([each._process for each in some], grace_s=0.0)
 
     def _copy(self, handler: logging.Handler) -> None:
@@ -102,7 +98,7 @@ class LoggedProcess:
 
 
 def _started(command: Sequence[str], environment: Mapping[str, str], nursery: Nursery | None) -> tuple[Child, BinaryIO]:
-    """A process that leads a group, and its output: Ctrl-C goes to the supervisor, which ends processes in order."""
+    """Start a process in its own group, so that Ctrl-C reaches only the supervisor, which ends processes in order."""
     reading, writing = os.pipe()
     output = os.fdopen(reading, "rb")
     try:
@@ -126,10 +122,10 @@ def _started(command: Sequence[str], environment: Mapping[str, str], nursery: Nu
 
 @contextmanager
 def alone_in(state: Path) -> Iterator[None]:
-    """Make the state folder if need be, and be the only supervisor in it.
+    """Create the state folder if missing, and lock it against other supervisors.
 
     Raises:
-        ConfigError: the folder will not do, or another supervisor is at work there.
+        ConfigError: the folder is unusable, or another supervisor uses it.
     """
     private_folder(state)
     with taken(state / LOCK_FILE) as alone:
@@ -141,7 +137,7 @@ def alone_in(state: Path) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, instead of ending this process."""
+    """Provide an event that SIGTERM and SIGINT set instead of ending this process."""
     stop = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -167,23 +163,23 @@ def supervise(
     here: Callable[[], bool] = lambda: True,
     leave: Callable[[], object] = lambda: None,
 ) -> None:
-    """Keep programs running until ``stop`` is set, then end them all.
+    """Keep programs running until ``stop`` is set, then end all programs.
 
     Args:
-        programs: in the order in which they are started.
-        environment: of all of them.
+        programs: programs in start order.
+        environment: environment of all programs.
         state: folder for logs and the health file.
-        limits: of the logs.
-        facts: what the health file says besides.
-        stop: set by whoever wants the end.
-        tidy: called once a minute.
-        tell: called whenever the health file is written: what it says besides that changes.
-        here: whether the programs are to run at the moment.
-        leave: called when they have ended because they are not to run.
+        limits: size and number of log files.
+        facts: additional constant entries of the health file.
+        stop: event that ends this function.
+        tidy: cleanup, called once a minute.
+        tell: returns additional variable entries of the health file.
+        here: returns True while the programs should run.
+        leave: called after programs were ended because ``here`` returned False.
     """
     logs = state / LOGS_FOLDER
     logs.mkdir(mode=0o700, exist_ok=True)
-    # The system's randomness: silos that were started together are not to come back together.
+    # System randomness, so that silos started together do not reconnect together.
     jitter = random.SystemRandom().random
     supervisor = Supervisor(
         programs, lambda program: LoggedProcess(program, environment, logs, limits), jitter, time.monotonic()
@@ -211,12 +207,11 @@ def supervise(
 
 
 def versions() -> dict[str, str]:
-    """Of what matters between the parties."""
     return {name: version(name) for name in ("fedsync", "flwr", "torch")}
 
 
 class _Health:
-    """Writes the health file when something has changed, and now and then so that it stays fresh."""
+    """Writer of the health file, on every change and at regular intervals."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any], tell: Callable[[], Mapping[str, Any]]) -> None:
         self._path = path
@@ -250,5 +245,5 @@ class _Health:
         text = json.dumps({**told, **self._tell(), "at": at}, indent=2) + "\n"
         try:
             write_atomically(self._path, text.encode(), OWNER_FILE)
-        except ConfigError as error:  # a full disk must not end what runs
+        except ConfigError as error:  # a full disk must not end the programs
             logger.warning("%s", error)

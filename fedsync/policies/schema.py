@@ -1,12 +1,11 @@
-"""Policies as parts of YAML files: frozen dataclasses that pydantic validates as they are.
+"""Policies as parts of YAML files: frozen dataclasses that pydantic validates directly.
 
-A policy is one class. Its fields carry their bounds (`annotated_types`), the string below a field says what it means,
-and `register` gives it the ``kind`` by which a section of a strategy file chooses it. Validation, YAML reference and
-JSON Schema are made from that; nothing repeats it. Where another policy goes into a field, the field is annotated with
-`Chosen`.
+A policy is one class. Its fields carry their bounds (`annotated_types`), the string below a field is its description,
+and `register` sets the ``kind`` by which a strategy file chooses it. Validation, YAML reference and JSON Schema are
+derived from the class. A field that holds another policy is annotated with `Chosen`.
 
-The kinds of a section are found by importing every module of its package, so a new kind is a new file. This happens
-when a kind is first looked up, and pydantic is imported no sooner: ``import fedsync`` stays light.
+The kinds of a section are found by importing every module of its package, so a new kind is a new file. The import
+happens at the first lookup of a kind, and pydantic is imported no sooner: ``import fedsync`` stays light.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ _PACKAGES = {
 }
 _KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
 _being_written: set[str] = set()
-"""Sections whose JSON Schema is in work."""
+"""Sections whose JSON Schema is under construction."""
 
 
 class Choice(StrEnum):
-    """A word out of a few, in Python as in YAML."""
+    """Enumeration of words, the same in Python and in YAML."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -68,24 +67,24 @@ class Choice(StrEnum):
 
 
 class Settings:
-    """A frozen dataclass that is a section of a YAML file: unknown keys are errors, and numbers are numbers."""
+    """Section of a YAML file as a frozen dataclass, with strict types and without unknown keys."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     @property
     def symmetric(self) -> bool:
-        """Whether permuted silos permute the actions: names count for nothing. The order of joining may break ties.
+        """Whether permuting silos permutes the actions, so that names do not matter; ties may follow join order.
 
-        So it is unless something inside says otherwise. Whoever draws by name does.
+        True unless an inner part differs, such as a part that draws by name.
         """
         return all(part.symmetric for part in self._parts())
 
     @property
     def scale_free(self) -> bool:
-        """Whether twice all speeds and half of all seconds halve all times that it asks for, and change nothing else.
+        """Whether doubling all speeds and halving all seconds halves all requested times and changes nothing else.
 
-        So it is unless a setting, here or inside, is in seconds, as its name says; no seconds have no scale.
+        True unless a setting, here or inside, is a nonzero number of seconds, as shown by its name.
         """
         own = (field.name for field in dataclasses.fields(self) if field.name.endswith("_s"))  # type: ignore[arg-type]
         return not any(getattr(self, name) for name in own) and all(part.scale_free for part in self._parts())
@@ -101,7 +100,6 @@ class Settings:
 
     @classmethod
     def _known(cls, data: Any) -> Any:
-        """The data, if all keys are known."""
         if isinstance(data, Mapping):
             for key in data:
                 if key not in cls._keys():
@@ -117,9 +115,9 @@ class Settings:
 
         found = handler(source)
         if found["type"] != "dataclass":
-            return found  # a reference to what is below
+            return found  # a reference to the definition below
         fields = cast(dict[str, Any], found)
-        fields["strict"] = False  # that is for the fields: the whole is read from a mapping
+        fields["strict"] = False  # strictness is for the fields: the section itself is read from a mapping
         ref = fields.pop("ref")
         return cs.no_info_before_validator_function(cls._known, found, ref=ref)
 
@@ -135,12 +133,12 @@ class Settings:
 
 
 class Policy(Settings, ABC):
-    """What a section of a strategy file chooses by its ``kind``; see the module."""
+    """Base of everything that a section of a strategy file chooses by its ``kind``; see the module."""
 
     __slots__ = ()
     section: ClassVar[str]
     kind: ClassVar[str]
-    """By which a section chooses it; of a policy that is not registered the name of its class."""
+    """Name by which a section chooses the policy; of an unregistered policy, the name of its class."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -148,7 +146,7 @@ class Policy(Settings, ABC):
 
     @classmethod
     def is_shipped(cls) -> bool:
-        """Whether silos have it too, as part of FedSync."""
+        """Whether the policy is part of FedSync, so that silos have it too."""
         return cls.__module__.startswith("fedsync.")
 
     @classmethod
@@ -165,7 +163,7 @@ class Policy(Settings, ABC):
         found = super().__get_pydantic_json_schema__(schema, handler)
         own = handler.resolve_ref_schema(found)
         kind = {"const": cls.kind, "description": meaning(cls), "title": "Kind", "type": "string"}
-        if "kind" not in own.get("properties", {}):  # a definition that is used twice comes by twice
+        if "kind" not in own.get("properties", {}):  # a definition that is used twice is visited twice
             own["properties"] = {"kind": kind, **own.get("properties", {})}
             own["required"] = ["kind", *own.get("required", [])]
         return found
@@ -175,13 +173,10 @@ P = TypeVar("P", bound=Policy)
 
 
 def register(kind: str) -> Callable[[type[P]], type[P]]:
-    """Class decorator: a section of a strategy file may choose the policy by this ``kind``.
-
-    Args:
-        kind: not in use in the section. The section is that of the base class: `BarrierPolicy`, `PredictorPolicy`...
+    """Class decorator that makes a policy available under ``kind`` in the section of its base class.
 
     Raises:
-        ConfigError: it is in use, or what is decorated is no frozen dataclass.
+        ConfigError: ``kind`` is already in use in the section, or the class is not a frozen dataclass.
     """
 
     def decorate(policy: type[P]) -> type[P]:
@@ -190,7 +185,7 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
             raise ConfigError(place, "not a frozen dataclass", "Write @dataclass(frozen=True) below @register")
         known = _KINDS[policy.section] if policy.is_shipped() else kinds(policy.section)
         other = known.get(kind, policy)
-        # A file that is run again registers its own anew.
+        # A file that is executed again registers its class again.
         if (other.__module__, other.__qualname__) != (policy.__module__, policy.__qualname__):
             raise ConfigError(place, f"{policy.section}.kind {kind!r} is {other.__qualname__} already", "Rename it")
         policy.kind = kind
@@ -201,7 +196,7 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
 
 
 def kinds(section: str) -> Mapping[str, type[Policy]]:
-    """The registered policies of a section by kind, in order of kind."""
+    """Registered policies of a section by kind, sorted by kind."""
     _import_all(_PACKAGES[section])
     return dict(sorted(_KINDS[section].items()))
 
@@ -221,11 +216,11 @@ def _adapter(policy: type[Policy]) -> TypeAdapter[Policy]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Annotation of a field that holds a policy: a mapping with the ``kind`` of a registered one, or a ready policy.
+    """Annotation of a field that holds a policy: a mapping with the ``kind`` of a registered policy, or a policy.
 
     Args:
         section: name of the section, as in a strategy file.
-        several: whether it is a list of them, not empty, and in Python a tuple.
+        several: whether the field holds a nonempty list of policies, a tuple in Python.
     """
 
     section: str
@@ -245,9 +240,9 @@ class Chosen:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         from pydantic_core import core_schema as cs
 
-        if not kinds(self.section):  # all are users' own, and an editor does not know them
+        if not kinds(self.section):  # all kinds are users' own, unknown to an editor
             return self._listed({"type": "object", "required": ["kind"]})
-        # What is inside a kind of the section, as the barrier in a wrapper is, refers to what is being written.
+        # A policy of the same section inside, such as a wrapper's barrier, refers to the schema under construction.
         inside = self.section in _being_written
         choices: dict[Any, CoreSchema] = {}
         for kind, policy in kinds(self.section).items():
@@ -262,7 +257,6 @@ class Chosen:
         return self._listed(union)
 
     def _listed(self, one: JsonSchemaValue) -> JsonSchemaValue:
-        """The schema of the field, where ``one`` is that of a policy."""
         return {"type": "array", "items": one, "minItems": 1} if self.several else one
 
     def _choose(self, value: Any) -> Policy:

@@ -1,7 +1,7 @@
-"""Arrays of checkpoints: raw files named by their SHA-256, so what several checkpoints have is written once.
+"""Array files of checkpoints: raw files named by their SHA-256, so checkpoints share equal arrays.
 
-A checkpoint names the arrays that belong to it. A file is there as a whole or not at all: one that a process maps
-already is linked, not written again. Reading checks its hash.
+A checkpoint names its arrays. An array file exists completely or not at all. If a process already maps an array from a
+file, the file is linked instead of written again. Reading verifies the hash.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from fedsync.model.array_keeper import is_large
 from fedsync.model.chunked_arrays import digest, link_file, map_file, pieces
 
 LASTING_BYTES = 2**14
-"""Of an array that has a file of its own under encryption, where checkpoints have the same sums for dozens of versions.
-Below it, and in the clear, where arrays change with each version, a file more costs more than to write them again."""
+"""Minimum size of an array with its own file under encryption [bytes], where many checkpoints share the same sums.
+Below it, and in the clear, where arrays change with each version, a further file costs more than writing again."""
 
 _SUFFIX = ".raw"
 
 Large = NDArray[Any] | bytes
-"""A value that never changes and is large."""
+"""Large value that never changes."""
 
 
 class Damaged(FedSyncError):
-    """An array is not what was written."""
+    """Error for an array that differs from the written array."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayName:
-    """What a checkpoint says of an array.
+    """Reference to an array in a checkpoint.
 
     Args:
-        dtype: NumPy's name of the type; empty for `bytes`.
-        shape: of the array.
-        sha256: of its bytes, hexadecimal.
+        dtype: NumPy data type; empty for `bytes`.
+        shape: shape of the array.
+        sha256: SHA-256 of its bytes, hexadecimal.
     """
 
     dtype: str
@@ -52,14 +52,14 @@ class ArrayName:
 
     @classmethod
     def of(cls, value: Large) -> Self:
-        """Of a value, all of which is read."""
+        """Return the reference to a value; reads the whole value."""
         if isinstance(value, bytes):
             return cls("", (len(value),), hashlib.sha256(value).hexdigest())
         return cls(value.dtype.str, value.shape, digest(value).hex())
 
 
 def in_own_file(value: object, least: float = inf) -> bool:
-    """Whether a value is kept in a file of its own: one that nobody may write to, large or of ``least`` bytes."""
+    """Whether a value has its own file: it is read-only, and large or of at least ``least`` bytes."""
     if type(value) is np.ndarray:
         still = value.dtype.kind in "fiub" and value.flags.c_contiguous and not value.flags.writeable
         return still and (value.nbytes >= least or is_large(value.nbytes))
@@ -67,11 +67,11 @@ def in_own_file(value: object, least: float = inf) -> bool:
 
 
 class ArrayFiles:
-    """The arrays of the checkpoints in a folder. One thread writes; another may settle and prune meanwhile.
+    """Arrays of the checkpoints in a folder. One thread may write while another settles and prunes.
 
     Args:
-        folder: of the checkpoints.
-        least: bytes of an array that has a file of its own; a large one has it in any case.
+        folder: folder of the checkpoints.
+        least: minimum size of an array with its own file [bytes]; large arrays always have a file.
     """
 
     def __init__(self, folder: Path, least: float = inf) -> None:
@@ -79,16 +79,16 @@ class ArrayFiles:
         self._folder = folder
         self._written: dict[int, tuple[Large, ArrayName]] = {}
         self._safe: set[str] = set()
-        # What is about to be named by a checkpoint must not go, although none names it yet.
+        # `prune` must not delete arrays that a checkpoint is about to name.
         self._alone = threading.Lock()
 
     def write(self, values: Sequence[Large]) -> list[ArrayName]:
-        """Have a file of each value; those that the last call had too are not looked at again.
+        """Write a file for each value; values of the previous call are not hashed again.
 
-        They outlive this process, but not yet this machine's: see `settle`.
+        The files survive this process, but not yet a crash of the machine: see `settle`.
 
         Raises:
-            ConfigError: the disk does not take one.
+            ConfigError: a file cannot be written.
         """
         written = {id(value): (value, self._name(value)) for value in values}
         with self._alone:
@@ -101,17 +101,17 @@ class ArrayFiles:
         return [written[id(value)][1] for value in values]
 
     def settle(self, names: Iterable[ArrayName]) -> None:
-        """Wait until arrays are on disk, where they outlive the machine's death too.
+        """Wait until arrays are on disk, so that they survive a crash of the machine.
 
         Raises:
-            ConfigError: the disk does not take one.
+            ConfigError: a file cannot be written.
         """
         for name in {each.sha256 for each in names} - self._safe:
             settle_file(self._folder / (name + _SUFFIX))
             self._safe.add(name)
 
     def prune(self, needed: Iterable[ArrayName]) -> None:
-        """Remove all but those that are needed."""
+        """Remove all arrays except ``needed`` and those of the last `write`."""
         with self._alone:
             stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
             for path in self._folder.glob(f"*{_SUFFIX}"):
@@ -120,15 +120,15 @@ class ArrayFiles:
                     self._safe.discard(path.stem)
 
     def _name(self, value: Large) -> ArrayName:
-        known = self._written.get(id(value))  # which keeps the value, so nothing else can have this number
+        known = self._written.get(id(value))  # `_written` keeps the value alive, so its id is unique
         return ArrayName.of(value) if known is None else known[1]
 
 
 def read(folder: Path, name: ArrayName) -> Large:
-    """A value that was written; an array is a map of its file.
+    """Read a value; an array is mapped from its file.
 
     Raises:
-        Damaged: the file is not there, or is not what was written; it is removed.
+        Damaged: the file is missing or damaged; a damaged file is removed.
     """
     path = folder / (name.sha256 + _SUFFIX)
     try:
@@ -136,12 +136,12 @@ def read(folder: Path, name: ArrayName) -> Large:
         if ArrayName.of(value) == name:
             return value
     except (OSError, ValueError):
-        pass  # it is not there, or has another length
-    path.unlink(missing_ok=True)  # or it would be taken for whole when such an array is written again
+        pass  # the file is missing, or has another length
+    path.unlink(missing_ok=True)  # else `write` would take the damaged file for complete
     raise Damaged(f"its array {path.name} is missing, torn or corrupt")
 
 
 def _place(value: Large, path: Path) -> None:
     data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    if not link_file(data, path):  # of a file that is longer than the array the hash would be another
+    if not link_file(data, path):  # a file that is longer than the array has another hash, and is not linked
         write_pieces(path, pieces(data), OWNER_FILE, settle=False)

@@ -1,25 +1,25 @@
-"""What a server has to know to go on after its death, on disk before any silo hears of it.
+"""Checkpoints: the server's state for a resumption, on disk before any silo learns of it.
 
-A checkpoint is written after every commit and before the messages that follow from it go out, so no silo ever knows
-a version of the model that the newest checkpoint does not. It says up to which byte the journal belongs to it. Going
-on cuts the journal there, which is then continued: the silos that were here come to it as lost and joined again, so
-the whole journal still replays.
+A checkpoint is written after every commit, before the messages that follow from it are sent. So no silo ever has a
+version of the model that the newest checkpoint lacks. The checkpoint records its position in the journal [bytes]. A
+resumption truncates the journal there and continues it: the former silos count as lost and joined again, so the whole
+journal still replays.
 
-Where the journal holds a commit that no whole checkpoint knows (one is torn, or could not be written), silos may know
-a version that will be made anew with other updates. Then they must not go on with what they keep: the run gets
-another identity, under which every silo's trainer begins anew. An encrypted run ends where a checkpoint cannot be
-written. So unless one is torn, its server died before anybody heard of that commit, and silos go on.
+The journal may contain a commit that no intact checkpoint has: a checkpoint is damaged, or could not be written. Then
+silos may have a version that will be made again from other updates, and must not use their stored state. So the run
+gets a new identity, under which every silo's trainer begins anew. An encrypted run ends if a checkpoint cannot be
+written. So unless its checkpoint is damaged, the server died before any silo learned of the commit, and silos continue.
 
-A file is a SHA-256 of the rest, one line of JSON with the number of the format, and a mapping of names to values. What
-changes while a run goes on says itself which names it has (`fedsync.core.checkpoint_state`); frozen values, such as a policy's
-state, are written as their class and their fields by name. So the order of fields and private attributes are no part of
-the format. Models, updates and sums are files of their own beside it (`fedsync.server.array_files`), which the line of
-JSON names, and only what is new is written.
+A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
+Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values, such as a policy's state,
+are written as their class and their fields by name. So the order of fields and private attributes are not part of
+the format. Models, updates and sums have their own files (`fedsync.server.array_files`), which the line of JSON names;
+only new arrays are written.
 
-When `Checkpoints.save` returns, what it wrote outlives this process. In the clear it comes to outlive the machine
-beside training: journal, arrays and file are handed to the disk meanwhile, in this order, by a thread that then removes
-older checkpoints, which stay until then. A machine that dies may leave a newer checkpoint than its journal: that one
-counts as damaged.
+When `Checkpoints.save` returns, its files survive a crash of the process. In the clear, a thread makes them survive a
+crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order. Only
+then does it remove older checkpoints. A crash of the machine may leave a checkpoint newer than its journal; such a
+checkpoint counts as damaged.
 """
 
 from __future__ import annotations
@@ -62,14 +62,13 @@ from fedsync.server.named_pickle import dump, load
 logger = foreign.logger(__name__)
 
 FOLDER = CHECKPOINTS
-"""Name of the folder, in that of the run's files."""
 
 _MOST_NAME = 40
 KEPT = 3
-"""Newest checkpoints that are kept."""
+"""Number of newest checkpoints that are kept."""
 
 FORMAT = 17
-"""Of the files; another one is refused. Also raised where a server optimizer goes on otherwise from the same state."""
+"""Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _DIGEST_BYTES = 32
 _SUFFIX, _TORN = ".ckpt", ".torn"
@@ -77,14 +76,14 @@ _SUFFIX, _TORN = ".ckpt", ".torn"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What stays the same for all of a run.
+    """Properties of a run that never change.
 
     Args:
-        config: what `digest` says of its configuration.
-        spec: the run's specification as JSON, as silos get it; with an identity, by which silos keep what they know.
-        layout: of what travels of the model.
-        kept: names of its tensors that do not travel.
-        frozen: digest of those that nobody trains, as in `ModelForm`; None as long as it is not known.
+        config: `digest` of its configuration.
+        spec: the run's specification as JSON, as silos receive it; silos store their state under its identity.
+        layout: layout of the tensors that travel.
+        kept: names of tensors that do not travel.
+        frozen: digest of the frozen tensors, as in `ModelForm`; None while unknown.
     """
 
     config: str
@@ -96,17 +95,16 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A run between two batches of events.
+    """State of a run between two batches of events.
 
     Args:
-        version: of the model.
-        elapsed_s: since the run began.
-        position: bytes of the journal up to here.
-        timers: when the coordinator wants to be asked again [s since the run began].
-        silos: names of those that are here.
-        evaluating: what all silos are asked, where the run is about to end.
-        coordinator: what `fedsync.core.coordinator.Coordinator.state` returned.
-        aggregator: what `fedsync.model.transfer.Aggregator.state` returned.
+        elapsed_s: time since the run began [s].
+        position: length of the journal [bytes].
+        timers: wake-up times of the coordinator [s since the run began].
+        silos: names of the connected silos.
+        evaluating: final evaluation, if the run is about to end.
+        coordinator: result of `fedsync.core.coordinator.Coordinator.state`.
+        aggregator: result of `fedsync.model.transfer.Aggregator.state`.
     """
 
     version: int
@@ -121,22 +119,21 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A run at a moment."""
+    """Checkpoint of a run."""
 
     origin: Origin
     moment: Moment
 
 
 class Checkpoints:
-    """Writes checkpoints into the folder of a run.
+    """Writer of checkpoints in the folder of a run.
 
     Args:
         out: folder of the run's files.
-        origin: of the run.
-        keep: how many of the newest are kept.
-        resumed: the moment from which the run goes on, if it does.
-        required: the run ends where one cannot be written. Under encryption a silo follows one chain of sums: what was
-            sent and forgotten could never be made up for.
+        keep: number of newest checkpoints that are kept.
+        resumed: state from which the run resumes, if it does.
+        required: whether the run ends if a checkpoint cannot be written. Under encryption a silo follows one chain of
+            sums: a sum that was sent and then forgotten could never be replaced.
     """
 
     def __init__(
@@ -155,14 +152,15 @@ class Checkpoints:
         self._newest = self._settled = -1
 
     def agree(self, frozen: str | None) -> None:
-        """Write from now on which frozen tensors silos have."""
+        """Set the digest of the silos' frozen tensors for all later checkpoints."""
         self._origin = replace(self._origin, frozen=frozen)
 
     def due(self, entry: JournalEntry | None) -> bool:
-        """Whether silos may learn from an entry what no checkpoint has; None stands for the beginning of the run.
+        """Whether silos may learn from an entry something that no checkpoint has; None is the beginning of the run.
 
-        That is a version of the model, and at first that there is one: what silos are sent with it is made then. And
-        what they are asked at the end: nobody evaluates the test split for a run that may still decide otherwise.
+        A checkpoint is due after a new version of the model, and at the first order, when the first payloads for silos
+        are made. It is also due at the final evaluation: silos must not use the test split for a run that may
+        still continue.
         """
         if entry is None:
             return True
@@ -177,7 +175,7 @@ class Checkpoints:
             if isinstance(action, Evaluate):
                 self._evaluating = action
         if any(isinstance(event, OperatorAsked) for event in entry.events):
-            return True  # what an operator is told would be done after a restart too
+            return True  # an answer to an operator must still hold after a restart
         return self._begun > begun or any(isinstance(action, Commit | Rollback | Evaluate) for action in entry.actions)
 
     def save(
@@ -188,12 +186,12 @@ class Checkpoints:
         position: int,
         timers: tuple[float, ...],
     ) -> None:
-        """Write one, and remove what is older than those kept; arguments as `Moment`'s.
+        """Write a checkpoint, and remove old ones; for the arguments see `Moment`.
 
-        A run goes on without checkpoints, unless they are required: where one cannot be written, the log says so once.
+        If a checkpoint cannot be written and is not required, the run continues, and the log says so once.
 
         Raises:
-            RunError: it cannot be written, and is required.
+            RunError: the checkpoint is required and cannot be written.
         """
         silos = tuple(self._silos)
         decided = coordinator.state()
@@ -220,13 +218,13 @@ class Checkpoints:
             self._disk.submit(self._settle, self._newest, names)
 
     def close(self) -> None:
-        """Wait until the newest checkpoint outlives this machine; nothing is saved after that."""
+        """Wait until the newest checkpoint would survive a crash of the machine; call no `save` after it."""
         if self._disk is not None:
             self._disk.shutdown()
             self._prune()
 
     def _settle(self, version: int, names: Sequence[ArrayName]) -> None:
-        """Hand a checkpoint to the disk, and remove older ones; where the disk is slow, some are passed over."""
+        """Flush a checkpoint to disk, and remove older ones; on a slow disk, some checkpoints are skipped."""
         if version < self._newest:
             return
         try:
@@ -239,12 +237,12 @@ class Checkpoints:
         self._prune()
 
     def _settle_journal(self) -> None:
-        """What a checkpoint says of the journal has to be there if the checkpoint is."""
+        """Flush the journal: a checkpoint on disk needs its part of the journal."""
         if self._journal.exists():
             settle_file(self._journal)
 
     def _prune(self) -> None:
-        """Remove what is older than the checkpoints that are kept, once one of these would outlive the machine."""
+        """Remove old checkpoints, if one of the kept checkpoints would survive a crash of the machine."""
         files = _newest_first(self._folder)
         kept = files[: self._keep]
         if len(files) > self._keep and self._settled >= int(kept[-1].stem):
@@ -254,28 +252,28 @@ class Checkpoints:
 
 
 def new_identity(name: str) -> str:
-    """A new run's name at the silos: the strategy's name, by which people know it, and a unique part."""
+    """Return the identity of a new run: the strategy's name, for humans, and a unique part."""
     return f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:_MOST_NAME]}-{secrets.token_hex(8)}"
 
 
 def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
-    """Hash of a strategy and of the machines that silos emulate."""
+    """Return a hash of a strategy and of the machines that silos emulate."""
     silos = None if cluster is None else cluster.entries()
     text = json.dumps([config.model_dump(mode="json"), silos], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def prepare(out: Path, config: str) -> Checkpoint:
-    """The moment from which the run in ``out`` goes on; the journal ends there when this returns.
+    """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
-    Asked twice it says the same, also where the first time was cut short.
+    A repeated call returns the same checkpoint, also if the first call was interrupted.
 
     Args:
         out: folder of the run's files.
-        config: what `digest` says of the configuration that is to go on.
+        config: `digest` of the configuration that resumes.
 
     Raises:
-        ConfigError: there is no whole checkpoint, or it is of another configuration or version of FedSync.
+        ConfigError: no intact checkpoint exists, or it has another configuration or version of FedSync.
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
@@ -289,24 +287,23 @@ def prepare(out: Path, config: str) -> Checkpoint:
 
 
 def newest_version(out: Path) -> int | None:
-    """Version of the model in the newest checkpoint of a run, whole or not; None where there is none."""
+    """Return the model version of a run's newest checkpoint, damaged or not; None if there is none."""
     newest = _newest_first(out / FOLDER)
     return int(newest[0].stem) if newest else None
 
 
 def clear(out: Path) -> None:
-    """Remove the checkpoints of a run that has come to its end."""
+    """Remove the checkpoints of a run that has ended."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 
 def _may_be_known(folder: Path, checkpoint: Checkpoint) -> bool:
-    """Whether silos may have heard of what was committed after this checkpoint."""
+    """Whether silos may have learned of commits after this checkpoint."""
     torn = any(int(file.stem) > checkpoint.moment.version for file in folder.glob(f"*{_TORN}"))
     return torn or json.loads(checkpoint.origin.spec)["cipher"]["kind"] == "plain"
 
 
 def _renamed(checkpoint: Checkpoint) -> Checkpoint:
-    """The same run under another identity."""
     known = json.loads(checkpoint.origin.spec)
     name = str(known["run"]).rpartition("-")[0] or known["run"]
     names = {"run": new_identity(name), "began": known.get("began") or known["run"]}
@@ -334,7 +331,7 @@ def _newest_whole(out: Path, config: str) -> Checkpoint:
 
 
 def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: bool) -> Sequence[ArrayName]:
-    """Write a checkpoint and what is new of its arrays, whose names it returns; ``settle`` waits for the disk."""
+    """Write a checkpoint and its new arrays; return the arrays' names. ``settle`` waits for the disk."""
     private_folder(folder)
     pickled, large = dump(checkpoint, arrays.least)
     names = arrays.write(large)
@@ -362,14 +359,14 @@ def _read(path: Path, config: str) -> Checkpoint:
         remedy = "Resume with the config.yaml and silos.yaml beside it, unchanged"
         raise ConfigError(str(path), "of another configuration", remedy)
     arrays = [read(path.parent, name) for name in _names(head)]
-    # What a pickle says is done, whatever it is. This one was written by this program for itself: `read_private` saw
-    # to it that nobody else could have changed the file, and nothing of it ever came over a network.
+    # Loading a pickle executes code. This file was written by this program for itself: `read_private` has checked that
+    # no other user could change it, and none of it was received over a network.
     checkpoint: Checkpoint = load(pickled, arrays)
     return checkpoint
 
 
 def _named_in(file: Path) -> list[ArrayName]:
-    """The arrays of a checkpoint; none, where it is torn."""
+    """Return the arrays of a checkpoint; none if it is damaged."""
     with file.open("rb") as opened:
         opened.seek(_DIGEST_BYTES)
         try:
@@ -388,13 +385,13 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _commits_after(journal: Path, position: int) -> bool:
-    """Whether a version of the model was made after this byte of the journal."""
+    """Whether the journal has a new version of the model after this position [bytes]."""
     with journal.open("rb") as file:
         file.seek(position)
         for line in file:
             try:
                 actions = json.loads(line)["actions"]
-            except ValueError:  # its writer died in the middle of it, so before anything was sent
+            except ValueError:  # the process died while writing the line, so before it sent any message
                 continue
             if any(action["type"] in ("Commit", "Rollback") for action in actions):
                 return True

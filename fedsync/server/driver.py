@@ -1,21 +1,21 @@
-"""The Flower driver: the coordinator, with silos behind a transport.
+"""Flower driver: the main loop that connects the coordinator with silos behind a transport.
 
-The same loop serves Flower's simulation engine and real silos. Each turn hands everything that happened to the
-coordinator as one batch and carries out its actions:
+The same loop serves Flower's simulation engine and real silos. Each turn passes all occurrences to the coordinator as
+one batch of events, and carries out its actions:
 
-| what happened | event |
+| occurrence | event |
 |---|---|
-| a node is new | none: it is asked who it is; its `Hello` is `SiloJoined` |
-| a node is gone | `SiloLost`, and what it was sent is forgotten |
-| an order is in work | `Progressed`, and it is asked for again |
-| an update came, and is sound | `UpdateArrived` |
-| an order failed, was refused, is overdue, or was answered with nonsense | `WorkFailed` |
-| an evaluation came, or cannot | `Evaluated` |
-| nothing, and a predictor wants to train | `Spare` |
-| the operator asks for something | `OperatorAsked`; it is answered once a checkpoint has what follows |
+| a node is new | none: the driver asks for its identity; the `Hello` in reply becomes `SiloJoined` |
+| a node is gone | `SiloLost`; its pending messages are forgotten |
+| an order is in progress | `Progressed`; the driver asks for the order again |
+| a valid update arrived | `UpdateArrived` |
+| an order failed, was refused, is overdue, or got an invalid reply | `WorkFailed` |
+| an evaluation arrived or failed | `Evaluated` |
+| nothing happened, and a predictor wants to train | `Spare` |
+| the operator sends a request | `OperatorAsked`; answered when a checkpoint contains the result |
 
-A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions: meanwhile orders
-and evaluations are held. Before anything goes out that silos learn from a commit, a checkpoint is on disk.
+A commit of encrypted updates may be *blocked* until silos have answered the aggregator's questions. Orders and
+evaluations are held meanwhile. A checkpoint is on disk before any message from which silos learn of a commit.
 """
 
 from __future__ import annotations
@@ -79,27 +79,22 @@ logger = foreign.logger(__name__)
 
 
 class FlowerDriver:
-    """Runs a coordinator to its end.
+    """Main loop that runs a coordinator to its end.
 
     Args:
-        transport: to the silos.
-        coordinator: decides.
-        store: adds updates, and knows what each silo needs.
-        layout: of the model.
-        form: what silos say of their models is measured by it.
+        aggregator: adds updates, and knows the model version that each silo holds.
+        form: common form of the silos' models, against which each silo's answer is checked.
         spec: the run's specification as JSON, for the silos.
-        recorder: writes the run's files.
-        timing: how long to wait.
-        report_s: hear of orders in work after this many seconds, which is also how long a halt takes to
-            reach a silo; None leaves it to ``timing``.
+        report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
+            uses the interval of ``timing``.
         after_commit: called with each new version.
-        keep_best: called when a version is kept as the best.
+        keep_best: called when a version becomes the best.
         in_spare_time: called when nothing has happened.
-        admission: who may take part.
-        checkpoints: keeps what is needed to resume the run; None keeps nothing.
-        resumed: the moment that coordinator and store are at, where another process began the run.
-        operator: what the server's user asks for; None where nobody can.
-        adds: updates of a region may be added up before they are committed.
+        admission: rules for the admission of silos.
+        checkpoints: writes checkpoints for a resumption; None writes none.
+        resumed: state of the restored coordinator and aggregator, if another process began the run.
+        operator: source of the operator's requests; None for none.
+        adds: whether updates of a region may be added up before a commit.
     """
 
     def __init__(
@@ -138,10 +133,10 @@ class FlowerDriver:
         self._vigil = IdleTimeout(timing.join_timeout_s, self._now_s())
 
     def run(self) -> None:
-        """Run until the coordinator stops; the aggregator then has all that there is of the final model.
+        """Run until the coordinator stops; the aggregator then has the final model, as far as the server can have it.
 
         Raises:
-            RunError: no silo is there to work for too long, or the run ended in failure.
+            RunError: no silo had work for too long, or the run ended in failure.
         """
         looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
         events = self._come_back(self._resumed) if self._resumed is not None else []
@@ -173,7 +168,7 @@ class FlowerDriver:
                 if self._coordinator.able:
                     self._vigil.wake(now_s)
                 self._save(entry)
-                # A push that fails at once is an event of its own.
+                # A send that fails at once causes a further event.
                 events = self._flush()
                 if self._operator is not None:
                     self._operator.settle(entry)
@@ -188,9 +183,9 @@ class FlowerDriver:
         return time.monotonic() - self._start_s
 
     def _come_back(self, moment: Moment) -> list[Event]:
-        """Wait for the silos that were here, which count as lost and joined again.
+        """Wait for the silos of the previous process, which count as lost and joined again.
 
-        Where the run was about to end they only have to evaluate, and so were never away.
+        If the run was about to end, they only have to evaluate, so only silos that stay away count as lost.
         """
         silos = moment.silos if moment.evaluating is None else ()
         events: list[Event] = [SiloLost(self._now_s(), name, "the server was restarted") for name in silos]
@@ -208,7 +203,7 @@ class FlowerDriver:
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
-        """Write a checkpoint if one is due: before anything goes out that silos learn from ``entry``."""
+        """Write a checkpoint if it is due: before any message from which silos learn of ``entry``."""
         if self._checkpoints is None or not self._checkpoints.due(entry):
             return
         position = self._recorder.position()
@@ -223,7 +218,7 @@ class FlowerDriver:
         else:
             self._vigil.check(self._now_s(), self._nodes.by_name)
 
-    # What happened.
+    # Events.
 
     def _replies(self) -> list[Event]:
         events = [self._event(sent, answer) for sent, answer in self._outbox.replies(self._now_s())]
@@ -269,7 +264,7 @@ class FlowerDriver:
         return None
 
     def _failed(self, sent: PendingMessage, why: str | ProtocolError, back_s: float | None = None) -> Event | None:
-        """What it means that a message has no usable answer; ``back_s`` as in `WorkFailed`."""
+        """Return the event, if any, for a message without a usable answer; ``back_s`` as in `WorkFailed`."""
         now_s, name, reason = self._now_s(), self._nodes.sender(sent.node), str(why)
         (logger.debug if isinstance(sent.request, Train) else logger.warning)("%s", reason)
         match sent.request:
@@ -282,12 +277,12 @@ class FlowerDriver:
                 self._aggregator.give_up(name)
                 self._go_on_if_open()
             case Describe():
-                # It did not say who it is: ask again at the next look at the members.
+                # The silo is still unidentified: ask again at a later look at the nodes.
                 self._nodes.ask_again(sent.node, why)
         return None
 
     def _send_again(self, sent: PendingMessage, name: str, holds: int) -> None:
-        """The silo keeps another version than was thought: send what continues that one."""
+        """Send again what the silo needs, because it holds another version than the server assumed."""
         self._aggregator.holds(name, holds)
         if sent.again or self._aggregator.blocked:
             raise ProtocolError(name, "version", f"it holds {holds}, and what continues that did not fit, or must wait")
@@ -298,7 +293,7 @@ class FlowerDriver:
         self._outbox.repeat(sent, name, self._now_s())
 
     def _update(self, name: str, order: WorkOrder, report: WorkReport, update: Payload | None, now_s: float) -> Event:
-        """An update is there, in ``update`` or, where that is None, in the sum of its region."""
+        """Store an update: ``update``, or None if the update is in the sum of its region."""
         self._answered = name
         self._outbox.over(order.update_id, now_s)
         if self._aggregator.seals_figures:
@@ -310,7 +305,7 @@ class FlowerDriver:
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
-        """Ask again for an order in work, unless nothing new was heard of it for too long."""
+        """Ask again for an order in progress, unless it made no progress for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
@@ -329,7 +324,7 @@ class FlowerDriver:
         return SiloJoined(now_s, name, hello.facts)
 
     def _membership(self) -> list[Event]:
-        """Greet new nodes and notice those that are gone."""
+        """Ask new nodes for their identity, and report lost silos."""
         now_s = self._now_s()
         gone, fresh = self._nodes.look()
         events: list[Event] = []
@@ -358,7 +353,7 @@ class FlowerDriver:
             self._outbox.ask_again(sent, now_s)
         return events
 
-    # What to do.
+    # Actions.
 
     def _carry_out(self, action: Action) -> None:
         if self._aggregator.blocked and isinstance(action, Dispatch | Evaluate):
@@ -377,7 +372,7 @@ class FlowerDriver:
                 self._outbox.questions(self._now_s())
             case HaltEarly(_, update_id):
                 if not self._outbox.halt(update_id) and self._aggregator.blocked:
-                    # Its order is held, and goes out first.
+                    # Its order is held and goes out first.
                     self._held.append(action)
             case Savepoint():
                 self._aggregator.savepoint()
@@ -395,7 +390,7 @@ class FlowerDriver:
                 heapq.heappush(self._timers, at_s)
 
     def _go_on_if_open(self) -> None:
-        """Ask on, or carry out what waited for the last commit to count."""
+        """Send further questions, or carry out the actions that were held during the last commit."""
         self._outbox.questions(self._now_s())
         if not self._aggregator.blocked:
             held, self._held = self._held, []
@@ -404,6 +399,6 @@ class FlowerDriver:
             self._save()
 
     def _flush(self) -> list[Event]:
-        """Push what waits; a node that is not known any more is an answer too."""
+        """Send posted messages; a message to an unknown node fails at once."""
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]

@@ -1,4 +1,4 @@
-"""Where the hubs of a server's runs are: the server writes it down, and its ServerApps read it."""
+"""Address of the hubs of a server's runs: the server writes it to a file, and its ServerApps read the file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, write_atomically
 
 HUB = "FEDSYNC_HUB"
-"""Environment variable of a ServerApp: a file with its `HubPlace`; without it silos are asked by Flower's messages."""
+"""Environment variable of a ServerApp: path of its `HubPlace`; without it, the ServerApp uses Flower's messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Where the hub of a run is.
+    """Address of the hub of a run.
 
     Args:
-        host: to listen at.
-        ports: of which the first free one is taken; 0 for any.
+        host: address to listen on.
+        ports: candidate ports, of which the first free port is taken; 0 for any port.
         name: host name for silos.
         certificate: PEM file of the server's certificate; empty for no TLS.
-        key: PEM file of its key.
-        authority: PEM file of who signed it.
-        struck: JSON file with the names of silos that are let in no more; empty for none.
-        proxy: ``host:port`` of a proxy that passes on ``/v1/fedsync/RUN/``; empty for none.
-        sockets: folder of the sockets ``RUN.sock`` that it passes to.
+        key: PEM file of the certificate's key.
+        authority: PEM file of the CA certificate.
+        struck: JSON file with the names of refused silos; empty for none.
+        proxy: ``host:port`` of a proxy that forwards ``/v1/fedsync/RUN/``; empty for none.
+        sockets: folder of the sockets ``RUN.sock`` to which the proxy forwards.
     """
 
     host: str = "127.0.0.1"
@@ -45,10 +45,10 @@ class HubPlace:
 
     @classmethod
     def load(cls, path: Path) -> HubPlace:
-        """The inverse of `save`.
+        """Read the file of `save`.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the file is missing or invalid.
         """
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A pickle in which dataclasses are their fields by name, and large arrays only places in a list."""
+"""Pickle format with dataclass fields by name, and large arrays as indices into a list."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsync.server.array_files import Large, in_own_file
 
 
 def dump(value: object, least: float = inf) -> tuple[bytes, list[Large]]:
-    """The pickle, and the arrays that are no part of it, each once: large ones, or those of ``least`` bytes."""
+    """Return the pickle and the arrays outside it, each once: large arrays, or those of at least ``least`` bytes."""
     file = io.BytesIO()
     writer = _NamedPickler(file, least)
     writer.dump(value)
@@ -23,12 +23,12 @@ def dump(value: object, least: float = inf) -> tuple[bytes, list[Large]]:
 
 
 def load(data: bytes, arrays: Sequence[Large]) -> Any:
-    """What `dump` was given. What a pickle says is done, so let it be this program's own."""
+    """Return the value that `dump` received. Loading executes the pickle, so load only data of this program."""
     return _NamedUnpickler(io.BytesIO(data), arrays).load()
 
 
 class _NamedPickler(pickle.Pickler):
-    """Writes dataclasses as their fields by name; left to itself, pickle writes slots in the order of the fields."""
+    """Pickler that writes dataclass fields by name; pickle's default writes slots in field order."""
 
     def __init__(self, file: io.BytesIO, least: float) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -37,7 +37,7 @@ class _NamedPickler(pickle.Pickler):
         self._places: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> int | None:
-        # It is asked of each number there is, so the types are looked at here first.
+        # pickle calls this for every object, even for numbers, so the cheap type check comes first.
         kind = type(value)
         if (kind is not np.ndarray and kind is not bytes) or not in_own_file(value, self._least):
             return None
@@ -55,7 +55,7 @@ class _NamedPickler(pickle.Pickler):
 
 
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """Of a dataclass; None of any other type."""
+    """Return the field names of a dataclass; None for any other type."""
     if kind not in _NAMES:
         _NAMES[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
     return _NAMES[kind]
@@ -65,7 +65,7 @@ _NAMES: dict[type, tuple[str, ...] | None] = {}
 
 
 class _NamedUnpickler(pickle.Unpickler):
-    """Reads what `_NamedPickler` wrote."""
+    """Unpickler for the output of `_NamedPickler`."""
 
     def __init__(self, file: io.BytesIO, arrays: Sequence[Large]) -> None:
         super().__init__(file)

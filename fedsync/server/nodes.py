@@ -1,8 +1,8 @@
-"""Which node is which silo, and who may take part at all.
+"""Identity and admission of nodes.
 
-Where the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode
-register KEY.pub CONNECTION --name berlin``), the grid shows that name, and it is the silo's: what a node
-says of itself has to agree. Without registration there is only the node's own word.
+If the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode register KEY.pub
+CONNECTION --name berlin``). The grid reports this name, and the node must present itself as the silo of this name.
+Without registration, the server relies on the name that the node reports.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from fedsync.transport.questions import SiloAnswer
 logger = foreign.logger(__name__)
 
 MOST_OF_ALL = 0.99
-"""Share of all samples; of a silo that says that it has more of them, people should know."""
+"""Share of all samples above which a silo's reported number causes a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may take part.
+    """Rules for the admission of silos.
 
     Args:
-        silos: names that are accepted; None accepts every name.
-        registered: only nodes that are registered by name are accepted. Without it this holds from the moment
-            that a node with a registered name is seen.
-        expected: silos that the run counts on: where so many refuse it, and nobody else is there, it is over; None
-            waits for others.
-        regions: silos of each relay, by its name; None accepts relays, unless nodes are registered by name: then a
-            relay has to be named here, or any silo could speak for others.
-        most_examples: training samples that a silo may say it holds; None for any number that a silo can hold.
-        needed: silos without which the run does not begin: where all that are expected are here, and fewer than these
-            can take part until somebody changes something, it is over.
+        silos: accepted names; None accepts every name.
+        registered: whether only nodes that are registered by name are accepted. Otherwise this rule begins with the
+            first node with a registered name.
+        expected: number of silos that the run counts on. The run fails if as many refuse it and no other silo is
+            present; None waits for other silos.
+        regions: silos of each relay, by relay name. None accepts relays, unless nodes are registered by name: then
+            a relay must be listed here, or any silo could act for others.
+        most_examples: maximum number of training samples that a silo may report; None for no further limit.
+        needed: minimum number of silos for the run to begin. The run fails if all expected silos are present, and
+            fewer than these can take part without a change of their configuration.
     """
 
     silos: Sequence[str] | None = None
@@ -66,7 +66,7 @@ class Admission:
 
 _NOT_LOADED, _RAISED, _MOD_REFUSED = 1, 2, 6
 APP_ERRORS = (_NOT_LOADED, _RAISED, _MOD_REFUSED)
-"""Flower's error codes of an app that does not load or raises. FedSync's app never raises to Flower."""
+"""Flower's error codes for an app that does not load or raises. FedSync's app never raises to Flower."""
 
 _NO_QUERIES = "No query function registered"
 
@@ -82,42 +82,42 @@ _NOT_OURS = (
 
 
 class AnotherApp(ProtocolError):
-    """A silo's first answer is an error of Flower's: `clientapp` is the user's own app, or FedSync's does not load."""
+    """Flower error as a silo's first answer: `clientapp` is the user's own app, or FedSync's app does not load."""
 
     def __init__(self, silo: str, problem: str, code: int) -> None:
-        asked_in_vain = _NO_QUERIES in problem  # at the end of a trace, where Ray reports it
+        asked_in_vain = _NO_QUERIES in problem  # under Ray, at the end of a stack trace
         super().__init__(silo, "answer", f"error {code}: {_NO_QUERIES}" if asked_in_vain else problem)
         self.certain = asked_in_vain or code != _RAISED
 
 
 RESTS = Backoff(1, 64)
-"""Looks between two greetings of a node that gives no usable answer."""
+"""Number of looks between two requests to a node that gives no usable answer."""
 
 _MOST_REFUSALS, _MOST_ERRORS = 2, 4
-"""Refusals in a row after which one is final that may pass, and errors of a ClientApp."""
+"""Number of consecutive refusals after which a temporary refusal is final, and of consecutive ClientApp errors."""
 
 _MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 
 
 class Members(Protocol):
-    """What tells who is there: a `Transport`."""
+    """Source of connected nodes: a `Transport`."""
 
     def peers(self) -> Sequence[Peer]:
-        """Nodes that are there."""
+        """Connected nodes."""
 
 
 class Nodes:
-    """The nodes that are there, and the silos that they are.
+    """Connected nodes and their silos.
 
-    A node that is refused is logged once, is asked nothing, and is not looked at again while it stays; one whose
-    name another node has is looked at again when that one is gone.
+    A refused node is logged once, and receives no requests while it stays connected. If it was refused because
+    another node has its name, it is checked again when the other node is gone.
 
     Args:
-        members: tells of nodes.
-        admission: who may take part.
-        look_s: shortest time between two looks [s]; they are rarer where they take long. 0 for none.
-        regions: those of the run, whose nodes are nodes, too.
+        members: source of connected nodes.
+        admission: rules for the admission of silos.
+        look_s: shortest time between two looks [s], which grows if a look takes long; 0 for no limit.
+        regions: relays of the run.
     """
 
     def __init__(
@@ -141,26 +141,26 @@ class Nodes:
         self._hopeless: dict[int, LaterVersion | AnotherApp] = {}
         self._told = ""
         self.by_name: dict[str, int] = {}
-        """Node of each silo that is here."""
+        """Node of each connected silo."""
         self.examples: dict[str, int] = {}
-        """Samples that each silo said it has, also of those that are gone."""
+        """Number of samples that each silo reported, including lost silos."""
 
     def sender(self, node: int) -> str:
-        """Name for messages about a node: the silo's, else the registered one, else its number."""
+        """Name of a node in logs and errors: the silo's name, else the registered name, else the node's number."""
         return self._names.get(node) or self._registered.get(node) or f"node {node}"
 
     def look(self) -> tuple[list[int], list[int]]:
-        """Nodes that are gone since the last look, and nodes to greet, both ascending.
+        """Return the nodes lost since the last look, and the new nodes, both ascending.
 
-        One that was gone and is back is gone first, and to be greeted by the next look: what it was sent is lost.
-        Nothing is new too soon after the last look.
+        A node that was lost and is back is reported as lost first, and as new by the next look: its pending messages
+        are lost. Both lists are empty if the last look was less than ``look_s`` ago.
         """
         begun_s = time.monotonic()
         if begun_s < self._next_s:
             return [], []
         peers = self.regions.around(self._members.peers())
         if self._look_s:
-            # Flower tells of all nodes each time, and of a thousand it takes a server long that has much to do.
+            # Flower lists all nodes each time, which takes a busy server long for a thousand nodes.
             took_s = time.monotonic() - begun_s
             self._next_s = begun_s + max(self._look_s, took_s + min(_PAUSE * took_s, _MOST_PAUSE_S))
         here = {peer.node_id: peer.name for peer in peers}
@@ -186,10 +186,10 @@ class Nodes:
         return gone, fresh
 
     def relay(self, node: int, answer: SiloAnswer) -> None:
-        """Take a node for a relay, as it has said.
+        """Register a node as a relay, as its answer says.
 
         Raises:
-            ProtocolError: it may be none, or says more that is none.
+            ProtocolError: the node may not be a relay, or the answer is invalid.
         """
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
@@ -197,7 +197,7 @@ class Nodes:
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
-        """Strike off a node that is gone; returns the silo's name if it was one."""
+        """Remove a node that is gone; return the silo's name if it was a silo."""
         self._seen.discard(node)
         for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
             kept.pop(node, None)
@@ -212,17 +212,16 @@ class Nodes:
         return name
 
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
-        """Have a later look name a node again that gave no usable answer, unless it was refused.
+        """Ask a node without a usable answer again at a later look, unless it was refused.
 
-        The first time that is the next look, then the second after it, the fourth, and so on: for its silo, each
-        question may be the start of a trainer.
+        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo.
 
         Args:
-            node: its number.
-            why: what its answer was.
+            node: number of the node.
+            why: error in the answer.
 
         Raises:
-            RunError: all silos that are here are at a later version than this run, which was set back, or run another
+            RunError: all connected silos are at a later version than this run, which was set back, or run another
                 ClientApp.
         """
         match why:
@@ -235,14 +234,13 @@ class Nodes:
             self._useless[node] = self._useless.get(node, 0) + 1
 
     def refuses(self, node: int, refused: Refused) -> None:
-        """Take a silo's refusal of the run, and see whether there is any hope left.
+        """Record a silo's refusal of the run, and check whether the run can still succeed.
 
-        Hope ends where all that are expected refuse for one reason that does not pass, or so many that the run cannot
-        begin without them. It does not end for a run that has begun: what silos say long after they could take part is
-        more likely to pass.
+        The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin.
+        A run that has begun does not fail: a refusal from a silo that could take part before is likely to pass.
 
         Raises:
-            RunError: there is none; names the refusals.
+            RunError: the run cannot succeed; lists the refusals.
         """
         self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
@@ -263,7 +261,7 @@ class Nodes:
             raise RunError(explained_too_few(told, self._admission.needed, left))
 
     def refusals(self) -> list[str]:
-        """Notes on silos that are here and took no part because they refused the run."""
+        """Notes on connected silos that took no part because they refused the run."""
         silos: dict[Refused, list[str]] = {}
         for node, why in sorted(self._refusing.items()):
             if node not in self._names:
@@ -272,7 +270,7 @@ class Nodes:
         return [f"took no part: {explained(who, why)}" for who, why in list(groups.items())[:_MOST_NAMED]]
 
     def _give_up(self, node: int, error: LaterVersion | AnotherApp, answer: str, verdict: str) -> None:
-        """End the run if all silos that are here answer so; ``verdict`` has a place for what they say."""
+        """End the run if all connected silos give this answer; ``verdict`` has a placeholder for their answers."""
         known, self._answers[node] = bool(self._hopeless), answer
         self._hopeless[node] = error
         here = sorted(self._activated.keys() - self._refused.keys())
@@ -283,22 +281,22 @@ class Nodes:
         for one in here[:_MOST_NAMED]:
             said.setdefault(alike[one], []).append(self.sender(one))
         told = verdict.format("; ".join(f"{', '.join(names)}: {detail}" for detail, names in said.items()))
-        # One that lies ends no run: as many as the run needs have to be here, and all of them to say so.
+        # A single lying silo must not end the run: as many silos as the run needs must all give this answer.
         if len(here) >= self._admission.needed:
             raise RunError(told)
         if not known:
             logger.warning("%s", told)
 
     def check(self, node: int, hello: Hello, form: CommonForm | None = None) -> str:
-        """Name of the silo that a node says it is, if it may be.
+        """Check a node's identity and its data; return the silo's name.
 
         Raises:
-            ProtocolError: the name is not allowed, not the one that the node is registered under, not on the list,
-                or another node's; what else it says of itself cannot be; or its model or table has another ``form``.
-            RunError: so that the run cannot begin.
+            ProtocolError: the name is invalid, not the registered name, not accepted, or already in use; or other
+                values in ``hello`` are invalid; or the form of its model or table differs from ``form``.
+            RunError: because of this refusal, the run cannot begin.
         """
         name = hello.silo
-        # "/" separates a silo's name from its order's number in update ids.
+        # "/" separates the silo's name from the order's number in update ids.
         if not name or "/" in name or len(name) > MAX_NAME:
             raise ProtocolError(self.sender(node), "hello", f"name {name[:MAX_NAME]!r}")
         check_facts(self.sender(node), hello.facts)
@@ -321,7 +319,6 @@ class Nodes:
         return name
 
     def enrol(self, node: int, name: str, examples: int) -> None:
-        """Take a node that was checked as the silo ``name``, which has that many samples."""
         self._names[node] = name
         self._useless.pop(node, None)
         self._answers.pop(node, None)
@@ -336,7 +333,7 @@ class Nodes:
             )  # fmt: skip
 
     def _tell_who_is_missing(self) -> None:
-        """Log whom the run waits for, whenever that has changed."""
+        """Log the missing silos whenever they change."""
         refusing = {self.sender(node): code for node, code in self._answers.items()}
         here = self.by_name.keys() | refusing.keys()
         missing = [name for name in self._admission.silos or () if name not in here]
@@ -351,7 +348,6 @@ class Nodes:
             logger.info("%s: %s", MISSING, told or "none")
 
     def _check_registration(self, node: int) -> None:
-        """Refuse a node by what the SuperLink says of it."""
         name = self._registered.get(node)
         if name is not None:
             self._check_name(node, name)

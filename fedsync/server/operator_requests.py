@@ -1,15 +1,15 @@
-"""What an operator asks of a run, as files in the run's folder: one process asks, the server process answers.
+"""Requests of the operator to a run, as files in the run's folder, which the server process answers.
 
-Only the server's user can enter the folder (0700), so whoever puts a file there is that user. Its files:
+Only the server's user can enter the folder (0700), so every file in it is from this user. Its files:
 
-| file | written by | holds |
+| file | written by | content |
 |---|---|---|
-| ``NAME.ask`` | who asks | the question; the server process removes it when it is answered |
-| ``NAME.answer`` | the server process, once a checkpoint has what follows | the answer; who asked removes it |
-| ``listening`` | | locked by the server process while it goes on |
+| ``NAME.ask`` | the operator's process | the request; the server process removes the file when it has answered |
+| ``NAME.answer`` | the server process, when a checkpoint contains the result | the answer; the operator removes it |
+| ``listening`` | | locked by the server process while it runs |
 
-A question that is there when a server process dies is read by the next one, and not done twice
-(`fedsync.core.operator.operator_commands`); one that is older than `STALE_S` is refused. Light, for those who only ask.
+If a server process dies, the next one reads the pending requests, and executes none twice (`fedsync.core.operator.operator_commands`).
+A request older than `STALE_S` is refused. This module imports little, for processes that only send requests.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 logger = foreign.logger(__name__)
 
 MOST_WAITING = 16
-"""Questions that wait for their answer at most."""
+"""Maximum number of pending requests."""
 
 MOST_BYTES = 4096
-"""Of a question or an answer."""
+"""Maximum size of a request or an answer."""
 
 STALE_S = 600.0
-"""After which a question that nobody has read means nothing any more [s]."""
+"""Age above which an unread request is refused [s]."""
 
 WAIT_S = 60.0
-"""How long an answer is waited for [s]; a server that adds up large models reads questions in between."""
+"""Timeout of an answer [s]; a server that adds up large models reads requests only in between."""
 
 _KEPT, _PAUSE_S, _LONGEST = 64, 0.05, 400
 _TICK_NS, _ANY_NS = 2_000_000_000, -1
@@ -54,27 +54,27 @@ _ASK, _ANSWER = ".ask", ".answer"
 
 
 class Requests(Protocol):
-    """Questions to a run from outside."""
+    """Source of requests to a run from outside."""
 
     def events(self, now_s: float) -> list[OperatorAsked]:
-        """Questions that are new, oldest first; ``now_s`` is in seconds since the run began."""
+        """Return new requests, oldest first; ``now_s`` is in seconds since the run began."""
 
     def settle(self, entry: JournalEntry) -> None:
-        """Tell who asked what came of it; a checkpoint has it when this is called."""
+        """Send the answers in a journal entry; call it after a checkpoint contains the entry."""
 
     def close(self) -> None: ...
 
 
 class OperatorRequests:
-    """The server process's side.
+    """Server process's side of the operator's requests.
 
     Args:
         out: folder of the run's files.
-        check: says why a question does not fit the run's configuration; "" where it does.
+        check: returns the reason why a request does not fit the run's configuration; "" if it fits.
 
     Raises:
-        ConfigError: the folder cannot be made, or is open to others.
-        RunError: another process answers here.
+        ConfigError: the folder cannot be made, or is open to other users.
+        RunError: another process answers requests in this folder.
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:
@@ -86,18 +86,14 @@ class OperatorRequests:
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
-        """Nobody listens any more; questions that wait are refused."""
+        """Refuse pending requests, and stop listening."""
         self._listed_ns = _ANY_NS
         for event in self.events(0.0):
             self._answer(OperatorAnswered(event.request, "the run is over"))
         self._lock.close()
 
     def events(self, now_s: float) -> list[OperatorAsked]:
-        """Questions that are new, oldest first; what cannot be read is refused at once.
-
-        Args:
-            now_s: seconds since the run began.
-        """
+        """Return new requests, oldest first; unreadable requests are refused at once."""
         if not self._changed():
             return []
         found = sorted(self._folder.glob(f"*{_ASK}"))
@@ -108,19 +104,18 @@ class OperatorRequests:
         return [event for event in (self._event(path, now_s) for path in waiting) if event is not None]
 
     def _changed(self) -> bool:
-        """Whether a file may have come or gone since the folder was listed last, which a server does at each turn."""
+        """Whether the folder may have changed since it was last listed; avoids a listing at each turn."""
         try:
             at_ns = self._folder.stat().st_mtime_ns
         except OSError:
-            return True  # the listing says what is wrong
+            return True  # the listing reports the error
         if at_ns == self._listed_ns:
             return False
-        # What comes within a tick of the file system's clock after the last change would not show.
+        # A second change within one tick of the file system's clock does not change the time stamp.
         self._listed_ns = at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS
         return True
 
     def settle(self, entry: JournalEntry) -> None:
-        """Tell who asked what came of it; a checkpoint has it when this is called."""
         for action in entry.actions:
             if isinstance(action, OperatorAnswered):
                 self._answer(action)
@@ -132,7 +127,7 @@ class OperatorRequests:
             question: OperatorQuestion = codec.loads(OperatorQuestion, read_private(path, MOST_BYTES))
         except (FedSyncError, OSError, codec.DecodeError) as error:
             logger.warning("%s is no question of an operator: %s", path, error)
-            # Nothing follows from it, so no checkpoint has to have it, nor the journal.
+            # The request has no effect, so neither checkpoint nor journal needs it.
             self._answer(OperatorAnswered(path.stem, f"this is no question that can be read: {error}"[:_LONGEST]))
             return None
         stale = f"it was asked {age_s:.0f} s ago, and nobody was there to hear it" if age_s > STALE_S else ""
@@ -142,7 +137,7 @@ class OperatorRequests:
         path = self._folder / f"{answer.request}{_ANSWER}"
         try:
             write_private(path, codec.dumps(answer).encode())
-        except ConfigError as error:  # it is done all the same, and the journal says so
+        except ConfigError as error:  # the request is executed all the same, and the journal records it
             logger.warning("the operator's answer: %s", error)
         (self._folder / f"{answer.request}{_ASK}").unlink(missing_ok=True)
         self._read.discard(f"{answer.request}{_ASK}")
@@ -151,7 +146,7 @@ class OperatorRequests:
 
 
 def problem_with(config: StrategyConfig, question: OperatorQuestion) -> str:
-    """Why a question does not fit a strategy; "" where it does."""
+    """Return the reason why a request does not fit a strategy; "" if it fits."""
     if isinstance(question, ChangeStop) and not question.problem():
         try:
             config.stopping(question.given())
@@ -161,11 +156,11 @@ def problem_with(config: StrategyConfig, question: OperatorQuestion) -> str:
 
 
 def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
-    """Ask something of the run whose files are in ``out``; returns when it is done.
+    """Send a request to the run in ``out``, and wait until it is executed.
 
     Raises:
-        ConfigError: there is no run at work, it belongs to somebody else, too much is being asked, or it is refused.
-        RunError: no answer has come in time; it may still be done.
+        ConfigError: no run is active, it belongs to another user, too many requests are pending, or it is refused.
+        RunError: no answer arrived in time; the request may still be executed.
     """
     if isinstance(question, ChangeStop) and question.problem():
         raise ConfigError("stop-rule", question.problem(), "Nothing was changed")
@@ -191,5 +186,5 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
 
 
 def listens(out: Path) -> bool:
-    """Whether a server process is at work on the run in this folder, and can be asked."""
+    """Whether a server process of the run in this folder is active and accepts requests."""
     return held(out / OPERATOR / LISTENING)

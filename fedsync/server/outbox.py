@@ -1,18 +1,18 @@
-"""What the server asks silos, and the answers that it waits for.
+"""Requests to silos that are posted or wait for their replies.
 
-| a message is | until | then |
+| message | until | then |
 |---|---|---|
-| posted | `flush` | waiting, or lost at once where its node is not known any more |
-| waiting | its answer comes | answered: what asked for the same since is forgotten |
-| waiting | ``ask_s``, and twice as long as answers take lately | waiting, and asked for again; each time later |
-| waiting | ``ask_s``, but the transport cannot have lost it | waiting for as long again |
-| waiting | ``due_s`` | overdue: an answer that still comes is not looked at |
+| posted | `flush` | waiting; or lost at once, if its node is unknown |
+| waiting | its reply arrives | answered; retries of the same request are forgotten |
+| waiting | ``ask_s``, and at least twice the usual response time | waiting, and retried, with a longer wait each time |
+| waiting | ``ask_s``, but the transport cannot have lost it | waiting for the same time again |
+| waiting | ``due_s`` | overdue; a late reply is ignored |
 | any | its node is gone | forgotten |
 
-An order is asked for again by `Collect`, and so until it is done; anything else is sent once more. The time of an order
-that is queued at its silo begins when the one before it is over.
+A retry of an order is a `Collect`, repeated until the order is done. Any other request is sent again. The time of an
+order that is queued at its silo begins when the previous order is over.
 
-What silos behind a relay are asked goes together (`fedsync.server.region_clients`), and is waited for one by one.
+Requests to silos behind a relay are bundled (`fedsync.server.region_clients`), but each waits for its own reply.
 """
 
 from __future__ import annotations
@@ -53,27 +53,23 @@ logger = foreign.logger(__name__)
 _QUESTION_S = 60.0
 _LEAST_S = 1.0
 _SOON_S = 5.0
-"""What is to be asked for again so soon is looked for with what is now."""
+"""Time [s]: retries that are due this soon are made together with retries that are due now."""
 
 _SMALL_ANSWER_BYTES = 2**20
-"""Bytes beside a reply that is no model: one sealed chunk and its header, or what a silo reveals of its masks."""
+"""Maximum payload of a reply without a model: an encrypted chunk and its header, or a silo's share of masks."""
 
 
 class Outbox:
-    """Asks the silos of one run: makes questions, and keeps them until they are answered.
+    """Outbox of one run: makes requests, and keeps them until they are answered.
 
-    Times are the driver's, in seconds.
-
-    They go out when told to, so that what they are made of can be put on disk before.
+    All times are seconds by the driver's clock. Requests are sent only by `flush`, so that the state on which they
+    depend can be written to disk before.
 
     Args:
-        transport: carries them.
-        nodes: which node is which silo.
         spec: the run's specification as JSON, for the silos.
-        timing: how long to wait.
-        report_s: after so long silos say how far an order in work is.
-        aggregator: knows what each silo needs to have the current model, and what it wants to know of silos; None as
-            long as there is no model.
+        report_s: interval of progress reports on an order [s].
+        aggregator: knows what each silo needs for the current model, and has questions to silos; None before there is a
+            model.
         model_bytes: size of the model.
     """
 
@@ -98,10 +94,10 @@ class Outbox:
         self._posted: list[tuple[PendingMessage, SiloQuestion | Letter]] = []
         self._sent: dict[str, PendingMessage] = {}
 
-    # What is asked.
+    # Requests.
 
     def ask(self, node: int, request: Request, now_s: float) -> None:
-        """Ask a node something that no order hangs on."""
+        """Post a request that belongs to no order."""
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
@@ -111,7 +107,7 @@ class Outbox:
         self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
 
     def over(self, update_id: str, now_s: float) -> None:
-        """An order is over, so the time of the one that is queued behind it begins."""
+        """Note that an order is over, so that the time of the order queued behind it begins."""
         if not any(sent.queued for sent in self.waiting):
             return
         due_s, end_s = self._timing.order_until(now_s)
@@ -123,21 +119,20 @@ class Outbox:
         self._change(begun)
 
     def evaluate(self, silo: str, request: EvaluateModel, now_s: float) -> None:
-        """Have a silo score a model."""
         due_s = now_s + self._timing.order_timeout_s
         self._send(PendingMessage(self._nodes.by_name[silo], request, due_s), silo, now_s)
 
     def repeat(self, sent: PendingMessage, silo: str, now_s: float) -> None:
-        """Send an order or an evaluation once more, with what the aggregator now knows that the silo needs."""
+        """Send an order or an evaluation again, with the payload that the aggregator now knows the silo needs."""
         self._send(replace(sent, again=True), silo, now_s)
 
     def collect(self, sent: PendingMessage, order: WorkOrder, now_s: float) -> None:
-        """Ask for an order in work, which is also the way for the word to stop."""
+        """Ask for the result of an order in progress; the request also carries a halt."""
         request = Collect(order.update_id, self._report_s, sent.halt)
         self._post(replace(sent, collecting=True), request, None, now_s)
 
     def snapshot(self, answered: str, now_s: float) -> None:
-        """Ask for a sealed model if one is wanted and none is under way: ``answered`` if it is here, else any silo."""
+        """Request an encrypted model if wanted and not pending: from ``answered`` if connected, else from any silo."""
         here, asked = self._nodes.by_name, AskSnapshot()
         if self._aggregator is None or not self._aggregator.wants_snapshot or not here:
             return
@@ -145,21 +140,21 @@ class Outbox:
             self.ask(here.get(answered) or next(iter(here.values())), asked, now_s)
 
     def questions(self, now_s: float) -> None:
-        """Ask what the aggregator wants to know of silos before the last commit counts; each is asked once."""
+        """Post the aggregator's questions to silos, which block the last commit; each is asked once."""
         if self._aggregator is None:
             return
         while questions := self._aggregator.questions():
             for silo, question in questions.items():
                 node = self._nodes.by_name.get(silo)
                 if node is None:
-                    self._aggregator.give_up(silo)  # which others may be asked for
+                    self._aggregator.give_up(silo)  # the aggregator may ask other silos instead
                     continue
                 timeout_s = min(_QUESTION_S, self._timing.order_timeout_s)
                 sent = PendingMessage(node, Question(), now_s + timeout_s)
                 self._posted.append((sent, self._message(sent, Question(), question, timeout_s)))
 
     def ask_again(self, sent: PendingMessage, now_s: float) -> None:
-        """Ask for the answer to what was sent: where a line breaks, a message is lost that was taken for delivered."""
+        """Retry a request: a message on a broken connection is lost, although it counted as delivered."""
         match sent.request:
             case Train(order):
                 self.collect(sent, order, now_s)
@@ -169,13 +164,13 @@ class Outbox:
                 self._post(sent, request, None, now_s)
 
     def _send(self, sent: PendingMessage, silo: str, now_s: float) -> None:
-        """Post an order or an evaluation, with what its silo needs to have the model."""
+        """Post an order or an evaluation, with the payload that its silo needs for the model."""
         if self._aggregator is None:
             raise PolicyError("a silo is to train before there is a model")
         before = [other.order for other in self.waiting if other.node == sent.node and other.request != sent.request]
         rounds = {order.round: order.base_version for order in before if order is not None and not order.apart}
         if rounds and not sent.again:
-            # That is what it holds when it comes to this.
+            # The silo will hold this version when it reaches the new request.
             self._aggregator.holds(silo, rounds[max(rounds)])
         self._post(sent, sent.request, self._payload(self._aggregator, sent.request, silo), now_s)
 
@@ -194,20 +189,19 @@ class Outbox:
                 return aggregator.outgoing(silo, Subject.LAST)
 
     def _post(self, sent: PendingMessage, request: Request, payload: Payload | None, now_s: float) -> None:
-        """Post what is asked for again if it has no answer; an order has one when its silo reports at the latest."""
+        """Post a request that is retried if unanswered; for an order, a progress report also counts as an answer."""
         sent = replace(sent, ask_s=now_s + self._patience_s(sent), sent_s=None if sent.queued else now_s)
         left_s = max(min(sent.due_s - now_s, self._timing.order_timeout_s), _LEAST_S)
         self._posted.append((sent, self._message(sent, request, payload, left_s)))
 
     def _patience_s(self, sent: PendingMessage) -> float:
-        """How long an answer is waited for before it is asked for again."""
         patience_s = self._timing.patience_s(sent.asked) + (0.0 if sent.order is None else self._report_s)
         return max(patience_s, self._answer_times.patience_s)
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
     ) -> SiloQuestion | Letter:
-        """A question with its bytes, or one for a relay's bundle."""
+        """Return a question with its payload, or a letter for a relay's bundle."""
         if sent.node not in self._nodes.regions:
             most = self._most_bytes(sent.request)
             return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
@@ -218,14 +212,14 @@ class Outbox:
         in_sum = -(-self._aggregator.sum_bytes(2) // 2)
         return replace(letter, update_id=sent.order.update_id, examples=examples, in_sum=in_sum)
 
-    # What is waited for.
+    # Replies.
 
     @property
     def waiting(self) -> Sequence[PendingMessage]:
         return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
-        """Mark an order that has no answer yet; False if there is none."""
+        """Mark a pending order to be halted; return False if it is not pending."""
         found = any(sent.asks_for(update_id) for sent in self.waiting)
         self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
         return found
@@ -235,7 +229,7 @@ class Outbox:
         self._posted = [(change(sent), message) for sent, message in self._posted]
 
     def flush(self) -> list[PendingMessage]:
-        """Send what was posted; returns those whose node is not known any more."""
+        """Send posted messages; return those whose node is unknown."""
         regions = self._nodes.regions
         self._transport.keep({*self._sent, *regions.bundles})
         posted, self._posted = self._posted, []
@@ -252,11 +246,10 @@ class Outbox:
         return lost
 
     def wait(self, seconds: float) -> None:
-        """Wait for answers, so long at most."""
         self._transport.wait(seconds)
 
     def replies(self, now_s: float) -> list[tuple[PendingMessage, SiloAnswer]]:
-        """Answers that have come, each with what it answers; those to what is forgotten are left out."""
+        """Return new answers with their requests; answers to forgotten requests are left out."""
         regions, found = self._nodes.regions, list[tuple[PendingMessage | None, SiloAnswer]]()
         for answer in self._transport.receive():
             relayed = regions.unpack(answer, self._sent, self._aggregator)
@@ -269,13 +262,13 @@ class Outbox:
         return [(sent, answer) for sent, answer in found if sent is not None]
 
     def _again(self, answer: Relayed) -> bool:
-        """Whether an answer has to be asked for once more, which is done at once."""
+        """Return whether an answer must be requested again; if so, make it due at once."""
         if answer.again and (sent := self._sent.get(answer.name)) is not None:
             self._sent[answer.name] = replace(sent, ask_s=-inf)
         return answer.again
 
     def _is_relay(self, sent: PendingMessage, answer: SiloAnswer) -> bool:
-        """Whether a node that was asked for the first time has said that it is a relay."""
+        """Whether a newly asked node has identified itself as a relay; if so, register the relay."""
         if not answer.relay:
             return False
         try:
@@ -286,10 +279,10 @@ class Outbox:
         return True
 
     def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
-        """The reply in an answer, and the bytes beside it, uint8.
+        """Parse an answer; return the reply and its payload, uint8.
 
         Raises:
-            ProtocolError: there is none, or the silo sent something else.
+            ProtocolError: the answer is an error, or is invalid.
         """
         name = self._nodes.sender(sent.node)
         if answer.problem:
@@ -300,7 +293,6 @@ class Outbox:
         return read_reply(answer.text, name, most), answer.payload
 
     def _most_bytes(self, request: Request) -> int:
-        """Bytes that may come beside a reply."""
         match request:
             case Train(order) if self._aggregator is not None and not order.apart:
                 return self._aggregator.upload_bytes
@@ -314,12 +306,12 @@ class Outbox:
                 return _SMALL_ANSWER_BYTES
 
     def overdue(self, now_s: float) -> list[PendingMessage]:
-        """Those that nobody has answered in time; an answer that still comes is not looked at."""
+        """Remove and return the requests that are overdue; later answers to them are ignored."""
         late = [identifier for identifier, sent in self._sent.items() if sent.due_s <= now_s]
         return [sent for identifier in late if (sent := self._end(identifier)) is not None]
 
     def unanswered(self, now_s: float) -> list[PendingMessage]:
-        """Those to ask for again, which they are not a second time, nor while they cannot be lost."""
+        """Return requests to retry, each once, and none that the transport still holds."""
         soon = [identifier for identifier, sent in self._sent.items() if sent.ask_s <= now_s + _SOON_S]
         if not any(self._sent[identifier].ask_s <= now_s for identifier in soon):
             return []
@@ -333,7 +325,7 @@ class Outbox:
         return [self._sent[identifier] for identifier in quiet]
 
     def _end(self, identifier: str) -> PendingMessage | None:
-        """What was sent needs no answer any more, nor does what asked for the same since."""
+        """Remove a request that needs no reply any more, and the retries of the same request."""
         sent = self._sent.pop(identifier, None)
         if sent is not None and sent.asked:
             self._sent = {each: other for each, other in self._sent.items() if not sent.is_like(other)}
@@ -346,7 +338,6 @@ class Outbox:
 
 
 def kind_of(request: Request) -> Literal["query", "train", "evaluate"]:
-    """What a request is, as Flower sorts messages."""
     match request:
         case Train():
             return "train"

@@ -1,4 +1,4 @@
-"""A question of the server's that waits for its answer; `fedsync.server.outbox` has its states."""
+"""Request that waits for its reply; `fedsync.server.outbox` defines its states."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedsync.silo.protocol import EvaluateModel, Request, Train
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """A request that waits for its reply.
+    """Request that waits for its reply.
 
     Args:
-        node: that it went to.
-        request: whose reply is waited for, also where a `Collect` asks for it.
-        due_s: when nobody waits for it any more.
-        end_s: an order has failed then, however far it is.
-        steps: of an order in work, that are known to be done.
-        sent_s: when it was posted; None where nobody wants to know how long its answer takes.
-        ask_s: when it is asked for again.
-        asked: how often it was.
-        collecting: the order was asked for since it was sent.
-        halt: its silo should stop and send what it has.
-        again: it was sent before, with what did not fit the version of the model that the silo keeps.
-        queued: its silo has another order before it, which is not over; so it is not overdue at any time.
+        node: destination node.
+        request: the original request, also if a `Collect` asks for its reply.
+        due_s: time at which the request is overdue.
+        end_s: time at which an order has failed, even if it makes progress.
+        steps: steps of an order that are reported as done.
+        sent_s: time of sending; None if the response time is not measured.
+        ask_s: time of the next retry.
+        asked: number of retries.
+        collecting: whether the order was asked for after it was sent.
+        halt: whether the silo should stop and send its update.
+        again: whether the request is a retry after its payload did not fit the silo's version of the model.
+        queued: whether the silo has an unfinished order before this order; then the request is never overdue.
     """
 
     node: int
@@ -43,7 +43,6 @@ class PendingMessage:
 
     @property
     def order(self) -> WorkOrder | None:
-        """The order that it is, or None."""
         return self.request.order if isinstance(self.request, Train) else None
 
     @property
@@ -51,9 +50,9 @@ class PendingMessage:
         return isinstance(self.request, Train | EvaluateModel)
 
     def asks_for(self, update_id: str) -> bool:
-        """Whether it is the order for this update."""
+        """Whether the request is the order for this update."""
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
     def is_like(self, other: PendingMessage) -> bool:
-        """Whether both have the same answer."""
+        """Whether both requests have the same reply."""
         return (self.node, self.request) == (other.node, other.request)

@@ -1,14 +1,14 @@
-"""The server's end of relays: their silos are nodes like others, and what they are asked goes together.
+"""Server side of relays: the silos behind a relay appear as nodes, and their messages are bundled.
 
-A node that says that it is a relay is none of the run's nodes; the nodes that it has are. Those have negative numbers,
-which Flower's have not. What is posted for a region in one turn is one message, a *bundle*. A relay has at least one
-bundle to answer at any time, so it is heard of at once.
+A node that identifies itself as a relay is not a node of the run; the nodes behind it are. These nodes have negative
+numbers, which Flower does not use. All messages posted for a region in one turn form one message, a *bundle*. Each
+relay always has at least one unanswered bundle, so it can report at any time.
 
-| a bundle is | until | then |
+| bundle | until | then |
 |---|---|---|
-| sent | its answer comes | what is in it is unpacked; if it was the last, an empty one is sent |
-| sent | ``hold_s`` and some more | taken for lost; likewise |
-| any | its relay is gone | forgotten, and so are the nodes behind it |
+| sent | its answer arrives | the answer is unpacked; if it was the last bundle, an empty bundle is sent |
+| sent | ``hold_s`` and a margin have passed | the bundle counts as lost; an empty bundle is sent likewise |
+| any | its relay is gone | the bundle is forgotten, and so are the nodes behind the relay |
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _TEXTS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A question for a silo behind a relay, and what goes with it; see `RegionAsk`.
+    """Question for a silo behind a relay, with its payload; see `RegionAsk`.
 
     Args:
-        in_sum: bytes that its update takes in a region's sum at most, by its part.
+        in_sum: maximum size of its update's share of a region's sum [bytes].
     """
 
     text: str
@@ -64,11 +64,11 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Relayed(SiloAnswer):
-    """An answer of a silo behind a relay; the payload is None also of an update that is in a sum.
+    """Answer of a silo behind a relay; the payload is also None for an update in a region's sum.
 
     Args:
-        summed: it is an update in a region's sum, which the aggregator has.
-        again: it was in a sum that the aggregator does not take: it is to be asked for, and comes alone.
+        summed: whether the update is in a region's sum, which the aggregator has.
+        again: whether the aggregator refused the sum; the update must be requested again, and is then sent alone.
     """
 
     summed: bool = False
@@ -77,18 +77,18 @@ class Relayed(SiloAnswer):
 
 @dataclass(slots=True)
 class _Relay:
-    """A relay.
+    """State of a relay.
 
     Args:
-        name: for people.
-        since: when it was activated.
-        here: its silos' nodes, by its numbers.
-        numbers: the server's numbers of them.
-        bundles: messages that have no answer, and when each is given up.
-        waiting: of each question that has no answer the bytes that may come with it, and which update it asks for.
-        room: bytes that the update of each silo took at most, by the relay's numbers.
-        knows: it knows the layout.
-        quiet_s: before that it is not asked without a question.
+        name: name for logs and errors.
+        since: time of its activation.
+        here: nodes of its silos, by the relay's numbers.
+        numbers: the server's numbers of these nodes, by the relay's numbers.
+        bundles: unanswered messages, and the time at which each is given up.
+        waiting: for each unanswered question, the maximum size of its payload [bytes], and the requested update.
+        room: maximum size of each silo's update [bytes], by the relay's numbers.
+        knows: whether the relay knows the layout.
+        quiet_s: earliest time of the next empty bundle.
     """
 
     name: str
@@ -103,12 +103,12 @@ class _Relay:
 
 
 class Regions:
-    """The relays of a run.
+    """Relays of a run.
 
     Args:
-        layout: of the model; relays are told.
-        adds: whether updates of a region may be added up before they are committed.
-        hold_s: for which a relay keeps a request.
+        layout: layout of the model, which relays receive.
+        adds: whether updates of a region may be added up before a commit.
+        hold_s: time for which a relay holds a request without an answer [s].
     """
 
     def __init__(self, layout: Layout | None = None, *, adds: bool = True, hold_s: float = 0.0) -> None:
@@ -124,10 +124,10 @@ class Regions:
         """Whether a node is behind a relay."""
         return node in self._behind
 
-    # Who is there.
+    # Membership.
 
     def around(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Nodes as the transport has them, but for relays, and those behind these."""
+        """Return the transport's nodes without relays, and the nodes behind relays."""
         found = {peer.node_id: peer for peer in peers}
         for node, relay in list(self._relays.items()):
             if node not in found or found[node].since != relay.since:
@@ -140,14 +140,14 @@ class Regions:
         return [*(peer for node, peer in found.items() if node not in self._relays), *silos]
 
     def relay_of(self, node: int) -> str:
-        """Name of the relay that a node is behind; empty for none."""
+        """Name of the relay in front of a node; empty for none."""
         return self._relays[self._behind[node][0]].name if node in self._behind else ""
 
     def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
-        """A node has said that it is a relay.
+        """Add a node that has identified itself as a relay.
 
         Raises:
-            ProtocolError: what else it says is none.
+            ProtocolError: the rest of its answer is invalid.
         """
         reply = read_region_reply(answer.text, name)
         logger.info("%s is a relay", name)
@@ -172,15 +172,13 @@ class Regions:
         for number in relay.numbers.values():
             del self._behind[number]
 
-    # What is asked.
+    # Requests.
 
     def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, Letter]]) -> list[str | None]:
-        """Send what is posted, a message for each relay; returns what names each question, None where its node is gone.
+        """Send letters, with one message per relay; return a name for each question, None if its node is gone.
 
         Args:
-            transport: to relays.
-            spec: the run's specification as JSON.
-            letters: each with the node that it is for.
+            letters: pairs of destination node and letter.
         """
         named: list[str | None] = []
         asks: dict[int, list[RegionAsk]] = {}
@@ -218,7 +216,7 @@ class Regions:
         relay = self._relays[node]
         layout = None if relay.knows else self._layout
         lengths = tuple(piece.nbytes for piece in pieces)
-        # It may be answered with what is asked later, so there is room for an update of each silo.
+        # The relay may also answer later questions in its reply, so the limit allows an update of each silo.
         most = sum(bytes_ for bytes_, _ in relay.waiting.values())
         most = max(most, sum(bytes_ for number, bytes_ in relay.room.items() if number in relay.here)) + _TEXTS
         text = write(RegionRequest(self._session, tuple(asks), lengths, self._hold_s, layout, most))
@@ -227,20 +225,18 @@ class Regions:
 
     @property
     def bundles(self) -> set[str]:
-        """Names of all that are under way."""
         return {name for relay in self._relays.values() for name in relay.bundles}
 
-    # What is answered.
+    # Answers.
 
     def unpack(
         self, answer: SiloAnswer, wanted: Container[str], aggregator: DurableAggregator | None
     ) -> list[Relayed] | None:
-        """Answers of silos that a message has; None where it is no relay's. Sums are given to the aggregator.
+        """Return the silos' answers in a message, None if no relay sent it. The aggregator receives the sums.
 
         Args:
-            answer: the message.
-            wanted: numbers of questions whose answers are waited for.
-            aggregator: of the run, if there is a model.
+            wanted: names of questions that still wait for an answer.
+            aggregator: aggregator of the run; None before there is a model.
         """
         node = next((node for node, relay in self._relays.items() if answer.name in relay.bundles), None)
         if node is None:
@@ -262,7 +258,7 @@ class Regions:
         reply = read_region_reply(told.text, relay.name)
         pieces = parted(payload, reply.pieces, relay.name)
         for number in (*(each.piece for each in reply.answers), *(each.piece for each in reply.sums)):
-            piece_of(pieces, number, relay.name)  # raises before anything of it counts
+            piece_of(pieces, number, relay.name)  # validate every piece before any of them has an effect
         summed = dict[str, str]()
         for each in reply.sums:
             problem = self._add(relay, each, piece_of(pieces, each.piece, relay.name), aggregator)
@@ -283,7 +279,7 @@ class Regions:
 
     @staticmethod
     def _add(relay: _Relay, members: RegionMembers, whole: Payload | None, aggregator: DurableAggregator | None) -> str:
-        """Give a sum to the aggregator; returns why it does not take it."""
+        """Pass a sum to the aggregator; return the reason if it is refused."""
         known = tuple(relay.waiting[number][1] for number in members.numbers if number in relay.waiting)
         try:
             if aggregator is None or whole is None or known != members.update_ids or "" in known:
@@ -296,7 +292,7 @@ class Regions:
 
 
 def _place(pieces: list[Payload], payload: Payload | None) -> int:
-    """Number of a payload among pieces, where it is put if it is not there."""
+    """Return the index of a payload among pieces; append the payload if it is missing."""
     if payload is None:
         return -1
     for number, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""How a run's server process says how it is, and is ended: files in a folder. Light, for those who only look."""
+"""State and termination of a run's server process, through files in its folder; imports little, for observers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fedsync.common.run_claim import ERROR_FILE as ERROR_FILE
 from fedsync.common.run_claim import RUN_LOCK as RUN_LOCK
 
 PID_FILE = "server.pid"
-"""Number of the server process."""
+"""Process id of the server process."""
 
 APP = "app"
-"""Folder in it, while the run is handed over: the Flower app of the run."""
+"""Subfolder with the Flower app of the run, while the run is submitted."""
 
 START_S = 300.0
-"""Time in which Flower starts the server process of a run [s]; after it the process is taken to have died at once."""
+"""Time within which Flower must start the server process of a run [s]; later, the process counts as dead."""
 
 _BEGIN_S, _END_S = 5.0, 10.0
 _PAUSE_S = 0.05
 
 
 class Phase(Enum):
-    """What a run's folder says of it."""
+    """State of a run, as its folder shows it."""
 
     WAITING = auto()
-    """Flower has not started its server process."""
+    """Flower has not started the server process."""
 
     AT_WORK = auto()
     OVER = auto()
@@ -42,8 +42,7 @@ class Phase(Enum):
 
 
 def phase(folder: Path) -> Phase:
-    """How the run in a folder is."""
-    # In this order: what a process leaves at its end is there before its lock is free.
+    # In this order: a process writes its last files before it releases its lock.
     alive = held(folder / RUN_LOCK)
     if (folder / DONE_FILE).exists() or (folder / ERROR_FILE).exists():
         return Phase.OVER
@@ -51,7 +50,7 @@ def phase(folder: Path) -> Phase:
         return Phase.AT_WORK
     if _just_submitted(folder) and not (folder / PID_FILE).exists():
         return Phase.WAITING
-    # It may have begun meanwhile.
+    # The process may have begun meanwhile.
     return Phase.AT_WORK if held(folder / RUN_LOCK) else Phase.DIED
 
 
@@ -60,12 +59,11 @@ def _just_submitted(folder: Path) -> bool:
         submitted_s = (folder / APP).stat().st_mtime
     except FileNotFoundError:
         return False
-    # A clock that was set back must not make it wait for longer.
+    # The absolute value keeps a clock that was set back from prolonging the wait.
     return abs(time.time() - submitted_s) < START_S
 
 
 def write_error(control: Path, error: FedSyncError) -> None:
-    """Leave the reason for which a run ended."""
     if isinstance(error, ConfigError):
         told = {"kind": "config", "place": error.place, "problem": error.problem, "remedy": error.remedy}
     else:
@@ -74,7 +72,6 @@ def write_error(control: Path, error: FedSyncError) -> None:
 
 
 def read_error(control: Path) -> ConfigError | RunError:
-    """The error that `write_error` left."""
     told = json.loads((control / ERROR_FILE).read_text(encoding="utf-8"))
     if told["kind"] == "config":
         return ConfigError(told["place"], told["problem"], told["remedy"])
@@ -82,14 +79,14 @@ def read_error(control: Path) -> ConfigError | RunError:
 
 
 def end_process(folder: Path) -> None:
-    """End the server process of a run, if it lives: ask, wait, then kill.
+    """End the server process of a run, if it lives: SIGTERM, then SIGKILL.
 
     Raises:
-        ConfigError: it is another user's.
-        RunError: it does not end.
+        ConfigError: the process belongs to another user.
+        RunError: the process does not end.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
-        # It takes the lock before it writes its number.
+        # The process takes the lock before it writes its process id.
         if ends(folder, _BEGIN_S, lambda: (folder / PID_FILE).exists()):
             return
         _signal(folder, number)
@@ -99,7 +96,7 @@ def end_process(folder: Path) -> None:
 
 
 def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False) -> bool:
-    """Wait until the server process has ended, or for something else; returns whether it has."""
+    """Wait until the server process has ended or ``enough``; return whether the process has ended."""
     end_s = time.monotonic() + wait_s
     while held(folder / RUN_LOCK):
         if enough() or time.monotonic() >= end_s:
@@ -112,7 +109,7 @@ def _signal(folder: Path, number: signal.Signals) -> None:
     try:
         os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
     except (ProcessLookupError, FileNotFoundError):
-        pass  # it has just ended, or does not say its number
+        pass  # the process has just ended, or has not written its process id
     except PermissionError:
         remedy = "Stop it as the user that runs `fedsync server start`"
         raise ConfigError(str(folder), "the server process is another user's", remedy) from None

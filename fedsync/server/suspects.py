@@ -1,19 +1,20 @@
-"""Silos that may spoil sealed sums, and who is left out for a while, so that a run goes on without its operator.
+"""Search for silos that spoil encrypted sums, and their temporary exclusion without an operator.
 
-A silo that lies can seal what no silo may: the sum that has it brings nothing, at no silo. Silos say of which versions
-that is so (`PooledFigures.spoiled`), and nobody sees whose update it was. Who is in all spoiled sums may have done it.
+A lying silo can encrypt values that no honest silo may encrypt. A sum with this update is useless at every silo. Silos
+report the spoiled versions (`PooledFigures.spoiled`), but neither silos nor server see whose update it was. The
+suspects are the silos that were in all spoiled sums.
 
-| what happens | then |
+| event | reaction |
 |---|---|
-| a sum is spoiled | who was not in it is cleared, and comes back; half of the others stay out, next time the other |
-| a sum is spoiled that one suspect alone was in all of | it stays out; an operator can readmit it |
-| none is spoiled for `PATIENCE` versions, and for twice as many each time that clears nobody | who is out comes back |
-| too few silos would be left for a sum | nobody is left out; the run's notes name the suspects |
+| a sum is spoiled | silos outside the sum are cleared and return; half of the suspects stay out, next the other half |
+| a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
+| no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
+| too few silos would be left for a sum | no silo is excluded; the run's notes name the suspects |
 
-That a version is sound clears nobody: a silo that lies can wait until others are out. So nobody stays out for what did
-not happen, and a silo that spoils one version in a while costs this version, and work of half of the suspects.
+A sound version clears no silo: a lying silo can wait until others are excluded. So no silo stays out without evidence.
+A silo that spoils a version now and then costs this version, and the work of half of the suspects.
 
-What is wanted is asked of the coordinator as an operator would, so journals, checkpoints and books need nothing new.
+Exclusions are sent to the coordinator like an operator's requests, so journals, checkpoints and ledgers stay the same.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedsync.server.operator_requests import Requests
 logger = foreign.logger(__name__)
 
 PATIENCE, _LONGEST = 4, 64
-"""Versions for which a half is out, the first time and at most."""
+"""Versions for which half of the suspects is excluded: at first, and at most."""
 
 _OUT, _GUILTY, _BACK, _KEPT = "suspect", "spoils", "back", 64
 _WHY = "it may be who spoils sums"
@@ -40,12 +41,12 @@ _FREE = "others may be who spoils sums"
 
 
 class Suspects:
-    """Takes the place of what an operator asks, and adds to it what it wants itself.
+    """Source of requests that adds exclusions of suspects to the operator's requests.
 
     Args:
-        operator: the operator's own questions.
-        answered: questions that a resumed run has answered.
-        dropped: silos that are out in it.
+        operator: source of the operator's requests.
+        answered: requests that a resumed run has answered.
+        dropped: silos that are excluded in the resumed run.
     """
 
     def __init__(self, operator: Requests, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
@@ -61,13 +62,11 @@ class Suspects:
         self._operator.close()
 
     def events(self, now_s: float) -> list[OperatorAsked]:
-        """As of `Requests`."""
         wanted, self._wanted = self._wanted, []
         mine = [OperatorAsked(now_s, request, question) for request, question in wanted]
         return [*self._operator.events(now_s), *mine]
 
     def settle(self, entry: JournalEntry) -> None:
-        """As of `Requests`."""
         theirs = []
         for action in entry.actions:
             match action:
@@ -93,7 +92,7 @@ class Suspects:
     def _spoiled(self, version: int, said: set[str]) -> None:
         silos = said & self._of.get(version, set())
         if not silos or silos & self._out or version <= self._under_way:
-            return  # of before they were left out
+            return  # the version began before the exclusion
         among = self._among & silos or silos
         if among != self._among:
             self._among, self._turns = among, 0
@@ -103,7 +102,7 @@ class Suspects:
         self._readmit(self._out - set(half))
         if len(suspects) == 1:
             self._ask(_GUILTY, suspects[0], DropSilo(suspects[0], _SURE))
-            self._among, self._under_way = set(), self._version + 1  # which may be under way with it
+            self._among, self._under_way = set(), self._version + 1  # the next version may still contain the silo
             return
         for silo in half:
             self._out.add(silo)

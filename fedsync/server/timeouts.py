@@ -1,4 +1,4 @@
-"""How long the Flower driver waits for what."""
+"""Timeouts of the Flower driver."""
 
 from __future__ import annotations
 
@@ -16,35 +16,33 @@ logger = foreign.logger(__name__)
 
 _JOIN_S, _WARN_S = 180.0, 60.0
 _MOST_PATIENCE = 64
-"""How often ``ask_s`` an answer is waited for, at most, before it is asked for again."""
+"""Maximum time until a retry, in multiples of ``ask_s``."""
 
 _LATE, _OLD = 2.0, 1 / 16
-"""By how much an answer is later than usual that is missed, and what part of the usual the newest one is."""
+"""Factor on the usual response time until a retry, and weight of the newest response time in the usual time."""
 
 _LONGEST = 8
-"""How often ``ask_s`` an answer took, at most, as far as that counts."""
+"""Maximum response time that counts, in multiples of ``ask_s``."""
 
 _SLOWEST_GROWTH, _FASTEST_GROWTH, _MOST_EPOCHS = 0.1, 2.0, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long the driver waits for what, all in seconds.
+    """Timeouts and intervals of the driver, all in seconds.
 
     Args:
-        poll_s: pause between two looks at an empty grid, at first.
-        longest_poll_s: to which the pause grows while nothing happens.
-        look_s: between two looks at which nodes are there.
-        ask_s: after which a message that has no answer is asked for again, since it may be lost; twice as long each
-            time.
-        report_s: after which a silo says how far an order is that is still in work, where the barrier does not want to
-            know sooner.
-        order_timeout_s: an order of which nothing new was heard for this time has failed.
-        order_limit_s: an order has failed after this time, however far it is.
+        poll_s: initial pause between two polls without replies.
+        longest_poll_s: maximum pause, to which the pause grows while nothing happens.
+        look_s: interval of looks at the connected nodes.
+        ask_s: time after which an unanswered message is sent again, since it may be lost; doubled each time.
+        report_s: interval of progress reports on an order, if the barrier does not need a shorter interval.
+        order_timeout_s: time without progress after which an order has failed.
+        order_limit_s: time after which an order has failed, even if it makes progress.
         join_timeout_s: longest time without any work, at the start or when all silos are gone.
-        return_timeout_s: for which a resumed run waits for the silos that it had, so that they begin together.
-        spare_s: that predictors may train between two looks while silos are at work; 0 for never.
-        hold_s: for which a relay keeps a request that it has nothing to say to; as long as the hub holds a silo's.
+        return_timeout_s: time for which a resumed run waits for its former silos, so that they begin together.
+        spare_s: training time of predictors between two looks while silos are at work; 0 for none.
+        hold_s: time for which a relay holds a request without an answer; as long as the hub holds a silo's request.
     """
 
     poll_s: float = 0.02
@@ -61,40 +59,39 @@ class Timeouts:
 
     @classmethod
     def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timeouts:
-        """As a strategy has it.
+        """Return the timeouts of a strategy.
 
         Args:
-            waiting: of the strategy.
-            supervised: somebody watches over server and silos, who need not all be there at once.
+            supervised: whether operators watch server and silos, so that an idle run may wait without limit.
         """
         idle_s = waiting.idle_s or (inf if supervised else _JOIN_S)
         return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=idle_s)
 
     def patience_s(self, asked: int) -> float:
-        """For which an answer is waited for that was asked for so often already, before it is asked for again."""
+        """Return the time until the next retry of a message after ``asked`` retries [s]."""
         return Backoff(self.ask_s, _MOST_PATIENCE * self.ask_s).pause_s(asked)
 
     def order_until(self, now_s: float) -> tuple[float, float]:
-        """When an order that goes out has failed: if nothing is heard of it, and at the latest."""
+        """Return the times at which a new order has failed: without progress, and at the latest."""
         end_s = now_s + self.order_limit_s
         return min(now_s + self.order_timeout_s, end_s), end_s
 
     def why_late(self, at_limit: bool) -> str:
-        """What is said of an order that has failed because its time is over; ``at_limit`` if that is the limit."""
+        """Return the reason of a timeout; ``at_limit`` for the limit that ignores progress."""
         if at_limit:
             return f"no update in {self.order_limit_s:g} s, which waiting.order_s allows"
         return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
 
 
 class AnswerTimes:
-    """How long answers take lately; who waits for one is patient for twice as long at least.
+    """Moving average of response times, which sets the minimum wait before a retry.
 
-    Where a server or its silos have too much to do, all answers take long. Each that were asked for again would be more
-    to do, and so for ever. It begins with nothing, and some answers have to be slow before it says so: a silo that
-    holds one back for an hour has nobody else wait longer for what was lost.
+    If a server or its silos are overloaded, all responses are slow. Retries would add to the load, and so lengthen the
+    responses further. The average begins at 0, and rises only after several slow responses: a single silo that delays
+    a response for an hour does not delay the retries of lost messages of other silos.
 
     Args:
-        ask_s: after which an answer is missed at the soonest.
+        ask_s: minimum time until a retry [s].
     """
 
     def __init__(self, ask_s: float) -> None:
@@ -102,20 +99,20 @@ class AnswerTimes:
 
     @property
     def patience_s(self) -> float:
-        """Before this no answer is missed [s]."""
+        """Minimum time until a retry [s]."""
         return _LATE * self._usual_s
 
     def answered(self, seconds: float) -> None:
-        """An answer took so long."""
+        """Record a response time; the response took ``seconds``."""
         self._usual_s += _OLD * (min(seconds, self._longest_s) - self._usual_s)
 
 
 class IdleTimeout:
-    """Notices that there has been nothing to do for too long.
+    """Timeout of a run without any work.
 
     Args:
-        limit_s: how long that is [s]; without end a warning is all that comes of it.
-        now_s: when it begins, by the clock that it is told.
+        limit_s: maximum idle time [s]; if infinite, a run without work only causes warnings.
+        now_s: start time, by the clock of the other calls.
     """
 
     def __init__(self, limit_s: float, now_s: float) -> None:
@@ -124,14 +121,13 @@ class IdleTimeout:
         self._warn_s = now_s + _WARN_S
 
     def wake(self, now_s: float) -> None:
-        """There is something to do."""
         self._since_s, self._warn_s = now_s, now_s + _WARN_S
 
     def check(self, now_s: float, here: Iterable[str]) -> None:
-        """There is nothing to do, with these silos.
+        """Record that there is no work; ``here`` names the connected silos.
 
         Raises:
-            RunError: for too long.
+            RunError: the run has been idle for too long.
         """
         silos = ", ".join(sorted(here)) or "none"
         if now_s - self._since_s > self._limit_s:
@@ -146,11 +142,11 @@ class IdleTimeout:
 
 
 class IdleTraining:
-    """How many epochs of predictors fit between two looks at the grid, found out by doing.
+    """Number of predictor epochs that fit between two looks at the grid, adapted to measured times.
 
-    It begins with one epoch. After each pause the number follows what it took: at most twice as many, at least a
-    tenth, and one in any case. So what never fits (the fit of an ARIMA model, the first import of PyTorch) delays one
-    look at the grid by its own length.
+    The number begins at one epoch. After each pause it is scaled by limit / measured time, with a factor between a
+    tenth and two, and a minimum of one epoch. So training that never fits (an ARIMA fit, the first import of PyTorch)
+    delays one look at the grid by its own length.
 
     Args:
         cap_s: longest training in a pause [s]; 0 for none.
@@ -161,11 +157,11 @@ class IdleTraining:
         self._epochs = 1
 
     def events(self, now_s: float) -> list[Event]:
-        """What to tell the coordinator when a predictor wants to train and silos are at work."""
+        """Return the event that lets a predictor train while silos are at work; empty if the limit is 0."""
         return [Spare(now_s, self._epochs)] if self._cap_s > 0 else []
 
     def measure(self, events: Sequence[Event], seconds: float) -> None:
-        """The coordinator took so long for a batch; counts if the batch was a pause's."""
+        """Record the coordinator's time for a batch of events; only a batch of one `Spare` event counts."""
         if len(events) == 1 and isinstance(events[0], Spare):
             growth = min(max(self._cap_s / max(seconds, 1e-9), _SLOWEST_GROWTH), _FASTEST_GROWTH)
             self._epochs = min(max(int(events[0].epochs * growth), 1), _MOST_EPOCHS)

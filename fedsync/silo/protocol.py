@@ -1,9 +1,9 @@
-"""What server and silos say to each other, and what is said on a trainer's socket.
+"""Protocol between server and silos, and the messages on a trainer's socket.
 
-Every question of the server is one `Request`, every answer one `Reply`; both are JSON by `fedsync.common.codec`, with
-bytes beside it where arrays travel. Flower's client app hands both on undecoded: the server writes the request, the
-silo's trainer reads it and answers, the server reads the reply. So a new question is a class here, one place that asks
-it (`fedsync.server.outbox`) and one that answers it (`fedsync.silo.session.service`).
+Every question of the server is a `Request`, and every answer is a `Reply`. Both are JSON by `fedsync.common.codec`;
+arrays travel as bytes beside the JSON. The server writes the request, the silo's trainer answers it, and the server
+reads the reply. Flower's client app passes both on undecoded. A new question needs a class here, a sender
+(`fedsync.server.outbox`) and a handler (`fedsync.silo.session.service`).
 
 | request | bytes with it | replies | bytes with them |
 |---|---|---|---|
@@ -16,10 +16,9 @@ it (`fedsync.server.outbox`) and one that answers it (`fedsync.silo.session.serv
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
 | any | | `Refused` | |
 
-`Refused` is all that a server learns of a failure, whatever failed: one code of a closed list. See
-`fedsync.silo.owner.refusals`.
+`Refused` is all that a server learns of any failure: one code of a closed list. See `fedsync.silo.owner.refusals`.
 
-On the socket a request is inside a `Forward`: what comes from the server cannot end a trainer or probe it.
+On the socket a request travels inside a `Forward`, so that a server's message cannot end a trainer or probe it.
 """
 
 from __future__ import annotations
@@ -45,47 +44,46 @@ from fedsync.silo.run_text import RunText
 
 SOCKET, IDENTITY, LOG = "trainer.sock", "identity.json", "trainer.log"
 ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"
-"""Files in a resident trainer's folder; the second is there where orders are queued."""
+"""Answer and model files in a resident trainer's folder; the second answer file exists where orders are queued."""
 
 PASSING = "passing-"
-"""Files there begin with it that have an answer on its way, and are whoever asked's."""
+"""Prefix of files in a trainer's folder that hold a travelling answer; the requester owns them."""
 
 RESOURCES = "FEDSYNC_RESOURCES"
-"""Environment variable: ``off`` where a silo's owner does not want to tell of its machine."""
+"""Environment variable: ``off`` keeps the silo from reporting its machine's resources."""
 
 STATE = "FEDSYNC_STATE"
-"""Environment variable: folder in which resident trainers keep their folders."""
+"""Environment variable: parent folder of the resident trainers' folders."""
 
 STATE_FOLDER = "state"
-"""Folder of resident trainers in a home folder."""
 
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 
 MAX_TEXT = 65536
-"""Most characters of a peer's request or reply; a report with 64 windows takes a tenth of it."""
+"""Limit of a peer's request or reply [characters]; a report with 64 windows takes a tenth of it."""
 
 MAX_LAYOUT_TEXT = 2**20
-"""Most characters of an `InitialModel`: room for the names and shapes of 10,000 tensors."""
+"""Limit of an `InitialModel` [characters]: room for the names and shapes of 10,000 tensors."""
 
 
-# What the server asks.
+# Requests of the server.
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Who are you, and what do you have?"""
+    """Request for the silo's name, its facts and the form of its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Send the model before any training; without ``values``, its layout alone."""
+    """Request for the model before any training; without ``values``, for its layout only."""
 
     values: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Carry out an order; with ``report_s``, answer after that many seconds at the latest."""
+    """Request to carry out an order; with ``report_s``, a reply is due after that many seconds."""
 
     order: WorkOrder
     report_s: float | None = None
@@ -93,7 +91,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Ask for an order; ``halt`` ends it after its current step; answer after ``wait_s`` at the latest."""
+    """Request for an order's result, due after ``wait_s``; ``halt`` ends the order after its current step."""
 
     update_id: str
     wait_s: float | None = None
@@ -102,7 +100,10 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Evaluate the model ``version`` on a split; ``subject`` says which it is, ``owner`` that it is another silo's."""
+    """Request to evaluate a model version on a split.
+
+    ``subject`` names the kind of model. ``owner`` names another silo where the model is that silo's own.
+    """
 
     version: int
     split: Split = Split.VALIDATION
@@ -111,35 +112,33 @@ class EvaluateModel:
 
     @classmethod
     def of(cls, action: Evaluate) -> Self:
-        """What each silo is asked."""
         return cls(action.version, action.split, action.subject, action.owner)
 
     def answered(
         self, at_s: float, silo: str, found: Evaluation | None, pooled: tuple[PooledFigures, ...] = ()
     ) -> Evaluated:
-        """What it means that a silo answers so."""
         return Evaluated(at_s, silo, self.version, found, pooled, self.split, self.subject, self.owner)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The aggregator has a question; see `fedsync.model.transfer.Aggregator.questions`."""
+    """Question of the aggregator; see `fedsync.model.transfer.Aggregator.questions`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskSnapshot:
-    """Send the model that is kept at the silo, sealed for other silos."""
+    """Request for the model kept at the silo, sealed for other silos."""
 
 
 Request = Describe | AskModel | Train | Collect | EvaluateModel | Question | AskSnapshot
 
 
-# What a silo answers.
+# Replies of a silo.
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A silo's name, what it says of itself and of its model, and the version that it keeps; -1 for none."""
+    """Introduction of a silo: its name, facts, model form and held version; -1 where it holds none."""
 
     silo: str
     facts: SiloFacts
@@ -149,13 +148,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """What travels of the model before any training has this layout.
-
-    Args:
-        layout: of what travels.
-        kept: names of the tensors that do not.
-        frozen: as in `ModelForm`.
-    """
+    """Layout of the travelling part of the initial model; ``kept`` names the tensors that stay at the silo."""
 
     layout: Layout
     kept: tuple[str, ...] = ()
@@ -164,7 +157,7 @@ class InitialModel:
 
 @dataclass(frozen=True, slots=True)
 class InProgress:
-    """An order is in work: local steps and samples done so far."""
+    """Progress of a running order: finished local steps and samples."""
 
     steps: int
     samples: int
@@ -172,25 +165,25 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class Attestation:
-    """What silos found together in the commits that came with the model; nothing of the model or of this silo."""
+    """Pooled figures of the commits that came with the model; tells nothing of the model or of this silo."""
 
     pooled: tuple[PooledFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to the aggregator's question."""
+    """Answer to the aggregator's question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The silo's model, which is ``version``."""
+    """Version of the silo's model, which travels beside it."""
 
     version: int
 
 
 class Refusal(StrEnum):
-    """Why there is no answer, in one word. The list is closed; what a word means is in `fedsync.silo.owner.refusals`."""
+    """Closed list of reasons for a missing answer. `fedsync.silo.owner.refusals` explains each code."""
 
     LOADING = auto()
     CONFIG = auto()
@@ -211,9 +204,10 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no answer. ``text`` is empty but where the silo is emulated, or its owner lets reasons out.
+    """Refusal of a request.
 
-    With AWAY, ``back_s`` says how long it is until the silo takes orders again [s].
+    ``text`` is empty unless the silo is emulated or its owner discloses reasons. With AWAY, ``back_s`` is the time
+    until the silo takes orders again [s].
     """
 
     code: Refusal
@@ -235,46 +229,36 @@ Reply = (
 )
 
 Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
-"""The way to a silo's trainer: text and bytes there, text and bytes back."""
+"""Call of a silo's trainer: text and bytes in, text and bytes out."""
 
 
 def exchange(ask: Ask, request: Request, payload: Payload | None = None) -> tuple[Reply, Payload | None]:
-    """Ask one's own trainer."""
+    """Ask the silo's own trainer; its reply is trusted."""
     text, answer = ask(write_request(request), payload)
     reply: Reply = codec.loads(Reply, text, own=True)
     return reply, answer
 
 
 def write_request(request: Request) -> str:
-    """A request as text."""
     return codec.dumps(request, Request)
 
 
 def write_reply(reply: Reply) -> str:
-    """A reply as text."""
     return codec.dumps(reply, Reply)
 
 
 def read_request(text: str) -> Request:
-    """The server's request.
-
-    Raises:
-        ProtocolError: it is none.
-    """
+    """Parse the server's request; raise `ProtocolError` if it is invalid."""
     request: Request = _read(Request, text, SERVER, MAX_TEXT)
     return request
 
 
 def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:
-    """A silo's reply; what its figures may be is checked where they are used.
-
-    Args:
-        text: what the silo wrote.
-        sender: its name, for errors.
-        most: characters that it may have.
+    """Parse a silo's reply; the caller checks its figures.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the text is not a reply, is longer than ``most`` characters, or has an invalid count, version or
+            digest.
     """
     reply: Reply = _read(Reply, text, sender, most)
     match reply:
@@ -298,30 +282,29 @@ def _read(union: Any, text: str, sender: str, most: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What a silo's session makes of an order: the report, which is the reply, and the update, which goes beside it."""
+    """Result of an order in the silo's session: the report is the reply, and the update travels beside it."""
 
     report: WorkReport
     update: Payload
 
 
-# Which trainer it is.
+# Identity of a trainer.
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which silo of which run this is.
+    """Identity of a silo in a run.
 
     Args:
         spec: the run's specification as JSON.
-        index: the silo's share of the data.
-        name: its name, unless it emulates a machine that has one.
-        declared_speed: samples per second, if its owner declares it.
-        device: where its owner wants to train, or None for what the run's specification says.
-        processes: in how many its owner wants to train, likewise.
-        resources: whether its owner allows to tell how much of the machine is left to the trainer; the
-            run's specification has to want it too.
-        node_config: what else its owner says, for training code of its own, as JSON.
-        run_config: what the run says, for the same.
+        index: number of the silo's share of the data.
+        name: the silo's name; an emulated machine's own name takes precedence.
+        declared_speed: speed that the owner declares [samples/s].
+        device: device that the owner wants; None for the device in the run's specification.
+        processes: number of training processes that the owner wants; None for the specification's number.
+        resources: whether the owner allows the report of free machine resources; the specification must ask for it.
+        node_config: further settings of the owner for the silo's own training code, as JSON.
+        run_config: settings of the run for the same code, as JSON.
     """
 
     spec: str
@@ -336,29 +319,22 @@ class Identity:
 
     @property
     def text(self) -> RunText:
-        """All that the server says of the run."""
         return RunText(self.spec, self.run_config)
 
     @classmethod
     def load(cls, folder: Path) -> Identity:
-        """What is written in a trainer's folder.
-
-        Raises:
-            OSError: nothing is.
-            ValueError: it was torn, or is another FedSync's.
-        """
+        """Read the identity from a trainer's folder; raise `ValueError` if torn or of another version of FedSync."""
         identity: Identity = codec.loads(cls, (folder / IDENTITY).read_bytes(), own=True)
         return identity
 
     def dump(self) -> str:
-        """As text, the same for the same silo of the same run."""
+        """Return the identity as JSON; the same silo of the same run gives the same text."""
         return codec.dumps(self)
 
     def save(self, folder: Path) -> None:
-        """Write it into a trainer's folder, unless it is there: a full disk takes nothing, not even the same again.
+        """Write the identity into a trainer's folder, unless it is there: a full disk rejects even identical content.
 
-        Raises:
-            ConfigError: the disk does not take it.
+        Raises `ConfigError` if the disk rejects the file.
         """
         path, data = folder / IDENTITY, self.dump().encode()
         try:
@@ -369,12 +345,12 @@ class Identity:
             write_atomically(path, data, OWNER_FILE)
 
 
-# What is said on a trainer's socket.
+# Messages on a trainer's socket.
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Answer the request in ``text``; wait so many seconds at most for the trainer to be loaded.
+    """Request in ``text``, passed to the trainer; ``load_s`` limits the wait for a trainer that loads [s].
 
     ``flower_ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
     """
@@ -386,17 +362,17 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Say what you do."""
+    """Request for the trainer's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class MakeRoom:
-    """End if you have nothing to do: another run's trainer needs the memory."""
+    """Request to end if idle: another run's trainer needs the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """End at once."""
+    """Request to end at once."""
 
 
 SocketRequest = Forward | Ping | MakeRoom | Quit
@@ -404,14 +380,14 @@ SocketRequest = Forward | Ping | MakeRoom | Quit
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """The reply to a request, or why there is none, as text."""
+    """Reply to a forwarded request, or its `Refused`, as text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What the trainer does, ``loading``, ``idle``, ``working`` or ``failed``, and since when, ISO 8601."""
+    """State of the trainer: ``loading``, ``idle``, ``working`` or ``failed``, and its start in ISO 8601."""
 
     state: str
     since: str

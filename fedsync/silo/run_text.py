@@ -1,4 +1,4 @@
-"""The text of a run: all that the server says of it, from which every name of the run is taken.
+"""Text of a run: all that the server says of it. Every name of the run is derived from this text.
 
 | name | of | used by |
 |---|---|---|
@@ -6,9 +6,9 @@
 | `RunText.lasting` | the text without the run's name, which changes when a checkpoint is lost | R: chains, masks, the |
 | | | record of what was evaluated |
 
-Two texts are two runs, so there must not be two texts that mean the same: `fedsync.config.run_spec.RunSpec.parse` takes
-only what `RunSpec.dump` writes, and `RunText.lasting` takes no other form of a run configuration than the one written
-here. What the server says of a single order is bound in the context of masks (`fedsync.cipher.masking.context`).
+Two texts are two runs, so no two texts may mean the same. `fedsync.config.run_spec.RunSpec.parse` accepts only output
+of `RunSpec.dump`, and `RunText.lasting` accepts only the canonical run configuration of this module. Settings of a
+single order are bound in the context of masks (`fedsync.cipher.masking.context`).
 """
 
 from __future__ import annotations
@@ -27,28 +27,19 @@ _IDENTITY = ("run", "began")
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """All that the server says of a run.
-
-    Args:
-        spec: its specification, as it came.
-        run_config: what else the run says, for training code of the silo's own, as JSON.
-    """
+    """All that the server says of a run: the unchanged specification, and JSON settings for the silo's own code."""
 
     spec: str
     run_config: str = "{}"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of it, hexadecimal."""
+        """SHA-256 of both texts, hexadecimal."""
         return _digest(self.spec, self.run_config)
 
     @property
     def lasting(self) -> bytes:
-        """SHA-256 of all of it but the run's identity, 32 bytes; the same at every silo.
-
-        Raises:
-            ProtocolError: the run configuration is not in its canonical form.
-        """
+        """SHA-256 without the run's identity, 32 bytes, equal at all silos; raises `ProtocolError` if not canonical."""
         settings = json.loads(self.run_config)
         if run_config_text(settings) != self.run_config:
             raise ProtocolError(SERVER, "run configuration", "it is not in its canonical form")
@@ -58,7 +49,7 @@ class RunText:
 
 
 def run_config_text(settings: Mapping[str, Any]) -> str:
-    """The canonical form of a run configuration: JSON, by ascending keys."""
+    """Return the canonical form of a run configuration: JSON with ascending keys."""
     return json.dumps(settings, sort_keys=True)
 
 

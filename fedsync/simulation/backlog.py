@@ -1,7 +1,7 @@
-"""The orders that simulated machines have: a machine trains one at a time, in the order in which they came.
+"""Order queues of simulated machines. A machine trains one order at a time, in order of arrival.
 
-It begins a queued order when it has trained the one before. What that one costs besides training, and its way to the
-server, pass meanwhile: neither takes the machine from training, nor the line from another message.
+A queued order begins when the training of the previous order ends. The previous order's overhead and upload overlap
+with it: they occupy neither the processor nor the link.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from fedsync.simulation.machines import Course, TimedMachine
 
 @dataclass(slots=True, eq=False)
 class OrderInWork:
-    """An order at a machine, in work or queued there.
+    """Order at a machine, in work or queued.
 
     Args:
-        silo: whose machine it is.
-        order: what it is to do.
-        received: what came with it.
-        start_s: when it can begin, or began.
-        course: when its steps end; None as long as it waits for another.
+        start_s: earliest start while queued; actual start once begun.
+        course: end times of the steps; None while queued.
     """
 
     silo: str
@@ -38,19 +35,18 @@ class OrderInWork:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The order before is trained: one that waits can begin, unless it has begun since."""
+    """Event: the previous order is trained, so a queued order can begin unless it has begun already."""
 
     work: OrderInWork
     at_s: float
 
 
 class Backlog:
-    """Of all machines.
+    """Order queues of all machines.
 
     Args:
-        machines: by silo.
-        after_s: seconds from the end of a silo's training until its update is there.
-        push: has `Backlog.turn` or `Backlog.sent` called at a time, with this.
+        after_s: seconds from the end of a silo's training to the arrival of its update.
+        push: schedules a call of `Backlog.turn` or `Backlog.sent` with this argument at this time.
     """
 
     def __init__(
@@ -68,29 +64,26 @@ class Backlog:
         return bool(self._works)
 
     def newest(self, silo: str) -> WorkOrder | None:
-        """The order that the silo was given last, if it has not answered it."""
         works = self._works.get(silo)
         return works[-1].order if works else None
 
     def begun(self, silo: str, update_id: str) -> tuple[OrderInWork, Course] | None:
-        """An order that its silo has begun, and whose update is not there yet."""
+        """Return an order whose update has not arrived, and its course; None if it is unknown or still queued."""
         for work in self._works.get(silo, []):
             if work.order.update_id == update_id and work.course is not None:
                 return work, work.course
         return None
 
     def add(self, work: OrderInWork) -> None:
-        """A silo is given an order."""
         self._works.setdefault(work.silo, []).append(work)
         self._queue(work)
 
     def turn(self, turn: Turn) -> None:
-        """It may be an order's turn."""
         if turn.work in self._works.get(turn.work.silo, []) and turn.work.course is None:
             self._train(turn.work, turn.at_s)
 
     def sent(self, work: OrderInWork) -> bool:
-        """An update is there: the silo has the order no more. False if that is void: cut short, it came, or comes."""
+        """Remove an order whose update has arrived; False if the event is void: the order was cut short or is gone."""
         works = self._works.get(work.silo, [])
         if work not in works:
             return False
@@ -100,11 +93,10 @@ class Backlog:
         return True
 
     def lose(self, silo: str) -> None:
-        """The silo is lost, and all that it had."""
         self._works.pop(silo, None)
 
     def halt(self, silo: str, update_id: str, heard_s: float) -> None:
-        """End an order with the step that it is in at ``heard_s``, unless it waits or is done with training anyway."""
+        """End an order after its step in progress at ``heard_s``, unless it is queued or at its last step."""
         begun = self.begun(silo, update_id)
         if begun is None:
             return
@@ -112,7 +104,7 @@ class Backlog:
         steps = int(np.searchsorted(course.ends, heard_s, side="left")) + 1
         if steps < len(course.after_s):
             works = self._works[silo]
-            # In the place of what has its end ahead still.
+            # A new object: the event that is scheduled for the old one becomes void.
             cut = works[works.index(work)] = replace(work)
             self._schedule(cut, course.cut(steps))
             for other in works:
@@ -120,7 +112,6 @@ class Backlog:
                     self._queue(other)
 
     def _queue(self, work: OrderInWork) -> None:
-        """Have an order begin once it is there, and the one before is trained."""
         works = self._works[work.silo]
         place = works.index(work)
         before = works[place - 1].course if place else None

@@ -1,18 +1,17 @@
-"""The virtual driver: the coordinator under a clock that jumps from one happening to the next.
+"""Virtual driver: the coordinator under a clock that jumps from event to event.
 
-A discrete-event simulator on `fedsync.simulation.kernel`, which has the heap and the loop: the same seed gives the same
-journal, byte by byte. Durations come from the silo file. Training is real and happens when an update
-arrives: an order that is cut short costs no more than the steps it did, and one that is lost with its silo costs
-nothing.
+A discrete-event simulator on `fedsync.simulation.kernel`, which has the heap and the loop. The same seed gives the same
+journal, byte by byte. Durations come from the silo file. Training is real and happens when an update arrives: a
+shortened order costs only its finished steps, and an order lost with its silo costs nothing.
 
-| on the heap | when its time has come |
+| on the heap | action when its time has come |
 |---|---|
-| `SiloJoined` | the silo is here; its next `_Loss` goes on the heap |
-| `_Loss` | the silo is gone, and the order it had; its return goes on the heap |
-| `OrderInWork` | trained and sent: `UpdateArrived`, or `WorkFailed`; nothing if it was cut short or lost meanwhile |
-| `Turn` | an order is trained, and the one queued behind it begins; its end goes on the heap |
-| `_Question` | the model is evaluated: `Evaluated` |
-| `Progressed`, `TimerFired` | themselves |
+| `SiloJoined` | the silo joins; its next `_Loss` goes on the heap |
+| `_Loss` | the silo and its order are lost; its return goes on the heap |
+| `OrderInWork` | train and send: `UpdateArrived` or `WorkFailed`; nothing if it was shortened or lost meanwhile |
+| `Turn` | training of an order ends, and the order queued behind it begins; its end goes on the heap |
+| `_Question` | evaluate the model: `Evaluated` |
+| `Progressed`, `TimerFired` | deliver the event itself |
 
 Not to be confused with the Flower driver (`fedsync.server.driver`), which does the same in real time, with messages.
 """
@@ -60,39 +59,33 @@ from fedsync.simulation.outages import Outage, outages
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """Of an order that counts as carried out in full, though nobody trained: there is no payload to keep.
-
-    Args:
-        metrics: what the silo's report tells all the same.
-    """
+    """Outcome of an order that counts as complete without training or payload, with the reported metrics."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Worker(Protocol):
-    """Trains for one silo: a `fedsync.silo.session.session.SiloSession`, or what stands in for one where nobody trains."""
+    """Trainer of one silo: a `fedsync.silo.session.session.SiloSession`, or a substitute that does not train."""
 
     @property
     def facts(self) -> SiloFacts: ...
 
     @property
     def replica(self) -> Replica:
-        """Its copy of the model, where it keeps one, and its encryption."""
+        """Silo side of the model transfer: the local copy of the model, if kept, and the encryption."""
 
     def train(self, order: WorkOrder, received: Payload) -> Completed | Untrained:
-        """Carry out an order; the times in the report are made virtual, and it has no speeds where nobody trains."""
+        """Carry out an order. The driver makes the report's times virtual and adds speeds, except for `Untrained`."""
 
     def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation | None:
-        """Evaluate a model on a split of the silo; None where there is none.
+        """Evaluate a model on a split of the silo; None without such a split.
 
-        Where figures are sealed, what silos found together in the commits that came with it.
+        Under sealed figures the result is an `Attestation` of the figures pooled in the received commits.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A model to be evaluated."""
-
     silo: str
     asked: Evaluate
     received: Payload
@@ -100,27 +93,19 @@ class _Question:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A silo is lost, until its return."""
-
     silo: str
     outage: Outage
 
 
 SPARE_EPOCHS = 10
-"""Epochs for each silo that predictors may train after a commit, where they learn at all."""
+"""Epochs a silo for training predictors after a commit, if predictors learn."""
 
 
 class VirtualDriver(Kernel[Machine]):
-    """Runs a coordinator to its end in virtual time.
+    """Driver that runs a coordinator to its end in virtual time.
 
-    Args:
-        coordinator: decides.
-        aggregator: adds updates, and knows what each silo needs.
-        machines: how long each silo takes, by name.
-        workers: who trains, by name.
-        recorder: writes the run's files.
-        poll_s: the coordinator looks at multiples of this many seconds only and absorbs together what
-            happened in between, as a driver that polls would; 0 looks at every instant.
+    With ``poll_s`` > 0 [s], the coordinator acts only at multiples of this period and absorbs all events since the last
+    one, as a polling driver would.
     """
 
     def __init__(
@@ -141,11 +126,7 @@ class VirtualDriver(Kernel[Machine]):
         self._here: set[str] = set()
 
     def run(self) -> None:
-        """Run until the coordinator stops.
-
-        Raises:
-            RunError: nothing is left to happen although the run has not ended, or it ended in failure.
-        """
+        """Run until the coordinator stops; raises `RunError` if no event is left before, or if the run failed."""
         for name, worker in self._workers.items():
             config = self._machines[name].config
             self._outages[name] = outages(config, self._machines[name].seed)
@@ -160,7 +141,7 @@ class VirtualDriver(Kernel[Machine]):
         return self._aggregator.upload_bytes
 
     def added(self, now_s: float) -> list[Event]:
-        """After a commit: how large its updates were, and time for predictors to train."""
+        """Give predictors time to train after a commit."""
         if not self._committed:
             return []
         return [Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else []
@@ -192,13 +173,13 @@ class VirtualDriver(Kernel[Machine]):
                 return replace(happening, at_s=now_s, facts=replace(happening.facts, presence=self._told(silo, now_s)))
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
-        """Train what was done of the order, now that its time has come."""
+        """Train the finished part of an order at the time of its end."""
         silo, order, course = work.silo, work.order, work.course
         assert course is not None
         worker, machine = self._workers[silo], self._machines[silo]
         asked, steps = order, len(course.after_s)
         if steps < order.max_steps or order.budget_s is not None:
-            # The virtual machine has decided how many steps there was time for.
+            # The virtual machine has determined how many steps fit the time.
             asked = replace(order, max_steps=steps, budget_s=None)
         try:
             outcome = worker.train(asked, work.received)
@@ -236,7 +217,6 @@ class VirtualDriver(Kernel[Machine]):
         return UpdateArrived(now_s, meta, report)
 
     def _told(self, silo: str, now_s: float) -> Presence | None:
-        """What the silo says of when it is there."""
         config = self._machines[silo].config
         return None if config.presence is None else config.presence.told(now_s - config.joins_at_s)
 
@@ -272,7 +252,7 @@ class VirtualDriver(Kernel[Machine]):
                     self._push(now_s, _Question(silo, action, self._model_of(action, silo)), Priority.ANSWER)
 
     def _model_of(self, asked: Evaluate, silo: str) -> Payload:
-        """What a silo needs to have the model that it is asked about."""
+        """Return the payload with the model that a silo must evaluate."""
         if asked.owner:
             return self._aggregator.own(asked.owner)
         if asked.subject.own and not self._aggregator.seals_figures:
@@ -284,7 +264,7 @@ class VirtualDriver(Kernel[Machine]):
     def given(self, silo: str, order: WorkOrder) -> Payload:
         before = self._backlog.newest(silo)
         if before is not None:
-            # That is what it will have when it begins this order.
+            # At the begin of this order, the silo will hold the base version of the order before.
             self._aggregator.holds(silo, before.base_version)
         if order.apart:
             return self._aggregator.apart(order)
@@ -292,7 +272,7 @@ class VirtualDriver(Kernel[Machine]):
         return self._aggregator.outgoing(silo)
 
     def _ask_questions(self) -> None:
-        """Have silos answer whatever the aggregator asks; it takes no virtual time."""
+        """Pass the aggregator's questions to silos; takes no virtual time."""
         while self._aggregator.blocked:
             for silo, question in self._aggregator.questions().items():
                 if silo not in self._here:
@@ -301,7 +281,7 @@ class VirtualDriver(Kernel[Machine]):
                 self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
 
     def _take_snapshot(self) -> None:
-        """Have the silo with the newest model seal it; it takes no virtual time."""
+        """Have the silo with the newest model seal it; takes no virtual time."""
         name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
         replica = self._workers[name].replica
         self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())

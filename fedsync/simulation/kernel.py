@@ -1,10 +1,11 @@
-"""The simulator's kernel: a coordinator under a clock that jumps from one happening to the next.
+"""Discrete-event kernel of the simulator: a coordinator under a virtual clock that jumps from event to event.
 
-What is to happen lies on a heap, ordered by (time, priority, serial), so the same beginning gives the same journal,
-byte by byte. The kernel knows orders in work and queued (`fedsync.simulation.backlog`), halts, probes and timers. Whoever
-builds on it says what comes of an order (`Kernel.ended`), what else happens, and what else is to be done.
+Future events lie on a heap, ordered by (time, priority, serial), so equal inputs give the same journal, byte by byte.
+The kernel handles orders in work and queued (`fedsync.simulation.backlog`), halts, probes and timers. A subclass supplies the
+result of an order (`Kernel.ended`), other events, and other actions.
 
-`fedsync.simulation.engine.VirtualDriver` builds on it: training, or the time alone; silos come and go; the run's files.
+`fedsync.simulation.engine.VirtualDriver` is the subclass: training or timing only, arrivals and departures of silos, and the
+run's files.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ M = TypeVar("M", bound=TimedMachine)
 
 
 class Priority(IntEnum):
-    """At the same instant: who is there, then what arrived, then answers, then timers."""
+    """Order of events at the same instant: presence of silos, arrivals, answers, timers."""
 
     PRESENCE = 0
     ARRIVAL = 1
@@ -43,17 +44,14 @@ class Priority(IntEnum):
 
 
 QUIET_ENTRIES = 1000
-"""Comings and goings of silos, and ten more for each silo, without an order in work, before a run is given up."""
+"""Journal entries without actions and without an order in work before a run is given up; plus ten for each silo."""
 
 
 class Kernel(ABC, Generic[M]):
-    """Runs a coordinator in virtual time.
+    """Driver of a coordinator in virtual time.
 
-    Args:
-        coordinator: decides.
-        machines: how long each silo takes, by name.
-        poll_s: the coordinator looks at multiples of this many seconds only and absorbs together what
-            happened in between, as a driver that polls would; 0 looks at every instant.
+    With ``poll_s`` above 0, all events of an interval are absorbed together at its end; 0 handles each instant
+    separately.
     """
 
     def __init__(self, coordinator: Coordinator, machines: Mapping[str, M], poll_s: float = 0.0) -> None:
@@ -65,42 +63,41 @@ class Kernel(ABC, Generic[M]):
         self._serial = 0
         self._stop: Stop | None = None
 
-    # What whoever builds on it says.
-
+    # Hooks of the subclass.
     @property
     @abstractmethod
     def upload_bytes(self) -> int:
-        """Size of an update as it travels."""
+        """Encoded size of an update."""
 
     @abstractmethod
     def given(self, silo: str, order: WorkOrder) -> Payload:
-        """What travels to the silo with the order."""
+        """Return the payload sent to the silo with the order."""
 
     @abstractmethod
     def ended(self, work: OrderInWork, now_s: float) -> Event:
-        """What came of an order whose time has come."""
+        """Return the event for an order that has ended."""
 
     @abstractmethod
     def happens(self, happening: Any, now_s: float) -> Event | None:
-        """What the coordinator hears of something else that was on the heap."""
+        """Return the event, if any, for another item of the heap."""
 
     @abstractmethod
     def act(self, action: Action, now_s: float) -> None:
-        """Carry out what is no matter of time alone."""
+        """Carry out an action that the kernel does not handle."""
 
     @abstractmethod
     def decided(self, entry: JournalEntry) -> None:
-        """Everything that the entry says is carried out."""
+        """Called after all actions of the entry were carried out."""
 
     def added(self, now_s: float) -> list[Event]:
-        """What the driver has to say besides, after what happened."""
+        """Return further events of the driver, absorbed after the batch."""
         return []
 
     def run(self) -> None:
         """Run until the coordinator stops.
 
         Raises:
-            RunError: nothing is left to happen although the run has not ended.
+            RunError: the run has not ended, and no event is left that could end it.
         """
         quiet, most_quiet = 0, QUIET_ENTRIES + 10 * len(self._machines)
         while self._stop is None:
@@ -124,7 +121,7 @@ class Kernel(ABC, Generic[M]):
         heap, events = self._heap, []
         now_s = heap[0][0]
         if self._poll_s > 0:
-            # Rounding can put the tick a hair before the instant it stands for.
+            # Rounding can put the tick slightly before the event.
             now_s = max(math.ceil(now_s / self._poll_s) * self._poll_s, now_s)
         while heap and heap[0][0] <= now_s:
             event = self._event(heapq.heappop(heap)[3], now_s)
@@ -135,7 +132,7 @@ class Kernel(ABC, Generic[M]):
     def _event(self, happening: Any, now_s: float) -> Event | None:
         match happening:
             case OrderInWork():
-                # One that was cut short has arrived since, or will arrive earlier.
+                # A halted order has a new item on the heap; its old item is void.
                 return self.ended(happening, now_s) if self._backlog.sent(happening) else None
             case Turn():
                 self._backlog.turn(happening)
@@ -164,7 +161,6 @@ class Kernel(ABC, Generic[M]):
         self._backlog.add(OrderInWork(silo, order, received, now_s + self._machines[silo].transfer_s(received.nbytes)))
 
     def _after_s(self, silo: str) -> float:
-        """Seconds from the end of a silo's training until its update is there."""
         machine = self._machines[silo]
         return machine.overhead_s + machine.transfer_s(self.upload_bytes)
 

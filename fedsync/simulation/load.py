@@ -1,7 +1,7 @@
-"""How fast a simulated machine runs over time: step functions, and the exact integral over their product.
+"""Speed of a simulated machine over time: step functions, and the exact integral over their product.
 
-A *piece* is (seconds, factor): from then on, until the next piece begins, the machine runs at ``factor`` times
-its speed. All loads are made of pieces, so that work over any number of changes is a sum of rectangles.
+A *piece* is (seconds, factor): from that time until the next piece, the machine runs at ``factor`` times its speed.
+All loads consist of pieces, so work over any number of changes is a sum of rectangles.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 Piece: TypeAlias = tuple[float, float]
 
 PERIOD_PIECES = 64
-"""Pieces of a period; each has the mean of the sine over it, so that whole periods are exact."""
+"""Pieces of a period; each has the sine's mean over the piece, so whole periods are exact."""
 
 MOST_FACTOR = 1000.0
-"""Of a trace. What is faster is meant otherwise: speeds instead of multipliers, or per cent."""
+"""Largest factor of a trace. Larger values are probably speeds or per cent instead of multipliers."""
 
 _NEVER: Piece = (math.inf, 1.0)
 _BLOCK = 16
@@ -36,12 +36,10 @@ _BLOCK = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next.
-
-    The first factor also holds before its time, the last for ever.
+    """Speed multiplier over time: ``factors[i]`` holds from ``seconds[i]`` to the next time, the last for ever.
 
     Args:
-        seconds: float64 [points], strictly ascending, beginning at 0.
+        seconds: float64 [points], strictly ascending, from 0 on.
         factors: float64 [points], non-negative; the last is positive, so that work ends.
     """
 
@@ -50,10 +48,9 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """Read a CSV file with the columns ``seconds, factor``.
+        """Read a CSV file with the columns ``seconds, factor``; raises `ConfigError` with the line of an invalid row.
 
-        Raises:
-            ConfigError: a row is not usable; names the line.
+        The first factor also holds before its time.
         """
         try:
             with path.open(newline="", encoding="utf-8") as file:
@@ -70,12 +67,11 @@ class Trace:
         return zip(self.seconds.tolist(), self.factors.tolist(), strict=True)
 
     def ends(self, start_s: float, work_s: Floats) -> Floats:
-        """When work begun at ``start_s`` is done: as `Load.ends`, at any time."""
+        """Return the end of work begun at ``start_s``, as `Load.ends`; times may be asked in any order."""
         return Load([self.pieces()]).ends(start_s, work_s)
 
 
 def _rows(file: TextIO, path: Path) -> list[Piece]:
-    """The rows of a trace file, each checked."""
     rows: list[Piece] = []
     reader = csv.DictReader(file)
     if reader.fieldnames is None or not {"seconds", "factor"} <= set(reader.fieldnames):
@@ -96,10 +92,10 @@ def _rows(file: TextIO, path: Path) -> list[Piece]:
 
 
 def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
-    """Contention as a two-state continuous-time Markov chain: exponential holding times, for ever.
+    """Yield contention as a two-state continuous-time Markov chain with exponential holding times, for ever.
 
-    It begins in its stationary distribution: on with probability ``on_s / (on_s + off_s)``. The first
-    state comes from (seed, silo), the holding times in blocks of 16 from (seed, silo, block).
+    The chain begins in its stationary distribution: on with probability ``on_s / (on_s + off_s)``. The first state
+    comes from (seed, silo), the holding times in blocks of 16 from (seed, silo, block).
     """
     on = bool(generator(seed, Stream.CONTENTION, silo).random() < config.on_s / (config.on_s + config.off_s))
     now_s = 0.0
@@ -111,7 +107,7 @@ def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
 
 
 def periodic(config: PeriodicConfig) -> Iterator[Piece]:
-    """``1 - amplitude (1 + sin(2 pi (t / period + phase))) / 2`` in `PERIOD_PIECES` steps a period, for ever."""
+    """Yield ``1 - amplitude (1 + sin(2 pi (t / period + phase))) / 2`` in `PERIOD_PIECES` steps a period, for ever."""
     edges = 2 * np.pi * (np.arange(PERIOD_PIECES + 1) / PERIOD_PIECES + config.phase)
     sines = -np.diff(np.cos(edges)) * PERIOD_PIECES / (2 * np.pi)
     factors = (1 - config.amplitude * (1 + sines) / 2).tolist()
@@ -120,10 +116,9 @@ def periodic(config: PeriodicConfig) -> Iterator[Piece]:
 
 
 def product(loads: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
-    """The pieces of several loads at once; their factors multiply.
+    """Yield the pieces of several simultaneous loads; their factors multiply.
 
-    Args:
-        loads: each begins at 0 and ascends strictly; one that ends keeps its last factor.
+    Each load begins at 0 and ascends strictly; a load that ends keeps its last factor.
     """
     factors = [next(load)[1] for load in loads]
     following = [next(load, _NEVER) for load in loads]
@@ -138,11 +133,7 @@ def product(loads: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
 
 
 class Load:
-    """Speed over time, worked out as far as anyone has asked and forgotten once it is over.
-
-    Args:
-        loads: what runs on the machine; each is an iterator of pieces as `product` takes them.
-    """
+    """Lazy speed over time under several loads: pieces are computed on demand and dropped once they are past."""
 
     __slots__ = ("_following", "_known", "_pieces")
 
@@ -152,17 +143,12 @@ class Load:
         self._following = next(self._pieces, _NEVER)
 
     def ends(self, start_s: float, work_s: Floats) -> Floats:
-        """When work begun at ``start_s`` is done.
+        """Return the end of work begun at ``start_s``, float64 [k], seconds since the start of the run.
 
-        Args:
-            start_s: seconds since the run began; not before that of the call before.
-            work_s: float64 [k], ascending: seconds of work at factor 1.
-
-        Returns:
-            float64 [k], seconds since the run began.
+        ``start_s`` must not decrease between calls. ``work_s``, float64 [k], ascending, is seconds of work at factor 1.
         """
         self._forget(start_s)
-        # The rectangles from start_s on: where each begins, what is done by then, and its factor.
+        # Rectangles from start_s on: begin of each, work done by then, and factor.
         edges, done, factors = [start_s], [0.0], [self._known[0][1]]
         total = float(work_s[-1])
         for index in itertools.count(1):
@@ -175,14 +161,14 @@ class Load:
             edges.append(begin_s)
             done.append(gained)
             factors.append(factor)
-        # The first edge at or beyond the work closes the rectangle in which it ends; the rectangle
-        # before such an edge has a positive factor, or nothing would have been done in it.
+        # The first edge at or beyond the work closes the rectangle in which the work ends. The rectangle before that
+        # edge has a positive factor, otherwise no work would have been done in it.
         at = np.maximum(np.searchsorted(done, work_s, side="left") - 1, 0)
         ends: Floats = np.array(edges)[at] + (work_s - np.array(done)[at]) / np.array(factors)[at]
         return ends
 
     def _extend(self) -> bool:
-        """Know one piece more, if there is one."""
+        """Compute one more piece; return False if there is none."""
         if self._following is _NEVER:
             return False
         self._known.append(self._following)
@@ -190,7 +176,6 @@ class Load:
         return True
 
     def _forget(self, start_s: float) -> None:
-        """Drop the pieces that are over by ``start_s``."""
         over = 0
         while over + 1 < len(self._known) or self._extend():
             if self._known[over + 1][0] > start_s:

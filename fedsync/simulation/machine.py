@@ -1,4 +1,4 @@
-"""How long a simulated machine takes."""
+"""Timing of a simulated machine."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from fedsync.simulation.machines import Course, Floats
 
 
 class Machine:
-    """One silo's machine in virtual time. Its orders come one after the other.
-
-    Args:
-        config: its entry in the silo file.
-        seed: of the run, for everything random.
-    """
+    """Machine of one silo in virtual time; executes its orders one after the other."""
 
     __slots__ = ("_curve", "_exact", "_load", "_seconds_a_byte", "config", "latency_s", "overhead_s", "seed")
 
@@ -32,20 +27,20 @@ class Machine:
         loads = _loads(config, seed)
         self._load = Load(loads) if loads else None
         self._seconds_a_byte = 0.0 if config.bandwidth_mbps is None else 8e-6 / config.bandwidth_mbps
-        # Without jitter an order's length follows from its size, which seldom changes.
+        # Without jitter, an order's duration depends on its size only, which seldom changes.
         self._exact: tuple[int, int, Floats] | None = None
 
     def transfer_s(self, nbytes: int) -> float:
-        """Seconds that a message of this size takes one way."""
+        """Return the duration of a message one way [s]."""
         return self.latency_s + nbytes * self._seconds_a_byte
 
     def course(self, order: WorkOrder, start_s: float) -> Course:
-        """When each local step of an order ends that begins at ``start_s``, seconds since the run began."""
+        """Return the end of each local step of an order that begins at ``start_s`` after the start of the run."""
         total = self._work(order)
         return Course(start_s, total) if self._load is None else Course(0.0, self._load.ends(start_s, total))
 
     def _work(self, order: WorkOrder) -> Floats:
-        """Seconds until the end of each step on the idle machine, float64 [max_steps]."""
+        """Return the end of each step on the idle machine [s], float64 [max_steps]."""
         batch_size, steps = order.batch_size, order.max_steps
         if self.config.jitter > 0:
             work = np.full(steps, self._curve.step_s(batch_size))

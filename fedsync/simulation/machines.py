@@ -1,4 +1,4 @@
-"""Machines as values: how long an order takes, step by step, without a clock and without training."""
+"""Timing models of machines: the duration of an order step by step, without a clock and without training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Floats = NDArray[np.float64]
 
 
 class Course(NamedTuple):
-    """When the local steps of an order end: ``begin_s + after_s[k]`` seconds since the run began.
+    """End times of an order's local steps: ``begin_s + after_s[k]`` seconds since the run began.
 
-    Kept as a sum, for the array is the same in every order of the same size, and seldom is more asked of it than
-    its last element.
+    The sum is not stored: orders of the same size share the array, and usually only its last element is needed.
     """
 
     begin_s: float
@@ -37,25 +36,25 @@ class Course(NamedTuple):
 
 
 class TimedMachine(Protocol):
-    """How long one silo takes. Its orders come one after the other."""
+    """Timing of one silo, which works on one order at a time."""
 
     @property
     def overhead_s(self) -> float:
-        """Seconds that an order costs besides its steps and its transfer."""
+        """Seconds of an order besides its steps and its transfer."""
 
     @property
     def latency_s(self) -> float:
-        """Seconds until a message without content is there."""
+        """Seconds that an empty message takes one way."""
 
     def transfer_s(self, nbytes: int) -> float:
-        """Seconds that a message of this size takes one way."""
+        """Return the seconds that a message of this size takes one way."""
 
     def course(self, order: WorkOrder, start_s: float) -> Course:
-        """When each local step of an order ends that begins at ``start_s``, seconds since the run began."""
+        """Return the end times of the steps of an order that begins at ``start_s``, seconds since the run began."""
 
 
 def speed_windows(batch_size: int, start_s: float, ends: Floats) -> tuple[Window, ...]:
-    """The series that a silo would report for steps that end at ``ends``; no load of others is simulated."""
+    """Return the speed windows of a report for steps that end at ``ends``; load of other programs is not simulated."""
     steps = len(ends)
     marks = np.unique(np.linspace(0, steps, min(steps, MAX_WINDOWS) + 1).astype(np.int64))
     times = np.concatenate([[start_s], ends])[marks]

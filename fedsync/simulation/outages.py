@@ -1,4 +1,4 @@
-"""When a simulated machine is away: random crashes, faults by plan, between its windows, and leaving for good."""
+"""Outages of a simulated machine: random crashes, planned faults, closed availability windows, and final departure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = 8
 
 
 class Outage(NamedTuple):
-    """A silo is lost at ``at_s`` and joins again at ``back_s``, which may be infinite."""
+    """Absence of a silo from ``at_s`` to ``back_s``, which may be infinite."""
 
     at_s: float
     back_s: float
@@ -23,12 +23,7 @@ class Outage(NamedTuple):
 
 
 def outages(config: SiloConfig, seed: int) -> Iterator[Outage]:
-    """All times that a silo is away after it joined, in order; those that touch are one.
-
-    Args:
-        config: its entry in the silo file.
-        seed: of the run, for crashes.
-    """
+    """Yield all absences of a silo after its first join, in order; touching absences are merged."""
     kinds: list[Iterator[Outage]] = [
         iter(sorted(Outage(fault.at_s, fault.at_s + fault.down_s, "fault by plan") for fault in config.faults))
     ]
@@ -42,7 +37,7 @@ def outages(config: SiloConfig, seed: int) -> Iterator[Outage]:
 
 
 def _crashes(config: CrashesConfig, silo: str, joins_at_s: float, seed: int) -> Iterator[Outage]:
-    """Exponential times between a return and the next crash, and of repair; in blocks of 8 from (seed, silo, block)."""
+    """Yield crashes with exponential times to failure and of repair, in blocks of 8 from (seed, silo, block)."""
     now_s = joins_at_s
     for block in itertools.count():
         draws = generator(seed, Stream.CRASHES, silo, block).exponential((config.mtbf_s, config.repair_s), (_BLOCK, 2))
@@ -53,7 +48,6 @@ def _crashes(config: CrashesConfig, silo: str, joins_at_s: float, seed: int) -> 
 
 
 def _closed(windows: WindowsConfig, joins_at_s: float) -> Iterator[Outage]:
-    """The times between windows."""
     for number in itertools.count():
         begin_s = joins_at_s + number * windows.every_s
         yield Outage(begin_s + windows.for_s, begin_s + windows.every_s, "its window is over")

@@ -1,4 +1,4 @@
-"""A run in virtual time, from configuration to files."""
+"""Runs in virtual time, from configuration to files."""
 
 from __future__ import annotations
 
@@ -42,18 +42,10 @@ def run_virtual(
     listeners: Sequence[Listener] = (),
     poll_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Run a strategy on simulated machines with real training, and with real keys where updates are encrypted.
+    """Run a strategy on simulated machines with real training, and with real keys under encryption; return the summary.
 
-    Args:
-        config: the strategy.
-        cluster: the machines.
-        out: folder for the run's files, claimed already or not.
-        target_accuracy: for ``seconds_to_target``; by default that of the stop rules.
-        listeners: called after every entry of the journal.
-        poll_s: see `VirtualDriver`.
-
-    Returns:
-        The summary.
+    ``target_accuracy`` is for ``seconds_to_target``, by default the stop rules' target. ``listeners`` are called after
+    every journal entry. For ``poll_s`` see `VirtualDriver`.
 
     Raises:
         ConfigError: strategy and silos do not fit together.
@@ -67,11 +59,7 @@ def run_virtual(
 
 
 def surveyed_again(config: StrategyConfig, cluster: ClusterConfig, spec: RunSpec) -> RunSpec:
-    """A run's specification with what its silos found out before it, found once more from their data, which are here.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Return a run's specification with the survey repeated on local data; raises `ConfigError` if data are absent."""
     plain = config.model_copy(update={"cipher": PlainConfig(kind="plain")})
     with TemporaryDirectory() as folder:
         return _surveyed(plain, cluster, spec, Path(folder), None, {})
@@ -85,7 +73,7 @@ def _surveyed(
     keys: ServerKeys | None,
     rings: Mapping[str, Ring],
 ) -> RunSpec:
-    """The specification once silos have found out what they are asked before the run; as it is, if nothing."""
+    """Return the specification with the results of the survey before the run; unchanged without a survey."""
     survey = survey_of(config, cluster.at_start)
     if survey is None:
         return spec
@@ -97,14 +85,6 @@ def _surveyed(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What a run has come to.
-
-    Args:
-        layout: of its model.
-        aggregator: at its end.
-        summary: of the run.
-    """
-
     layout: Layout
     aggregator: Aggregator
     summary: dict[str, Any]
@@ -113,7 +93,7 @@ class _Done:
 def _drive(
     builder: RunBuilder, spec: RunSpec, keys: ServerKeys | None, rings: Mapping[str, Ring], poll_s: float = 0.0
 ) -> _Done:
-    """One run, all of whose silos are in this process."""
+    """Run once with all silos in this process."""
     text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
     silos = [] if cluster is None else cluster.silos
     workers = {
@@ -147,19 +127,19 @@ def _drive(
         recorder.ledger.notes += aggregator.notes()
         try:
             models.finish(last)
-        finally:  # a summary has room where a model has none
+        finally:  # the summary is small enough to write even if the disk has no space for a model
             summary = recorder.finish(models.digests)
     recorder.check_silos()
     return _Done(first.layout, aggregator, summary)
 
 
 def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:
-    """The best model, float32 [values]: the server's, or that of the silo with the newest; None where nobody has it."""
+    """Return the best model, float32 [values], from the server or the silo with the newest model; None without one."""
     return aggregator.best if isinstance(aggregator, PlainAggregator) else _newest(replicas).best_model
 
 
 def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:
-    """The model at the end, float32 [values]: the server's, or that of the silo with the newest."""
+    """Return the final model, float32 [values], from the server or from the silo with the newest model."""
     return aggregator.model if isinstance(aggregator, PlainAggregator) else _newest(replicas).model
 
 
@@ -168,7 +148,7 @@ def _newest(replicas: Mapping[str, Replica]) -> Replica:
 
 
 def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | None, dict[str, Ring]]:
-    """What the server may know, and each silo's keys: made for this run, and kept in memory."""
+    """Return the server's keys and each silo's keys, made for this run and kept in memory."""
     if config.cipher.kind == "plain":
         return None, {}
     from fedsync.cipher.keys.emulated import emulated_rings

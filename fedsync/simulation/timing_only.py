@@ -1,4 +1,4 @@
-"""Timing only: the clock, the silos and all that decides, but no model, no data and no training.
+"""Simulation of timing only: clock, silos and all decisions, but no model, data or training.
 
 For studies of progress with up to 100,000 silos. Nothing here imports torch.
 """
@@ -34,19 +34,16 @@ from fedsync.simulation.engine import Untrained, VirtualDriver
 from fedsync.simulation.machine import Machine
 
 MODEL_BYTES = 1_000_000
-"""Bytes of the model and of each update, unless told otherwise: 250,000 values."""
+"""Default size of the model and of each update [bytes]: 250,000 values."""
 
 _IN_THE_CLEAR, _NOTHING = PlainReplica(0), Untrained()
 
 
 @dataclass(frozen=True, slots=True)
 class TimingWorker:
-    """Trains nothing, so that every order counts as carried out in full, and knows nothing of accuracy.
+    """Worker that trains nothing: every order counts as complete, and accuracy is unknown.
 
-    Args:
-        facts: what the silo says when it joins.
-        tells: what came with an order, as silos tell who get what is new of the model only.
-        replica: passes on what comes.
+    With ``tells`` it reports the received bytes, as silos do that receive only the changes of the model.
     """
 
     facts: SiloFacts
@@ -65,12 +62,9 @@ class TimingWorker:
 
 
 class NoAggregator(InTheClear):
-    """Stands in for a model: has its size, and nothing to add.
+    """Aggregator substitute with the size of a model (whole float32 values), but without values.
 
-    Args:
-        nbytes: of the model; rounded down to whole float32 values.
-        wire: how it would travel.
-        controls: with as many bytes of control variates beside it.
+    With ``controls``, each download includes control variates of the model's size.
     """
 
     def __init__(self, nbytes: int, wire: Wire | None = None, *, controls: bool = False) -> None:
@@ -118,7 +112,7 @@ class NoAggregator(InTheClear):
 
 @lru_cache
 def _zeros(nbytes: int) -> Payload:
-    """So many bytes, all of them one zero seen from many places."""
+    """Return ``nbytes`` zeros that share one byte of memory."""
     return np.broadcast_to(np.uint8(0), (nbytes,))
 
 
@@ -133,23 +127,18 @@ def run_timing(
     model_bytes: int = MODEL_BYTES,
     journal: bool = True,
 ) -> dict[str, Any]:
-    """Run a strategy on simulated machines without training.
+    """Run a strategy on simulated machines without training; return the summary, with accuracy and loss None.
 
     Args:
-        config: the strategy; its task is not looked at.
-        cluster: the machines.
+        config: the strategy; its task is ignored.
         out: folder for the run's files, claimed already or not.
-        target_accuracy: not used: there is no accuracy.
-        listeners: called after every entry of the journal.
+        target_accuracy: unused: there is no accuracy.
         poll_s: see `VirtualDriver`.
-        model_bytes: size of the model and of an update, for machines with a bandwidth.
-        journal: see `Recorder`; without it a run is several times as fast and fits memory and disk.
-
-    Returns:
-        The summary; accuracy and loss are None.
+        model_bytes: size of the model and of an update, for machines with a bandwidth [bytes].
+        journal: see `Recorder`; without a journal, a run is several times faster and needs little memory and disk.
 
     Raises:
-        ConfigError: strategy and silos do not fit together, or the run is to end by its training loss.
+        ConfigError: strategy and silos do not fit together, or a stop rule needs the training loss.
         RunError: the run could not reach its end.
     """
     if config.stop.relative_change is not None:
@@ -177,7 +166,7 @@ def run_timing(
 
 @contextmanager
 def _no_garbage() -> Iterator[None]:
-    """Do not look for reference cycles meanwhile: a run makes none, and at 20,000 silos the search costs a fifth."""
+    """Disable garbage collection: a run makes no reference cycles, and at 20,000 silos the search costs a fifth."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Clusters by additive statistics: k-means and fuzzy c-means."""
+"""Clustering by additive statistics: k-means and fuzzy c-means."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _NEAREST = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class _Clusters(StatisticsTask):
-    """Statistics: ``counts`` [clusters], the mean membership, and ``sums`` [clusters, features], of membership x."""
+    """Base of clustering tasks.
+
+    Statistics: ``counts`` [clusters], the mean membership, and ``sums`` [clusters, features], the mean of membership
+    times x.
+    """
 
     clusters: int = 8
     spread: float = 1.0
@@ -32,7 +36,7 @@ class _Clusters(StatisticsTask):
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         centres = centres_of(statistics)
-        # Not through |x|^2 - 2 x c + |c|^2, which cancels.
+        # Not by |x|^2 - 2 x c + |c|^2, which loses digits by cancellation.
         distances = torch.cdist(inputs, centres, compute_mode="donot_use_mm_for_euclid_dist").square()
         losses, members = self.members(distances)
         counts, sums = members.mean(dim=0), members.T @ inputs / len(inputs)
@@ -41,37 +45,37 @@ class _Clusters(StatisticsTask):
 
     @abstractmethod
     def members(self, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of each sample, [n], and its membership of each cluster, both [n, clusters], from squared distances."""
+        """Loss of each sample, [n], and its memberships, [n, clusters], from squared distances [n, clusters]."""
 
 
 @dataclass(frozen=True, slots=True)
 class KMeansTask(_Clusters):
-    """Lloyd's k-means. The loss is the squared distance to the nearest centre; its sum is the inertia.
+    """Lloyd's k-means. The loss is the squared distance to the nearest centre; the summed loss is the inertia.
 
     Args:
-        clusters: how many.
-        spread: centres begin normal around 0 with this deviation; scale the data so that it suits them.
+        clusters: number of clusters.
+        spread: standard deviation of the first centres, which are normal around 0; scale the data to match.
 
     Source: FSP, section 2.2.
     """
 
     def members(self, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """All of a sample to the nearest, ties to the first."""
+        """Assign each sample fully to the nearest centre; ties go to the first."""
         losses, nearest = distances.min(dim=1)
         return losses, nn.functional.one_hot(nearest, self.clusters).to(distances.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class FuzzyTask(_Clusters):
-    """Fuzzy c-means: every sample belongs to every cluster, more to nearer ones.
+    """Fuzzy c-means: every sample belongs to every cluster, more to nearer clusters.
 
-    A membership is ``u_k = 1 / sum_j (d_k / d_j)^(2 / (m - 1))`` with distances d; statistics and loss count it to
-    the power of m: the loss is ``sum_k u_k^m d_k^2``.
+    A membership is ``u_k = 1 / sum_j (d_k / d_j)^(2 / (m - 1))`` with distances d. Statistics and loss use memberships
+    to the power of m: the loss is ``sum_k u_k^m d_k^2``.
 
     Args:
-        clusters: how many.
-        spread: centres begin normal around 0 with this deviation.
-        fuzziness: m, above 1; close to 1 is k-means.
+        clusters: number of clusters.
+        spread: standard deviation of the first centres, which are normal around 0.
+        fuzziness: m, above 1; values close to 1 give k-means.
 
     Source: FSP, section 6.1 (FCM); the memberships are Bezdek's.
     """
@@ -83,7 +87,6 @@ class FuzzyTask(_Clusters):
         above("task.fuzziness", self.fuzziness, 1)
 
     def members(self, distances: Tensor) -> tuple[Tensor, Tensor]:
-        """Memberships to the power of m."""
         near = torch.log(distances.clamp(min=_NEAREST)) / (1 - self.fuzziness)
         members = torch.softmax(near, dim=1) ** self.fuzziness
         return (members * distances).sum(dim=1), members

@@ -1,4 +1,4 @@
-"""Tables: one CSV file a silo, for organisations that hold records of the same kind."""
+"""Classification of tables: one CSV file per silo, for organisations that hold records of the same kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = foreign.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One silo's file, read: the columns that are learned from, and the rows of each split."""
+    """Contents of one silo's file: feature columns, labels and the rows of each split."""
 
     table: Table
     columns: tuple[Column, ...]
@@ -42,35 +42,36 @@ class _Rows:
 
 
 class CsvTask(Task):
-    """Classify the rows of a table.
+    """Classifier of the rows of a table.
 
-    Columns are matched by their names, so that a file may have them in any order. A column is of the kind that
-    ``columns`` says; else it has numbers, or words alone. A number becomes one feature, imputed with the median and
-    standardised with the mean and deviation of the silo's own training rows, or with ``scales`` that all silos share,
-    where a missing cell is the mean. A category becomes one feature for each that is declared. A text becomes 8,
-    one-hot by the hash of the cell, so that silos need no common vocabulary. `fedsync.model.table_columns` says what is a gap.
+    Columns are matched by name, so files may have them in any order. ``columns`` sets the kind of a column; without an
+    entry the cells decide between number and text. Features by kind:
 
-    Training rows are those of neither the test nor the validation split. A silo reads its own file, and no other's.
+    - number: one feature. Gaps get the median; scaling uses mean and deviation of the silo's own training rows. With
+      ``scales``, shared by all silos, gaps get the mean instead.
+    - category: one feature per declared category.
+    - text: 8 features, one-hot by the hash of the cell, so that silos need no common vocabulary.
+
+    `fedsync.model.table_columns` defines gaps. Training rows are the rows in neither the test nor the validation split. A silo
+    reads only its own file.
 
     Args:
-        files: one a silo, in the order of silos; or one alone, with ``everywhere``.
-        target: column to predict.
-        positive_above: if given, there are two classes and a target above this number is class 1;
-            if not, targets are the integers ``0 .. classes - 1``, or the declared categories.
+        files: one file per silo, in the order of silos; a single file with ``everywhere``.
+        positive_above: if given, there are two classes, and a target above this number is class 1. Otherwise targets
+            are the integers ``0 .. classes - 1``, or the declared categories.
         model: ``logistic`` regression, or an ``mlp`` with one hidden layer.
         hidden: width of the hidden layer.
-        test_share: share of each class that goes into the silo's own test split, between 0 and 1.
-        validation: share of the other rows that the silo validates on; see `held_out`.
+        test_share: share of each class in the silo's own test split, between 0 and 1.
+        validation: share of the other rows for the validation split; see `held_out`.
         ignore: columns to leave out.
-        classes: number of classes.
-        text: columns to treat as text though some silo's cells all look like numbers.
-        scales: what each numeric column is standardised by; None for the silo's own.
-        columns: what the run says of columns, by name.
-        everywhere: every silo has its file by the same name.
+        text: columns to treat as text, even if all cells of some silo look like numbers.
+        scales: scaling of each numeric column; None for the silo's own.
+        columns: the run's rules for columns, by name.
+        everywhere: whether every silo has its file under the same name.
 
     Raises:
-        ConfigError: here, an option is out of range; in `data`, something is wrong in a file, which the message
-            names, with its line or column; in `model`, no file was read yet.
+        ConfigError: in the constructor, an option is out of range; in `data`, a file has an error (names file and
+            line or column); in `model`, no file was read yet.
     """
 
     def __init__(
@@ -117,10 +118,10 @@ class CsvTask(Task):
             raise ConfigError("task.columns", problem, "Write as many classes, and no positive_above")
         self._read: tuple[SiloSlot, TableForm, int] | None = None
         self.inferred: Mapping[ColumnForm, int] = {}
-        """Columns that the run says nothing of, as the table that was read last has them, and their gaps."""
+        """Columns of the last table without a rule in the run, with their number of gaps."""
 
     def model(self) -> nn.Module:
-        """One linear layer, or two with a ReLU between, for the columns of the silo whose `data` were read."""
+        """One linear layer, or two with a ReLU, for the columns of the table that was read last."""
         if self._read is None:
             problem = "each silo reads its own table alone, and no table was read here"
             raise ConfigError("task.files", problem, "Ask a silo for the model")
@@ -133,7 +134,7 @@ class CsvTask(Task):
         return classification(self._classes)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Features float32 [n, width] and labels int64 [n] of the silo's file."""
+        """Features, float32 [n, width], and labels, int64 [n], of the silo's file."""
         rows = self._rows(slot)
         if self._scales is not None:
             for column in rows.columns:
@@ -146,11 +147,11 @@ class CsvTask(Task):
         return SiloData(train, test, validation)
 
     def table(self, slot: SiloSlot) -> TableForm:
-        """Names and meanings of the columns, the target's among them."""
+        """Names and kinds of the columns, target included."""
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
 
     def columns(self, slot: SiloSlot) -> Columns:
-        """Cells of the training rows; of others nothing is told."""
+        """Cells of the training rows; other rows are not disclosed."""
         rows = self._rows(slot)
         train = rows.train
         numbers = {one.name: one.values[train] for one in rows.columns if one.kind == "number"}
@@ -182,7 +183,6 @@ class CsvTask(Task):
         return _Rows(table, columns, form, labels, rest[train], test, held)
 
     def _features(self, table: Table) -> list[str]:
-        """The columns that are not the target and not ignored, by name."""
         named = {"task.target": (self._target,), "task.ignore": sorted(self._ignore), **self._declared}
         for place, names in named.items():
             for name in names:
@@ -203,7 +203,7 @@ class CsvTask(Task):
         return classes
 
     def _label(self, rule: ColumnRule, cell: str) -> int | None:
-        """The class; None where it is none."""
+        """Class of a cell; None if the cell is no valid target."""
         if rule.categories:
             return rule.categories.index(cell) if cell in rule.categories else None
         value = None if rule.is_gap(cell) else rule.number(cell)
@@ -212,7 +212,6 @@ class CsvTask(Task):
         return int(value) if value in range(self._classes) else None
 
     def _complaint(self, rule: ColumnRule, cell: str) -> tuple[str, str]:
-        """The problem with a target, and the remedy."""
         if rule.is_gap(cell) and cell not in rule.categories:
             return "the target is not a number: it is missing", "Mend or remove the row"
         if rule.categories:
@@ -226,10 +225,9 @@ class CsvTask(Task):
 
 
 def look_at(make: Callable[[], CsvTask], silos: Sequence[str], seed: int) -> list[str]:
-    """One line for people about the tables of emulated silos: what columns were taken for by their cells.
+    """Describe the inferred column kinds of emulated silos in one line for people.
 
-    Raises:
-        ConfigError: a table cannot be read, or its columns are others than the first silo's; names silo and column.
+    Raises `ConfigError`, with silo and column, if a table cannot be read or its columns differ from the first silo's.
     """
     first: TableForm = ()
     gaps: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A user's own Python file with one task."""
+"""Loader of a user's own Python file with one task."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from fedsync.tasks.task_protocol import Task
 
 
 def load_task(path: Path, options: Mapping[str, object]) -> Task:
-    """Run the file at ``path`` and make the one task that it defines.
+    """Run the file at ``path``, which has exactly one subclass of `Task`, and make that task with ``options``.
 
-    The file is code of this silo's owner, run with this process's rights: never one that came by wire. It imports what
-    lies beside it as a script does, at once or later. A task from another folder ends that: what this one has imported
-    it keeps, and what it imports from then on is looked for beside the other.
-
-    Args:
-        path: a Python file with exactly one subclass of `Task`.
-        options: keyword arguments of its constructor.
+    The file belongs to this silo's owner and runs with this process's rights; never load a file received over the
+    network. Imports resolve in the file's folder, as for a script, at load time or later. After a task from another
+    folder is loaded, later imports resolve in that folder; modules already imported stay.
 
     Raises:
-        ConfigError: no such file, it does not run, it defines no task or several, the options do not
-            fit, or the constructor fails. Names the file, and the line where there is one.
+        ConfigError: the file is missing or fails, it defines no task or several, the options do not fit, or the
+            constructor fails. The error names the file, and the line if known.
     """
     task_class = _only_task(run_file(path, "task.file"), path)
     try:

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images of 8 x 8, shipped with scikit-learn. Small enough to train anywhere."""
+"""Classification of handwritten digits: 1,797 images of 8 x 8, shipped with scikit-learn; trains anywhere."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 @dataclass(frozen=True, slots=True)
 class DigitsTask(Task):
-    """Tell ten digits apart with a small convolutional network (10,026 parameters).
+    """Classifier of the ten digits with a small convolutional network (10,026 parameters).
 
-    Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. Every silo holds the same test
-    split, stratified, which no silo trains on; the rest is dealt by ``partition``. A digit that no
-    silo holds is in no test split either: nobody can learn it.
+    Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. All silos share one stratified test split, which
+    no silo trains on; ``partition`` divides the rest. A digit that no silo trains on is left out of the test split.
 
     Args:
-        partition: how training samples are dealt to silos.
+        partition: division of training samples among silos.
         test_share: share of all samples in the test split, between 0 and 1.
-        validation: share of a silo's training samples that it validates on instead; see `held_out`.
+        validation: share of a silo's training samples for its validation split; see `held_out`.
 
     Raises:
         ConfigError: a share is out of range, or scikit-learn is not installed.
@@ -47,8 +46,8 @@ class DigitsTask(Task):
     def model(self) -> nn.Module:
         """Two convolutions and a dense layer.
 
-        Group norm keeps training steady where silos hold different classes; batch norm would not, for
-        its statistics are of the silo, not of the model.
+        Group norm keeps training stable if silos hold different classes. Batch norm would not: its statistics describe
+        the silo, not the model.
         """
         return nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
@@ -66,7 +65,7 @@ class DigitsTask(Task):
         return classification(10)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Images and labels of one silo. Raises `ConfigError` where the partition cannot be made."""
+        """Images and labels of one silo; raises `ConfigError` if the partition is impossible."""
         images, labels = _digits()
         parts, test = _split(self.partition, self.test_share, slot.count, slot.seed)
         part = parts[slot.index]
@@ -77,7 +76,7 @@ class DigitsTask(Task):
 
 @lru_cache(maxsize=4)
 def _split(partition: Partition, test_share: float, count: int, seed: int) -> tuple[list[Rows], Rows]:
-    """Rows of each silo's training part, and of the test split. Cached: a simulation asks once a silo."""
+    """Rows of each silo's training part, and of the test split; cached, as a simulation asks once per silo."""
     from sklearn.model_selection import train_test_split
 
     _, labels = _digits()
@@ -99,7 +98,7 @@ def _split(partition: Partition, test_share: float, count: int, seed: int) -> tu
 
 @cache
 def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """All images, float32 [1797, 1, 8, 8], and labels, int64 [1797]. Read once a process."""
+    """All images, float32 [1797, 1, 8, 8], and labels, int64 [1797]; read once per process."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Table cells as features."""
+"""Conversion of table cells to features."""
 
 from __future__ import annotations
 
@@ -18,19 +18,17 @@ from fedsync.tasks.readers.tabular import Table
 BUCKETS = 8
 
 _ROUNDING = 1e-12
-"""A deviation within this share of the mean is the rounding of numbers that are all the same."""
+"""Relative deviation up to which a column counts as constant, because only rounding differs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a silo's table, read by its rule.
+    """Column of a silo's table, read by its rule.
 
     Args:
-        name: in the header.
-        kind: of its cells.
-        values: float64 [rows], NaN for a gap: numbers; of categories and texts, which of the features is 1.
-        width: features that it becomes.
-        form: what must be the same at all silos.
+        values: float64 [rows], NaN for a gap: numbers, or for categories and texts the index of the feature that is 1.
+        width: number of features.
+        form: description that must be equal at all silos.
     """
 
     name: str
@@ -45,16 +43,9 @@ class Column:
 
 
 def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool) -> Column:
-    """Read a column.
+    """Read a column by its rule; with ``named``, the run knows the column's name, so errors may quote it.
 
-    Args:
-        table: the silo's file.
-        name: of the column.
-        rule: what the run says of it.
-        named: the run knows the name, so messages may have it.
-
-    Raises:
-        ConfigError: a cell does not fit; names column and line.
+    Raises `ConfigError` with column and line if a cell does not fit.
     """
     codes, cells = pd.factorize(table.cells[name])
     kind, wrong = infer(rule, cells)
@@ -72,16 +63,14 @@ def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool) -> Co
 def encode(
     table: Table, columns: Sequence[Column], train: NDArray[np.int64], scales: Mapping[str, ColumnScale] | None = None
 ) -> NDArray[np.float32]:
-    """All rows as features, float32 [rows, sum of widths].
+    """All rows as features, float32 [rows, sum of widths], in the order of ``columns``.
 
     Args:
-        table: the silo's file, for messages.
-        columns: to encode, in this order.
-        train: row numbers that medians, means and deviations are taken from; no other row leaks.
-        scales: of the numeric columns, of all silos together; None takes them from ``train``.
+        train: rows that determine medians, means and deviations; other rows must not leak into them.
+        scales: scales of numeric columns shared by all silos; None derives them from ``train``.
 
     Raises:
-        ConfigError: a row is so far from the others that no float32 holds its feature.
+        ConfigError: a scaled number is too large for float32.
     """
     blocks = []
     for column in columns:
@@ -104,28 +93,27 @@ def encode(
 
 
 def standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Imputed and standardised by the rows ``train``, float64 [n].
+    """Impute and standardise by the rows ``train``, float64 [n].
 
-    A column that is constant or wholly missing on the training rows is zero there, and elsewhere the plain
-    difference from that constant.
+    A column that is constant or all gaps in these rows becomes the difference from the constant (0 in these rows).
     """
     known = values[train][~np.isnan(values[train])]
     values = np.where(np.isnan(values), np.median(known) if known.size else 0.0, values)
     mean, deviation = float(values[train].mean()), float(values[train].std())
     if deviation <= _ROUNDING * abs(mean):
-        # The mean of many 0.1 is not quite 0.1, their median is: a test row that holds the constant is zero too.
+        # The mean of many 0.1 is not exactly 0.1, but their median is: the constant must become 0 in test rows too.
         mean, deviation = float(np.median(values[train])), 1.0
         values[train] = mean
     return (values - mean) / deviation
 
 
 def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
-    """Standardised alike at all silos, float64 [n]; a missing cell is the mean, 0."""
+    """Standardise with the scale that all silos share, float64 [n]; a gap becomes the mean, 0."""
     return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation)
 
 
 def _value(rule: ColumnRule, kind: Kind, cell: str) -> float:
-    """A text is hashed by CRC-32, the same on every machine, so that silos need no common vocabulary."""
+    """Value of a cell; a text is hashed by CRC-32, equal on every machine, so silos need no common vocabulary."""
     if rule.is_gap(cell):
         return np.nan
     if kind == "category":

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians with diagonal covariances, by additive statistics."""
+"""Gaussian mixtures with diagonal covariances, by additive statistics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedsync.tasks.limits import above, at_least
 
 @dataclass(frozen=True, slots=True)
 class MixtureTask(StatisticsTask):
-    """A Gaussian mixture. The loss is minus the log-likelihood of a sample.
+    """Gaussian mixture. The loss is the negative log-likelihood of a sample.
 
-    Statistics, r_k being the probability that a sample is of component k: ``counts`` [components], the mean of r_k;
-    ``sums`` [components, features], of r_k x; ``squares``, of r_k x^2. So the weights are the counts, the means
-    sums / counts and the variances squares / counts - means^2, plus ``floor``. Means of statistics are statistics of
-    the joint data, so variances stay positive; but a mean far from 0 costs digits: centre the data first.
+    Statistics, with r_k the probability that a sample belongs to component k: ``counts`` [components], the mean of r_k;
+    ``sums`` [components, features], the mean of r_k x; ``squares``, the mean of r_k x^2. Weights are the counts, means
+    are sums / counts, and variances are squares / counts - means^2 plus ``floor``. Averaged statistics are the
+    statistics of the joint data, so variances stay positive. A mean far from 0 costs digits: centre the data first.
 
     Args:
-        components: how many.
-        spread: means begin normal around 0 with this deviation, variances at 1.
+        components: number of components.
+        spread: standard deviation of the first means, normal around 0; the first variances are 1.
         floor: added to every variance, above 0.
 
     Source: FSP, sections 2.2 and 6.1 (GMM).
@@ -39,7 +39,6 @@ class MixtureTask(StatisticsTask):
         above("task.floor", self.floor, 0)
 
     def model(self) -> nn.Module:
-        """Equal weights, means at random, variances of 1."""
         means = random_centres(self.components, self.source.shape().features, self.spread)
         counts = torch.full((self.components,), 1 / self.components)
         share = counts[:, None]
@@ -58,7 +57,7 @@ class MixtureTask(StatisticsTask):
         return -likelihood, {"counts": kept, "sums": sums, "squares": squares}
 
     def parameters(self, statistics: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The M-step: weights [components], means and variances [components, features]."""
+        """Weights [components], means and variances [components, features], by the M-step."""
         counts = statistics["counts"].clamp(min=SMALLEST)
         means = centres_of(statistics)
         variances = statistics["squares"] / counts[:, None] - means.square()

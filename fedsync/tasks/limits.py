@@ -1,4 +1,4 @@
-"""Complaints about options that are out of range, for tasks made without a file that was checked before."""
+"""Range checks of options, for tasks that are built without a checked strategy file."""
 
 from __future__ import annotations
 

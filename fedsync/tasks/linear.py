@@ -1,7 +1,7 @@
 """Linear models by mini-batch SGD: logistic regression, support vector machine, lasso and ridge regression.
 
-A-BSP's jobs, sections 3.4 and 4: LR is ``logistic``, SVM ``hinge``, Lasso ``squared`` with an L1 penalty and RR
-``squared`` with an L2 penalty.
+Jobs of A-BSP, sections 3.4 and 4: LR is ``logistic``, SVM is ``hinge``, Lasso is ``squared`` with an L1 penalty, and RR
+is ``squared`` with an L2 penalty.
 """
 
 from __future__ import annotations
@@ -25,13 +25,9 @@ LinearLoss = Literal["logistic", "hinge", "squared"]
 
 
 class LinearModel(nn.Module):
-    """``inputs @ weight + bias``, of dense rows or of sparse ones.
+    """Linear map ``inputs @ weight + bias``, for dense or sparse rows.
 
-    Begins at zero: the losses are convex, so nothing is to be gained from chance.
-
-    Args:
-        features: columns.
-        outputs: numbers a row.
+    Starts at zero: the losses are convex, so a random start has no advantage.
     """
 
     def __init__(self, features: int, outputs: int) -> None:
@@ -49,16 +45,14 @@ class LinearModel(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LinearTask(SourceTask):
-    """One linear model.
+    """Linear model with the loss ``logistic``, ``hinge`` or ``squared``.
 
-    ``logistic`` and ``hinge`` have one output for two classes, else one a class; hinge is then that of the best
-    wrong class. ``squared`` predicts numbers; its loss is half the squared error, and its accuracy minus the
-    squared error. Penalties leave the bias alone. They are part of the training loss, not of the test loss.
-
-    The L1 penalty is followed by its subgradient: weights that ought to be zero come close to it.
+    ``logistic`` and ``hinge`` have one output for two classes, otherwise one output per class; ``hinge`` then compares
+    with the best wrong class. ``squared`` predicts numbers: the loss is half the squared error, and the accuracy is
+    minus the squared error. Penalties exclude the bias, and are part of the training loss only, not of the test loss.
+    The L1 penalty uses the subgradient: weights come close to zero, but not exactly to zero.
 
     Args:
-        loss_name: which.
         l1: strength of ``l1 |w|_1``, at least 0.
         l2: strength of ``l2 / 2 |w|_2^2``, at least 0.
     """
@@ -73,7 +67,7 @@ class LinearTask(SourceTask):
         at_least("task.l2", self.l2, 0)
 
     def model(self) -> nn.Module:
-        """A `LinearModel`. Raises `ConfigError` where loss and targets do not fit."""
+        """A `LinearModel`; raises `ConfigError` if loss and targets do not fit."""
         shape = self.source.shape()
         if (self.loss_name == "squared") != (shape.classes == 0):
             found = "classes" if shape.classes else "numbers"
@@ -89,7 +83,6 @@ class LinearTask(SourceTask):
         return TensorDataset(samples.dense(), samples.labels())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss, and the penalties."""
         *inputs, targets = batch
         loss = self._losses(model(*inputs), targets).mean()
         weight = model.get_parameter("weight")
@@ -105,14 +98,14 @@ class LinearTask(SourceTask):
         return model(*inputs), targets
 
     def metrics(self) -> tuple[AnyMetric, ...]:
-        """Those of numbers or of classes; of a margin of ``hinge`` no probability follows."""
+        """Metrics of numbers or of classes; without score metrics for ``hinge``, whose margin is no probability."""
         if self.loss_name == "squared":
             return regression()
         found = classification(self.source.shape().classes)
         return found if self.loss_name == "logistic" else tuple(m for m in found if m.name not in BY_SCORE)
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Summed loss without penalties; how many classes are right, or minus the summed squared error."""
+        """Summed loss without penalties, and the number correct or minus the summed squared error."""
         loss = self._losses(outputs, targets).sum()
         if self.loss_name == "squared":
             return loss, -2 * loss
@@ -123,7 +116,7 @@ class LinearTask(SourceTask):
         if self.loss_name == "squared":
             return (outputs[:, 0] - targets).square() / 2
         if outputs.shape[1] == 1:
-            # The margin: how far on the right side of the border, with classes as -1 and 1.
+            # Margin: signed distance to the decision border, with classes as -1 and 1.
             margin = outputs[:, 0] * (2 * targets - 1)
             return nn.functional.softplus(-margin) if self.loss_name == "logistic" else torch.relu(1 - margin)
         if self.loss_name == "logistic":

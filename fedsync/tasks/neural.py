@@ -1,4 +1,4 @@
-"""Classification by a network: of images, of sequences, of anything by dense layers."""
+"""Classification by neural networks: of images, of sequences, and of any inputs by dense layers."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 @dataclass(frozen=True, slots=True)
 class SourceTask(Task):
-    """A task on samples from a source.
+    """Task on samples from a source.
 
     Args:
-        source: of the samples.
-        partition: how they are dealt to silos, or None where each silo reads its own.
-        test_share: share that becomes test samples where the source has none apart, between 0 and 1.
-        validation: share of a silo's training samples that it validates on instead; see `held_out`.
+        partition: division of the samples among silos; None if each silo reads its own samples.
+        test_share: share of test samples if the source has no test split, between 0 and 1.
+        validation: share of a silo's training samples for its validation split; see `held_out`.
 
     Raises:
-        ConfigError: a share is out of range; later, whatever the source complains about.
+        ConfigError: a share is out of range; later, errors of the source.
     """
 
     source: Source
@@ -46,29 +45,28 @@ class SourceTask(Task):
         check_shares(self.test_share, self.validation)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Samples of one silo. Raises `ConfigError` where they cannot be read, or not dealt so."""
+        """Samples of one silo; raises `ConfigError` if they cannot be read or divided."""
         train, test = deal(self.source, self.partition, self.test_share, slot)
         mine, kept = held_out(train.targets, self.validation, slot)
         validation = None if kept is None else self.dataset(train.take(kept))
         return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
 
     def table(self, slot: SiloSlot) -> TableForm | None:
-        """Those of the source, if it has columns."""
+        """Columns of the source, if it is a table."""
         table = getattr(self.source, "table", None)
         return None if table is None else table()
 
     def dataset(self, samples: Samples) -> TensorDataset:
-        """What a batch is made of; by default inputs, float32 [n, ...], and targets [n]."""
+        """Data set of batches; by default inputs, float32 [n, ...], and targets [n]."""
         return TensorDataset(samples.dense(), samples.labels())
 
 
 class _Classifier(SourceTask):
-    """A network with one logit a class."""
+    """Network with one logit per class."""
 
     __slots__ = ()
 
     def model(self) -> nn.Module:
-        """The network, for the source's shape."""
         shape = self.source.shape()
         if shape.classes < 2:
             raise ConfigError("task.data", "there are no classes to tell apart", "Choose data with two or more classes")
@@ -79,17 +77,12 @@ class _Classifier(SourceTask):
 
     @abstractmethod
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """A fresh network for inputs of that shape."""
+        """Make a new network for inputs of this shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImagesTask(_Classifier):
-    """Tell images apart.
-
-    Args:
-        network_name: which network.
-        norm: of ``cnn`` and the residual networks.
-    """
+    """Classifier of images; ``norm`` applies to ``cnn`` and the residual networks."""
 
     network_name: Network = "lenet5"
     norm: Norm = "group"
@@ -100,12 +93,7 @@ class ImagesTask(_Classifier):
 
 @dataclass(frozen=True, slots=True)
 class SequencesTask(_Classifier):
-    """Tell sequences apart with an LSTM.
-
-    Args:
-        hidden: width of a recurrent layer.
-        layers: how many.
-    """
+    """Classifier of sequences with an LSTM; ``hidden`` is the width of an LSTM layer."""
 
     hidden: int = 64
     layers: int = 2
@@ -121,11 +109,7 @@ class SequencesTask(_Classifier):
 
 @dataclass(frozen=True, slots=True)
 class MlpTask(_Classifier):
-    """Tell inputs of any shape apart with dense layers and ReLU between.
-
-    Args:
-        hidden: widths of the hidden layers.
-    """
+    """Classifier of inputs of any shape with dense layers and ReLU; ``hidden``: widths of the hidden layers."""
 
     hidden: tuple[int, ...] = (64,)
 

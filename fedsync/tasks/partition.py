@@ -1,7 +1,8 @@
-"""How one data set is dealt to silos. What deals by class is flwr-datasets'; seeds and checks are ours.
+"""Partitions: divisions of one data set among silos.
 
-Rows go to its partitioners as an in-memory table of (row, class), so nothing touches network or disk. Importing them
-takes a second and a half, and 800 modules: equal shares are cut without them.
+Partitions by class use flwr-datasets; seeds and checks are FedSync's own. Its partitioners get the rows as an in-memory
+table of (row, class), without network or disk. The import takes a second and a half, and 800 modules, so equal shares
+do not use flwr-datasets.
 """
 
 from __future__ import annotations
@@ -26,26 +27,24 @@ _BY_LABEL = {"partition_by": "label", "shuffle": False}
 
 
 class Partition(Protocol):
-    """Deals the rows of a data set to silos. A value: equal ones deal the same."""
+    """Division of the rows of a data set among silos; equal partitions give equal divisions."""
 
     def __hash__(self) -> int: ...
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """Sorted row numbers of each of ``count`` silos: disjoint, none empty.
+        """Sorted row numbers of each of ``count`` silos, disjoint, none empty; the run's ``seed`` determines the draw.
 
         Args:
             labels: class of each row, shape [n], int64.
-            count: number of silos.
-            seed: of the run; same seed, same dealing.
 
         Raises:
-            ConfigError: the rows cannot be dealt so, or flwr-datasets is not installed.
+            ConfigError: the division is impossible, or flwr-datasets is not installed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Iid:
-    """Every silo gets an equal random share (sizes differ by at most one)."""
+    """Equal random share for every silo (sizes differ by at most one)."""
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -54,9 +53,9 @@ class Iid:
 
 @dataclass(frozen=True, slots=True)
 class Dirichlet:
-    """Each class is shared in proportions drawn from a symmetric Dirichlet distribution.
+    """Dirichlet partition: the shares of each class come from a symmetric Dirichlet distribution.
 
-    Every silo gets at least ten rows, or half its equal share where that is less.
+    Every silo gets at least ten rows, or half its equal share if that is less.
 
     Args:
         alpha: concentration; 0.1 is very uneven, 100 nearly i.i.d.
@@ -89,15 +88,12 @@ class Dirichlet:
 
 @dataclass(frozen=True, slots=True)
 class Pathological:
-    """Every silo holds a few classes only, dealt in ascending order.
+    """Pathological partition: every silo holds exactly ``classes_per_silo`` classes, assigned in ascending order.
 
-    Where ``classes_per_silo`` divides the number of classes, silo 0 gets the first that many, silo 1 the
-    next, and so on round the table: 5 silos of 2 out of 10 classes hold each class exactly once. Where
-    it does not, silo i gets the window that starts at class i. Silos that share classes get random rows
-    of them, in equal numbers. Few silos may leave classes that nobody holds; their rows are in no part.
-
-    Args:
-        classes_per_silo: number of classes that each silo holds, exactly.
+    If ``classes_per_silo`` divides the number of classes, silo 0 gets the first block of classes, silo 1 the next, and
+    so on in a cycle: 5 silos with 2 of 10 classes hold each class exactly once. Otherwise silo i gets the window that
+    starts at class i. Silos that share a class get equal numbers of random rows. If few silos leave a class unassigned,
+    its rows are in no part.
 
     Source: McMahan et al. 2017, arXiv:1602.05629, section 3; Li et al. 2021, arXiv:2102.02079.
     """
@@ -109,8 +105,8 @@ class Pathological:
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
-        # flwr-datasets deals windows that start at class i, so that neighbours share classes and the last
-        # ones belong to nobody. Blocks of classes dealt whole keep silos apart and leave none over.
+        # flwr-datasets assigns windows that start at class i: neighbours share classes, and the last classes stay
+        # unassigned. Whole blocks of classes avoid both.
         ranks = np.unique(labels, return_inverse=True)[1].astype(np.int64).reshape(-1)
         classes = int(ranks.max()) + 1
         block = self.classes_per_silo if classes % self.classes_per_silo == 0 else 1
@@ -136,13 +132,10 @@ class Pathological:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Rows sorted by class are cut to ``silos x shards_per_silo`` shards, and every silo gets that many at random.
+    """Shard partition: rows sorted by class are cut into ``silos x shards_per_silo`` shards, which go to random silos.
 
-    Shards are of one size; the rows that are left over, fewer than there are shards, are in no part. So a
-    silo holds rows of few classes, in most cases as many as it gets shards.
-
-    Args:
-        shards_per_silo: number of shards that each silo gets.
+    Shards have equal size; the remaining rows, fewer than the number of shards, are in no part. A silo therefore holds
+    few classes, mostly as many as its shards.
 
     Source: PSP, section 10.6.1 (2n shards, two to each of n silos).
     """
@@ -166,17 +159,16 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class DualDirichlet:
-    """Two draws from symmetric Dirichlet distributions: how much data each silo has, and of which classes.
+    """Partition by two draws from symmetric Dirichlet distributions: data sizes of silos, and their class mixes.
 
-    With q the sizes' shares and p_i the classes' shares of silo i, class k is dealt in proportion to
-    ``q_i p_ik``. All rows are dealt, so that sizes follow q nearly, not exactly. Every silo gets at least one
-    row; ten draws are tried.
+    With size shares q and class shares p_i of silo i, the rows of class k are divided in proportion to ``q_i p_ik``.
+    All rows are assigned, so sizes follow q approximately. Every silo gets at least one row; ten draws are tried.
 
     Args:
-        size_alpha: concentration of q; large is equal sizes.
-        class_alpha: concentration of p; small is few classes a silo.
+        size_alpha: concentration of q; large values give equal sizes.
+        class_alpha: concentration of p; small values give few classes per silo.
 
-    The library has no such partitioner: its InnerDirichletPartitioner wants the sizes, and divides by zero where a
+    flwr-datasets has no such partitioner: its InnerDirichletPartitioner needs the sizes, and divides by zero when a
     silo's classes are used up. Experiments with FedCompass (arXiv:2309.14675) use two draws of this kind.
     """
 
@@ -213,10 +205,7 @@ class DualDirichlet:
 
 @dataclass(frozen=True, slots=True)
 class ByOwner:
-    """Whole owners (writers, speakers) are dealt at random, as nearly as can be in equal numbers.
-
-    The keys that are split are the samples' owners in place of their classes.
-    """
+    """Partition by owner: whole owners (writers, speakers) go to random silos in nearly equal numbers."""
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """See `Partition.split`; ``labels`` are owners."""
@@ -231,7 +220,7 @@ class ByOwner:
 
 
 def _deal(kind: str, labels: NDArray[np.int64], count: int, seed: int, /, **options: Any) -> list[Rows]:
-    """Rows by a partitioner of flwr-datasets; ``labels`` may be keys of any kind."""
+    """Divide rows with a partitioner of flwr-datasets; ``labels`` may be keys of any kind."""
     try:
         import flwr_datasets.partitioner as partitioners
         from datasets import Dataset
@@ -241,13 +230,13 @@ def _deal(kind: str, labels: NDArray[np.int64], count: int, seed: int, /, **opti
     partitioner = getattr(partitioners, kind)(num_partitions=count, **options)
     partitioner.dataset = Dataset.from_dict({"row": order, "label": labels[order]})
     with warnings.catch_warnings():
-        # Of redrawings, of classes that nobody holds, of pyarrow's options: errors and docstrings here say it.
+        # Warnings about repeated draws, unassigned classes and pyarrow's options; errors and docstrings cover them.
         warnings.simplefilter("ignore")
         return [np.sort(np.asarray(partitioner.load_partition(i)["row"], dtype=np.int64)) for i in range(count)]
 
 
 def _order(rows: int, seed: int) -> Rows:
-    """In which rows are dealt. Data sets lie in the order of their classes, in many cases."""
+    """Random order in which rows are assigned; data sets are often sorted by class."""
     return generator(seed, Stream.PARTITION).permutation(rows)
 
 

@@ -1,4 +1,4 @@
-"""Data sets as arrays, and the way from a whole data set to one silo's part."""
+"""Data sets as arrays, and their division into the parts of silos."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Inputs = NDArray[np.float32] | NDArray[np.uint8]
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 MAX_CELLS = 2**31
-"""Values that one data set may have: a header that promises more is not believed."""
+"""Limit of values in one data set; a header with a larger number is rejected."""
 _STRATA = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """Sparse rows, as (column, value) pairs, filled up with (0, 0) to the length of the longest.
+    """Sparse rows as (column, value) pairs, padded with (0, 0) to the length of the longest row.
 
     Args:
         columns: int64 [n, longest], in ``0 .. features - 1``.
@@ -46,11 +46,7 @@ class Pairs:
         return Pairs(self.columns[rows], self.values[rows], self.features)
 
     def dense(self) -> NDArray[np.float32]:
-        """All cells, float32 [n, features].
-
-        Raises:
-            ConfigError: there are too many.
-        """
+        """All cells, float32 [n, features]; raises `ConfigError` if there are too many."""
         if self.size * self.features > MAX_CELLS // 8:
             problem = f"{self.size} rows of {self.features} features are too many to be written out in full"
             raise ConfigError("task.data", problem, "Use kind: linear, which takes them as they are")
@@ -61,12 +57,12 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Inputs and what is to be said of them.
+    """Inputs and targets of samples.
 
     Args:
-        inputs: float32 [n, ...], or uint8 [n, ...] of which 255 stands for 1, or sparse rows.
+        inputs: float32 [n, ...], or uint8 [n, ...] where 255 stands for 1, or sparse rows.
         targets: classes, int64 [n], or numbers, float32 [n].
-        owners: who each sample is from (a writer, a speaker), int64 [n], or None where nobody knows.
+        owners: owner of each sample (a writer, a speaker), int64 [n], or None if unknown.
     """
 
     inputs: Inputs | Pairs
@@ -80,7 +76,7 @@ class Samples:
     def dense(self) -> Tensor:
         """Inputs, float32 [n, ...]."""
         cells = self.inputs.dense() if isinstance(self.inputs, Pairs) else self.inputs
-        # torch warns of arrays that are read-only, as views of a file's bytes are.
+        # torch warns about read-only arrays, such as views of a file's bytes.
         tensor = torch.from_numpy(np.require(cells, requirements="W"))
         return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
 
@@ -91,11 +87,11 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """What a model has to know of its data.
+    """Shape of data, from which a model is built.
 
     Args:
-        inputs: of one sample.
-        classes: how many, or 0 where targets are numbers.
+        inputs: shape of one sample.
+        classes: number of classes, or 0 if targets are numbers.
         sparse: whether inputs are `Pairs`; ``inputs`` is then (features,).
     """
 
@@ -109,40 +105,29 @@ class DataShape:
 
 
 class Source(Protocol):
-    """Where samples come from. A value: equal ones give the same samples."""
+    """Source of samples; equal sources give equal samples."""
 
     def __hash__(self) -> int: ...
 
     def shape(self) -> DataShape:
-        """Of the samples; of reading what is not said in options, as little as will do.
-
-        Raises:
-            ConfigError: as `read`.
-        """
+        """Shape of the samples; reads as little as possible. Raises `ConfigError` as `read`."""
 
     def read(self) -> tuple[Samples, Samples | None]:
-        """All samples: to train on, and to test on if the source has those apart.
+        """All training samples, and test samples if the source has a test split.
 
-        Raises:
-            ConfigError: something is wrong with a file; names it, the place and the remedy.
+        Raises `ConfigError` with file, place and remedy if a file has an error.
         """
 
 
 def deal(source: Source, partition: Partition | None, test_share: float, slot: SiloSlot) -> tuple[Samples, Samples]:
     """Training and test samples of one silo.
 
-    With a partition the source is a whole that is dealt to the silos, and every silo holds the same
-    test samples; those of classes that no silo trains on are left out. Without one, what the source gives on
-    this machine is the silo's own.
-
-    Args:
-        source: of the samples.
-        partition: how they are dealt, or None.
-        test_share: share of each class that becomes test samples, where the source has none apart.
-        slot: which silo.
+    With a partition, the source is divided among the silos, and all silos have the same test samples, without classes
+    that no silo trains on. Without a partition, the source on this machine is the silo's own. ``test_share`` of each
+    class become test samples, if the source has no test split.
 
     Raises:
-        ConfigError: the source complains, or the samples cannot be dealt so.
+        ConfigError: the source has an error, or the division is impossible.
     """
     if partition is None:
         train, test = source.read()
@@ -157,7 +142,7 @@ def deal(source: Source, partition: Partition | None, test_share: float, slot: S
 
 @lru_cache(maxsize=2)
 def _read(source: Source) -> tuple[Samples, Samples | None]:
-    """Cached, for a simulation asks once a silo."""
+    """Read a source; cached, as a simulation asks once per silo."""
     return source.read()
 
 
@@ -165,7 +150,7 @@ def _read(source: Source) -> tuple[Samples, Samples | None]:
 def _dealt(
     source: Source, partition: Partition, test_share: float, count: int, seed: int
 ) -> tuple[list[Rows], Rows, bool]:
-    """Rows of each silo, rows of the test split, and whether the latter are of the source's own test samples."""
+    """Rows of each silo, rows of the test split, and whether the latter come from the source's own test samples."""
     train, test = _read(source)
     strata = _strata(train.targets)
     rows, kept = np.arange(len(strata)), np.empty(0, dtype=np.int64)
@@ -182,7 +167,7 @@ def _dealt(
 
 
 def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By what the samples are dealt, int64 [n]."""
+    """Keys by which samples are divided, int64 [n]: classes, or owners."""
     if not isinstance(partition, ByOwner):
         return strata
     if samples.owners is None:
@@ -193,7 +178,7 @@ def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> 
 
 
 def _strata(targets: Targets) -> NDArray[np.int64]:
-    """Classes as they are, numbers by tenths of their distribution, int64 [n]."""
+    """Strata of targets, int64 [n]: classes, or deciles of numbers."""
     if targets.dtype == np.int64:
         return targets.astype(np.int64, copy=False)
     edges = np.quantile(targets, np.linspace(0, 1, _STRATA + 1)[1:-1])
@@ -201,18 +186,11 @@ def _strata(targets: Targets) -> NDArray[np.int64]:
 
 
 def held_out(targets: Targets, share: float | None, slot: SiloSlot) -> tuple[Rows, Rows | None]:
-    """Sorted row numbers of a silo's training samples: to train on, and to validate on.
+    """Divide a silo's training samples into sorted row numbers to train on, and to validate on.
 
-    To validate, the share of all of them, rounded, of which each class has its part, rounded up or down; numbers by
-    tenths of their distribution. Drawn by the run's seed and the silo's name.
-
-    Args:
-        targets: of the training samples.
-        share: between 0 and 1; None holds nothing out.
-        slot: which silo.
-
-    Raises:
-        ConfigError: the share comes to no sample, or to all of them.
+    The validation split has the rounded share of all samples; without a share there is no split. Each class has its
+    part of it, rounded up or down; numbers are divided by deciles. The run's seed and the silo's name determine the
+    draw. Raises `ConfigError` if the share gives no sample, or all samples.
     """
     samples = len(targets)
     if share is None:
@@ -233,14 +211,14 @@ def held_out(targets: Targets, share: float | None, slot: SiloSlot) -> tuple[Row
 
 
 def check_shares(test_share: float, validation: float | None) -> None:
-    """Raise `ConfigError` unless both are between 0 and 1, or there is no validation."""
+    """Raise `ConfigError` unless both shares are between 0 and 1; ``validation`` may be None."""
     for name, share in (("test_share", test_share), ("validation", validation)):
         if share is not None and not 0 < share < 1:
             raise ConfigError(f"task.{name}", f"{share} is not between 0 and 1", "Write, for example, 0.2")
 
 
 def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:
-    """Sorted row numbers (train, test), each class shared alike."""
+    """Sorted row numbers (train, test), with the same share of each class."""
     rng = generator(seed, Stream.SPLIT, name)
     chosen = np.zeros(len(strata), dtype=bool)
     for stratum in np.unique(strata):

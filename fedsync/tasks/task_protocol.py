@@ -1,4 +1,4 @@
-"""What is trained: a model, one silo's data, a loss and a score. The only thing a user writes."""
+"""Interface of tasks: a model, one silo's data, a loss and a score; a user writes only this."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedsync.model.table_columns import TableForm
 from fedsync.model.tensor_parts import PartPatterns
 
 Batch = Any
-"""What `Task.collate` makes of the samples of one batch, on the model's device."""
+"""Result of `Task.collate` for the samples of one batch, on the model's device."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiloSlot:
-    """Which share of the data a silo holds.
+    """Identity of a silo, which selects its share of the data.
 
     Args:
-        name: of the silo; unique within a run.
-        index: its place among the silos, ``0 <= index < count``.
+        name: name of the silo, unique within a run.
+        index: position among the silos, ``0 <= index < count``.
         count: number of silos.
-        seed: of the run; the same for every silo.
+        seed: seed of the run, equal for every silo.
     """
 
     name: str
@@ -38,16 +38,17 @@ class SiloSlot:
 
 @dataclass(frozen=True, slots=True)
 class SiloData:
-    """One silo's samples. Map-style: ``len(dataset)`` and ``dataset[i]``.
+    """Samples of one silo, as map-style data sets: ``len(dataset)`` and ``dataset[i]``.
 
-    A `torch.utils.data.TensorDataset` is moved to the device once and cut by index, unless the task collates in its
-    own way. Anything else is read batch by batch if it has ``__getitems__``, else sample by sample, and collated.
+    A `torch.utils.data.TensorDataset` is moved to the device once and cut by index, unless the task has its own
+    `collate`. Other data sets are read batch by batch if they have ``__getitems__``, else sample by sample, and
+    collated.
 
     Args:
         train: samples to train on.
         test: samples to evaluate on; may be empty.
-        validation: samples to evaluate on while the run goes on; the test split is then evaluated when all is decided.
-            None or empty: the silo evaluates on its test split in every round.
+        validation: samples to evaluate on during the run; the test split is then evaluated only at the end. None or
+            empty: the silo evaluates on its test split in every round.
     """
 
     train: Dataset[Any]
@@ -58,42 +59,33 @@ class SiloData:
 class Task(ABC):
     """Model, data and metrics of one training problem.
 
-    The defaults of `loss` and `score` fit classification: a batch is ``(inputs, labels)`` and the model
-    returns one logit a class. Override both for anything else. A task draws random numbers from torch
-    only: its generator is seeded around every call, others are not.
+    The defaults of `loss` and `score` fit classification: a batch is ``(inputs, labels)`` and the model returns one
+    logit per class. Override both for other problems. Draw random numbers from torch only: FedSync seeds torch's
+    generator around every call, but no other generator.
     """
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """A fresh model on the CPU. The caller seeds torch, so that all silos build the same one."""
+        """Make a new model on the CPU. The caller seeds torch, so that all silos build the same model."""
 
     @abstractmethod
     def data(self, slot: SiloSlot) -> SiloData:
-        """The samples of the silo ``slot``. A function of the slot: two calls give the same samples."""
+        """Samples of the silo ``slot``; two calls with the same slot must give the same samples."""
 
     def columns(self, slot: SiloSlot) -> Columns | None:
-        """What a survey of all silos' columns adds up: the training rows of the silo ``slot``. Default: nothing."""
+        """Training rows of the silo ``slot`` for a survey of all silos' columns. Default: None."""
         return None
 
     def table(self, slot: SiloSlot) -> TableForm | None:
-        """The columns that features come from, which must be the same at all silos; called after `data`.
-
-        Default: there is no table.
-        """
+        """Columns behind the features, which must be equal at all silos; called after `data`. Default: None."""
         return None
 
     def parts(self) -> PartPatterns:
-        """Which tensors of the model travel, and which stay at their silo.
-
-        Default: all that is trained travels, and all buffers.
-        """
+        """Patterns of tensors that travel, and that stay at the silo. Default: trained tensors and buffers travel."""
         return PartPatterns()
 
     def collate(self, samples: list[Any]) -> Batch:
-        """A batch of samples, whose tensors, in dicts, lists and tuples too, go to the device.
-
-        Default: `torch.utils.data.default_collate`.
-        """
+        """Make a batch of samples; tensors in it move to the device. Default: `torch.utils.data.default_collate`."""
         return default_collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -104,24 +96,24 @@ class Task(ABC):
     def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and number of correct predictions over the batch, both scalars.
 
-        Sums, not means, so that batches and silos can be pooled. Default: `assess` of what the model predicts.
+        Sums, not means, so that batches and silos can be pooled. Default: `assess` of `predict`.
         """
         return self.assess(*self.predict(model, batch))
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Outputs for the batch, and what is true, as `metrics` are measured. Default: those of inputs, and labels."""
+        """Outputs and true values for `assess` and `metrics`. Default: the model's outputs for inputs, and labels."""
         inputs, labels = batch
         return model(inputs), labels
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """As `score`, of what `predict` returned: one pass for both and `metrics`. Default: cross-entropy, arg max."""
+        """Score the result of `predict`, as `score` does. Default: cross-entropy and arg max."""
         loss = nn.functional.cross_entropy(outputs, targets, reduction="sum")
         return loss, (torch.argmax(outputs, dim=1) == targets).sum()
 
     def metrics(self) -> tuple[AnyMetric, ...]:
-        """What is measured of `predict` at every evaluation, beside loss and score; see `fedsync.tasks.metrics`.
+        """Metrics of `predict` at every evaluation, beside loss and score; see `fedsync.tasks.metrics`.
 
-        Default: nothing. Shipped tasks with classes have accuracy, balanced accuracy and F1, and of two classes what
-        follows from scores; those that predict numbers have MAE, RMSE and R2.
+        Default: none. Shipped tasks with classes have accuracy, balanced accuracy and F1, and score metrics for two
+        classes; tasks that predict numbers have MAE, RMSE and R2.
         """
         return ()

@@ -1,4 +1,4 @@
-"""From sample numbers to a batch on the device."""
+"""Batches on the device, made from sample numbers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from fedsync.tasks.task_protocol import Batch
 
 
 class Batches(Protocol):
-    """One data set, cut to batches on a device."""
+    """A data set that is cut into batches on a device."""
 
     def __len__(self) -> int: ...
 
     def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """Learn what will be taken: the next ``count`` pieces of ``walk``, and perhaps the ones after."""
+        """Announce the next ``count`` pieces of ``walk``; pieces after these may be requested as well."""
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        """Sample numbers, int64 [n], as `take` wants them."""
+        """Convert sample numbers, int64 [n], to the tensor that `take` expects."""
 
     def take(self, rows: Tensor) -> Batch:
-        """The batch of the samples ``rows``, int64 [n] from `place`, in that order, on the device."""
+        """Return the batch of the samples ``rows``, int64 [n] from `place`, in this order, on the device."""
 
     def ahead(self, rows: Tensor) -> None:
-        """Begin to fetch the batch that `take` is asked for next, where that saves time."""
+        """Start to fetch the batch of the next `take` call, if prefetching saves time."""
 
 
 class TensorBatches:
-    """Tensors that live on the device; a batch is one `index_select` for each."""
+    """Batches of tensors that live on the device, by one `index_select` per tensor."""
 
     def __init__(self, dataset: TensorDataset, device: torch.device) -> None:
         self._tensors = [tensor.to(device) for tensor in dataset.tensors]
@@ -46,26 +46,21 @@ class TensorBatches:
         return len(self._tensors[0])
 
     def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """See `Batches.begin`: nothing to fetch, the samples are there."""
+        """Do nothing: the samples are already on the device."""
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        """See `Batches.place`: on the device, so that a whole order's numbers cross in one piece."""
+        """Move the sample numbers of a whole order to the device in one transfer."""
         return torch.from_numpy(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
         return [tensor.index_select(0, rows) for tensor in self._tensors]
 
     def ahead(self, rows: Tensor) -> None:
-        """See `Batches.ahead`: nothing to fetch, the samples are there."""
+        """Do nothing: the samples are already on the device."""
 
 
 class SampleReader:
-    """Reads samples of a map-style data set and collates them, between two steps.
-
-    Args:
-        dataset: map-style.
-        collate: makes a batch of samples.
-    """
+    """Reader of a map-style data set in the training process, between two steps."""
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self._dataset = dataset
@@ -75,21 +70,23 @@ class SampleReader:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
     def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """See `Batches.begin`: the process that would fetch is the one that trains."""
+        """Do nothing: this process both reads and trains."""
 
     def read(self, rows: Tensor) -> Batch:
-        """The batch of the samples ``rows``, int64 [n], where the data set leaves it."""
+        """Return the batch of the samples ``rows``, int64 [n], on the device where the data set keeps them."""
         return fetch(self._dataset, rows.tolist(), self._collate)
 
 
 class WorkersReader(SampleReader):
-    """The same by worker processes, which read ahead; a batch that comes in smaller pieces after all is read here.
+    """Reader with worker processes that read ahead.
+
+    When memory limits split an announced batch into smaller pieces, this process reads the pieces itself.
 
     Args:
         dataset: map-style.
         collate: makes a batch of samples.
-        workers: processes, at least 1.
-        pinned: batches are to lie in pinned memory.
+        workers: number of processes, at least 1.
+        pinned: whether batches lie in pinned memory.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
@@ -101,14 +98,12 @@ class WorkersReader(SampleReader):
         self._next: Piece | None = None
 
     def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """See `Batches.begin`."""
         ahead, here = tee(walk)
         self._batches = self._loader.order(ahead, count)
         self._pieces = islice(here, count)
         self._next = next(self._pieces, None)
 
     def read(self, rows: Tensor) -> Batch:
-        """See `SampleReader.read`."""
         if self._next is None or rows.tolist() != self._next.rows:
             return super().read(rows)
         self._next = next(self._pieces, None)
@@ -116,7 +111,7 @@ class WorkersReader(SampleReader):
 
 
 class CollatedBatches:
-    """What a reader reads, moved to the device batch by batch."""
+    """Batches that a reader reads and that move to the device one at a time."""
 
     def __init__(self, reader: SampleReader, device: torch.device) -> None:
         self._reader = reader
@@ -126,7 +121,6 @@ class CollatedBatches:
         return len(self._reader)
 
     def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """See `Batches.begin`."""
         self._reader.begin(walk, count)
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
@@ -136,28 +130,28 @@ class CollatedBatches:
         return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device))
 
     def ahead(self, rows: Tensor) -> None:
-        """See `Batches.ahead`: the processor that would copy is the one that trains."""
+        """Do nothing: the processor that would copy is busy with training."""
 
 
 class Lane(Protocol):
-    """A way to the device on which a batch travels while the device works."""
+    """Transfer channel that copies batches to the device while the device computes."""
 
     def send(self, batch: Batch) -> Batch:
-        """Start a batch; returns it as it will be on the device."""
+        """Start to copy a batch; return the batch as it will be on the device."""
 
     def receive(self, batch: Batch) -> None:
-        """Have the device wait for a batch that was started."""
+        """Make the device wait for the copy of a batch from `send`."""
 
 
 class CudaLane:
-    """A stream of its own beside the one that computes, fed from pinned memory."""
+    """CUDA stream for copies from pinned memory, separate from the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def send(self, batch: Batch) -> Batch:
-        """See `Lane.send`. Pinned memory is not used again before the copy is done: torch sees to that."""
+        """Start to copy a batch. Torch reuses the pinned memory only after the copy."""
         pinned = map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
         with torch.cuda.stream(self._stream):
             return map_tensors(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
@@ -167,7 +161,7 @@ class CudaLane:
         computing.wait_stream(self._stream)
 
         def keep(tensor: Tensor) -> Tensor:
-            # Else its memory could be given to another batch while the computation still reads it.
+            # Otherwise torch could give the memory to another batch while the computation still reads it.
             tensor.record_stream(computing)
             return tensor
 
@@ -175,9 +169,10 @@ class CudaLane:
 
 
 class PrefetchedBatches(CollatedBatches):
-    """The same with one batch on its way while the device works on the one before.
+    """Batches that move to the device while the device computes the previous step.
 
-    Without workers in the same thread, so that a data set which draws random numbers draws the same every time.
+    The training thread reads the samples if there are no workers. Data sets with random augmentation thus draw
+    the same numbers in every run.
     """
 
     def __init__(self, reader: SampleReader, device: torch.device, lane: Lane) -> None:
@@ -190,7 +185,7 @@ class PrefetchedBatches(CollatedBatches):
         self._rows, self._batch = rows, self._lane.send(self._reader.read(rows))
 
     def take(self, rows: Tensor) -> Batch:
-        """See `Batches.take`. A batch that was not asked for ahead, as a piece of one, is fetched at once."""
+        """Return a batch; fetch it now if `ahead` did not request exactly ``rows``, as for a piece of a batch."""
         if rows is not self._rows:
             return super().take(rows)
         batch, self._rows, self._batch = self._batch, None, None
@@ -201,9 +196,9 @@ class PrefetchedBatches(CollatedBatches):
 def batches_of(
     dataset: Dataset[Any], device: torch.device, collate: Collate = default_collate, workers: int = 0
 ) -> Batches:
-    """The quickest way to cut ``dataset``.
+    """Choose the fastest way to cut ``dataset`` into batches.
 
-    No short cut for a subclass of `TensorDataset`, which may index in its own way, nor for a ``collate`` of one's own.
+    Only a plain `TensorDataset` with the default ``collate`` is kept on the device: a subclass may index differently.
     """
     on_gpu = device.type == "cuda"
     if type(dataset) is TensorDataset and collate is default_collate:
@@ -213,7 +208,7 @@ def batches_of(
 
 
 def hand_over_by_value() -> None:
-    """Have processes of a loader send tensors as bytes: the way of PyTorch's own needs Unix sockets or shared files."""
+    """Make loader workers send tensors as bytes; PyTorch's default needs Unix sockets or shared files."""
     ForkingPickler.register(torch.Tensor, _bytes_of)
 
 
@@ -227,7 +222,7 @@ def _tensor_of(raw: NDArray[np.uint8], kind: torch.dtype, shape: tuple[int, ...]
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with every tensor in it changed; the containers are those that `default_collate` makes."""
+    """Return ``value`` with ``change`` applied to every tensor; knows the containers of `default_collate`."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

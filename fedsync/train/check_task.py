@@ -1,4 +1,4 @@
-"""What is often wrong with a task, found before it trains: each says in one line what to write instead."""
+"""Checks for common errors in a task before training; each error says in one line what to write instead."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from fedsync.train.batches import Batches
 from fedsync.train.machine.device import is_out_of_memory
 
 FEW = 2
-"""Samples of the split of every round that a score is tried on."""
+"""Held-out samples on which the score function is tried."""
 
 
 def check_data(data: object) -> SiloData:
-    """What ``data(slot)`` returned, if it can be trained on.
-
-    Raises:
-        ConfigError: it is not `SiloData`, or its data sets are none that samples can be taken from by number.
-    """
+    """Raise `ConfigError` unless ``data`` is `SiloData` of map-style data sets."""
     place = "task, data(slot)"
     if not isinstance(data, SiloData):
         raise ConfigError(place, f"it returned {type(data).__name__}", "Return SiloData(train=..., test=...)")
@@ -43,10 +39,9 @@ def check_data(data: object) -> SiloData:
 
 
 def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches) -> None:
-    """Try a task's functions on a few samples; torch is seeded by the caller.
+    """Try a task's functions on a few samples; the caller seeds torch.
 
-    Raises:
-        ConfigError: a default cannot read its batches, or its score is no pair of sums.
+    Raises `ConfigError` if a default function cannot read the batches, or if the score is not a pair of sums.
     """
     _check_batch(task, samples.take(samples.place(np.arange(1))))
     few = np.arange(min(FEW, len(held_out)))
@@ -56,7 +51,7 @@ def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches
             with torch.no_grad():
                 _check_score(task, model, *(held_out.take(held_out.place(rows)) for rows in (few, np.tile(few, 2))))
         except (RuntimeError, MemoryError) as error:
-            # An evaluation finds a way, in smaller pieces.
+            # Not an error: evaluation falls back to smaller pieces.
             if not is_out_of_memory(error):
                 raise
 
@@ -76,13 +71,9 @@ def _check_batch(task: Task, batch: Any) -> None:
 
 
 def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
-    """Raise ConfigError if a score is no pair of sums.
+    """Raise ConfigError if a score is not a pair of sums.
 
-    Args:
-        task: whose score it is.
-        model: to score, in evaluation mode.
-        batch: some samples.
-        twice: the same samples, each once more: sums are twice as large, means the same.
+    ``twice`` holds the samples of ``batch`` twice: a sum over them doubles, a mean does not change.
     """
     place = "task, score"
     pair = task.score(model, batch)
@@ -99,7 +90,6 @@ def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
 
 
 def _shape(value: object) -> str:
-    """What a value is made of, for people."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}: {', '.join(type(part).__name__ for part in value)}"
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""A trainer of this process as a silo's session sees it: what a user's code raises in it is one sentence."""
+"""Trainer of this process for a silo's session; an error in user code becomes one sentence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from fedsync.train.silo_trainer import Outcome, Watch
 
 
 class GuardedTrainer:
-    """A `SiloTrainer` around a `LocalTrainer`.
+    """`SiloTrainer` around a `LocalTrainer`.
 
-    Args:
-        make: builds it.
-
-    Raises:
-        ConfigError: data or device are not usable here.
-        UserCodeError: a user's code raised.
+    Raises `UserCodeError` for errors in user code, and `ConfigError` if data or device are not usable on this machine.
     """
 
     def __init__(self, make: Callable[[], LocalTrainer]) -> None:

@@ -1,4 +1,4 @@
-"""What trainers of one machine can share: libraries, imported once before trainers are forked."""
+"""Imports that the trainers of one machine share, done once before trainers are forked."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ import torch
 
 
 def preload(libraries: Iterable[str]) -> None:
-    """Import libraries; starts no thread and opens no device.
-
-    Args:
-        libraries: modules; those that are not installed are left out, and whoever needs them says so.
-    """
+    """Import libraries; starts no thread and opens no device. Skips modules that are not installed."""
     for name in libraries:
         with suppress(ImportError):
             import_module(name)
 
 
 def sound() -> bool:
-    """Whether this process, which was forked, can use a device: not if one was opened before."""
+    """Return whether this forked process can use a GPU; it cannot if CUDA was opened before the fork."""
     return not torch.cuda._is_in_bad_fork()

@@ -1,4 +1,4 @@
-"""What every way to train at a silo has in common: an order in, an update and a report out."""
+"""Base of all local trainers: a work order comes in, an update and a report come out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = foreign.logger(__name__)
 _STEPS_AT_A_TIME = 64
 
 _LARGE_BYTES = 2**25
-"""A model for which ten milliseconds are not much."""
+"""Model size from which heap cleanup after training, about ten milliseconds, is worth its time [bytes]."""
 
 BeginPace = Callable[[], Pace]
 """Starts the clock of an order's first step."""
@@ -45,14 +45,14 @@ BeginPace = Callable[[], Pace]
 
 @dataclass(frozen=True, slots=True)
 class LoopResult:
-    """What the steps of an order came to.
+    """Result of an order's steps.
 
     Args:
-        pace: how they went.
-        loss: mean over the steps; None if nobody said.
-        cursor: for the next order.
-        metrics: other figures of training.
-        batch_cap: largest batch that fits the memory, if it ran out.
+        pace: step counts and times.
+        loss: mean over the steps; None if training code reports none.
+        cursor: data position and state for the next order.
+        metrics: further training metrics.
+        batch_cap: largest batch that fits the memory [samples], if memory ran out.
     """
 
     pace: Pace
@@ -63,27 +63,27 @@ class LoopResult:
 
 
 class TravellingModel(Protocol):
-    """A model that becomes one flat vector and back; see `fedsync.train.weights.Weights`."""
+    """Model with conversion to and from one flat vector; see `fedsync.train.weights.Weights`."""
 
     @property
     def layout(self) -> Layout: ...
 
     def load(self, vector: Vector) -> None:
-        """Set every tensor from float32 [layout.size]; raises ValueError if it is no such, or not finite."""
+        """Set every tensor from float32 [layout.size]; raises ValueError if the shape is wrong or values not finite."""
 
     def read(self) -> Vector:
-        """All tensors, float32 [layout.size], in memory of their own."""
+        """All tensors, float32 [layout.size], as a new copy."""
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """The state dict, with what appears twice in it, and with what does not travel."""
+        """State dict of all tensors: also tied names, private and frozen tensors."""
 
 
 class StayingParts(Protocol):
-    """What does not travel of a model; see `fedsync.train.module_parts.ModelParts`."""
+    """Tensors of a model that do not travel; see `fedsync.train.module_parts.ModelParts`."""
 
     @property
     def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty where there are none."""
+        """SHA-256 of the model's frozen tensors; empty if no tensor is frozen."""
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ class StayingParts(Protocol):
 
 
 class ModelKeeper(Protocol):
-    """What knows a model's form, and writes one to a file: a `LocalTrainer`, or less where less will do."""
+    """Object that knows a model's layout and can write the model to a file, such as a `LocalTrainer`."""
 
     @property
     def layout(self) -> Layout: ...
@@ -99,13 +99,13 @@ class ModelKeeper(Protocol):
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
 
-        Private parts are in it as `Cursor.private` of an order has them, by default as they are built; so are frozen
-        ones.
+        The file includes frozen parts, and private parts from ``private`` (`Cursor.private` of an order). Without
+        ``private``, private parts have their initial values.
         """
 
 
 class MeanLoss:
-    """The losses of an order's steps, added up now and then, float64 on their device."""
+    """Mean of an order's losses, summed in float64 on the losses' device."""
 
     def __init__(self) -> None:
         self._sum: float | torch.Tensor = 0.0
@@ -113,13 +113,13 @@ class MeanLoss:
         self._count = 0
 
     def add(self, loss: torch.Tensor) -> None:
-        """Take a step's mean loss, a detached scalar; nothing waits for the device."""
+        """Add a step's mean loss, a detached scalar, without synchronising the device."""
         self._recent.append(loss)
         if len(self._recent) == _STEPS_AT_A_TIME:
             self._fold()
 
     def mean(self) -> float | None:
-        """Over all that were added; None if none was."""
+        """Mean of all added losses; None if none was added."""
         self._fold()
         return float(self._sum) / self._count if self._count else None
 
@@ -131,10 +131,9 @@ class MeanLoss:
 
 
 def open_device(options: LocalOptions) -> torch.device:
-    """The device that ``options`` name, before anything runs on it.
+    """Open the device that ``options`` name, before any other work on it.
 
-    Raises:
-        ConfigError: there is none such, or it began without what determinism takes.
+    Raises `ConfigError` if there is no such device, or if CUDA started without the settings that determinism needs.
     """
     device = devices.resolve(options.device)
     if options.deterministic:
@@ -143,16 +142,9 @@ def open_device(options: LocalOptions) -> torch.device:
 
 
 class LocalTrainer(ABC):
-    """Trains one silo, order after order, with model and data kept on the device.
+    """Base of trainers of one silo; model and data stay on the device between orders.
 
-    Not for several threads at once: torch's generator is one a process.
-
-    Args:
-        name: of the silo.
-        weights: the model that training changes, as it travels.
-        staying: what does not travel of it.
-        device: where it is.
-        options: how to train.
+    Not thread-safe: torch has one generator per process.
     """
 
     def __init__(
@@ -166,9 +158,9 @@ class LocalTrainer(ABC):
         self._probe = MachineProbe(device, options.resources)
         self._said = ""
         self.table: TableForm | None = None
-        """Columns of the silo's table, which must be the same at all silos; None where there is none."""
+        """Columns of the silo's table, which must be equal at all silos; None for other data."""
         self.judged: JudgedSamples | None = None
-        """What the last evaluation found sample by sample, on the test split; None where nobody knows."""
+        """Per-sample results of the last evaluation on the test split; None if unknown."""
 
     @property
     def layout(self) -> Layout:
@@ -176,63 +168,55 @@ class LocalTrainer(ABC):
 
     @property
     def frozen_digest(self) -> bytes:
-        """As `StayingParts.frozen_digest`."""
         return self._staying.frozen_digest
 
     @property
     def kept_names(self) -> tuple[str, ...]:
-        """As `StayingParts.kept_names`."""
         return self._staying.kept_names
 
     @property
     def device(self) -> str:
-        """Where training runs, for people: ``cpu`` or ``cuda:0``."""
         return str(self._device)
 
     @property
     @abstractmethod
     def examples(self) -> int:
-        """Training samples that the silo holds."""
+        """Number of training samples that the silo holds."""
 
     @abstractmethod
     def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]; the same on every silo."""
+        """The model before any training, float32 [layout.size]; equal on every silo."""
 
     def find_batch_cap_on_gpu(self) -> int | None:
-        """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None.
-
-        So it is where code of a user's own trains: nobody knows what it does with a batch.
-        """
+        """See `SiloTrainer`. This default returns None: the memory that user code needs for a batch is unknown."""
         return None
 
     def _correct(self, correction: Vector | None) -> None:
-        """Add this to the gradients of the next order's steps, float32 [layout.size]; None leaves them as they are.
+        """Add ``correction``, float32 [layout.size], to the gradients of the next order's steps; None adds nothing.
 
-        Raises:
-            PolicyError: there are no gradients to get at.
+        Raises `PolicyError` if the trainer has no access to the gradients.
         """
         if correction is not None:
             raise PolicyError("training code with a loop of its own is to correct its steps")
 
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
-        """Take up what the last order left; nothing, where training keeps nothing."""
+        """Restore private state of the last order; trainers without private state do nothing."""
 
     @property
     def validates(self) -> bool:
-        """Whether the silo holds out a validation split; see `Split`."""
         return False
 
     @abstractmethod
     def _begin(self, order: WorkOrder) -> None:
-        """Make ready for an order; the base model is loaded."""
+        """Prepare for an order, after the base model is loaded."""
 
     @abstractmethod
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
-        """Do the steps."""
+        """Do the steps of an order."""
 
     @abstractmethod
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the weights that are loaded."""
+        """Evaluate the loaded weights."""
 
     def run(
         self,
@@ -243,24 +227,24 @@ class LocalTrainer(ABC):
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """Do an order.
+        """Carry out an order.
 
-        Ends after ``order.max_steps`` steps, or after the step in which ``order.budget_s`` ran out (so
-        after one step at least), or when ``watch`` says so.
+        The order ends after ``order.max_steps`` steps, after the step in which ``order.budget_s`` runs out, or when
+        ``watch`` returns False. At least one step is always done.
 
         Args:
-            order: what to do.
+            order: the work to do.
             base: model to start from, float32 [layout.size].
-            cursor: where the silo is in its data.
-            throttle: machine to emulate, if any; its sleeps count as compute time.
-            watch: told after each step, if given; its time counts as compute time, so let it be quick.
-            correction: what is added to the gradient of each step, float32 [layout.size]; see
+            cursor: the silo's position in its data.
+            throttle: machine to emulate; its sleeps count as compute time.
+            watch: called after each step; its time counts as compute time, so the call should be quick.
+            correction: added to the gradient of each step, float32 [layout.size]; see
                 `fedsync.model.control_variates`.
 
         Raises:
             ValueError: the base has the wrong length or is not finite, or the batch is empty.
-            Diverged: training came to values that are not finite.
-            RuntimeError: one single sample does not fit the memory.
+            Diverged: training gave values that are not finite.
+            RuntimeError: a single sample does not fit the memory.
         """
         overhead_s: dict[str, float] = {}
         evaluation = None
@@ -271,12 +255,12 @@ class LocalTrainer(ABC):
             if order.evaluate:
                 with self._timed(overhead_s, "evaluate"):
                     evaluation = self._attempt(lambda: self._evaluate(order.split))
-                if evaluation is None:  # who knows what it left behind
+                if evaluation is None:  # a failed evaluation may have changed model or private state
                     self._prepare(order, base, cursor, correction)
             trained = self._train(order, cursor, lambda: Pace(order, self._device, self._probe, throttle, watch))
         with self._timed(overhead_s, "store"):
             if self.layout.nbytes >= _LARGE_BYTES:
-                devices.free_heap()  # of gradients; the update takes as much
+                devices.free_heap()  # of gradients: the update needs as much memory as they did
             update, finite = self._weights.read(), True
             for start, stop in spans(update.size, update.itemsize):
                 part = update[start:stop]
@@ -311,7 +295,7 @@ class LocalTrainer(ABC):
     def _why_diverged(
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
-        """Do the order once more, with an eye on each step, to find what was not finite first."""
+        """Repeat the order with a check of each step, to find the first value that was not finite."""
         found = Postmortem()
         if self._alone:
             again = replace(order, budget_s=None)
@@ -323,11 +307,11 @@ class LocalTrainer(ABC):
 
     @property
     def _alone(self) -> bool:
-        """Whether this process does all of an order, so that it may leave out or repeat a part of it."""
+        """Whether this process does all of an order, and may therefore skip or repeat parts of it."""
         return True
 
     def _attempt(self, evaluate: Callable[[], Evaluation]) -> Evaluation | None:
-        """An evaluation; None where it fails, which is said once in the silo's own log, and costs nothing else."""
+        """Return the evaluation, or None if it fails; a failure is only logged, once per message."""
         if not self._alone:
             return usable(self._name, evaluate())
         try:
@@ -343,19 +327,17 @@ class LocalTrainer(ABC):
         return found
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        """As `evaluate`; None where that fails."""
         return self._attempt(lambda: self.evaluate(model, cursor, split))
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
         """Loss and score of ``model``, float32 [layout.size], on a split of the silo.
 
         Args:
-            model: the model.
-            cursor: what the last order left; None where there was none.
-            split: on which samples; a silo that holds out no validation split has its test split in its place.
+            cursor: state after the last order; None before the first order.
+            split: samples to use; without a validation split, the test split replaces it.
 
         Raises:
-            ValueError: the vector has the wrong length or is not finite.
+            ValueError: the model has the wrong length or is not finite.
         """
         self._set_threads()
         self._weights.load(model)
@@ -364,23 +346,21 @@ class LocalTrainer(ABC):
             return self._evaluate(split)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        """As `ModelKeeper.save_model`."""
         self._weights.load(model)
         self._recall(Cursor(private=private))
         save_state(path, self._weights.state())
 
     def load_model(self, path: Path) -> Vector:
-        """The model in a file, float32 [layout.size]; see `fedsync.train.weights.load_model`."""
         return load_model(path, self.layout, self._weights.state())
 
     def _set_threads(self) -> None:
-        """Each time, since torch's setting is one a process and other silos may want another."""
+        """Set torch's threads before each call: the setting is per process, and other silos may change it."""
         if self._options.threads is not None:
             torch.set_num_threads(self._options.threads)
 
     @contextmanager
     def _timed(self, overhead_s: dict[str, float], kind: str) -> Iterator[None]:
-        """Count the time inside as overhead of that kind."""
+        """Record the time inside the block as overhead of this kind [s]."""
         start_s = perf_counter()
         yield
         devices.synchronise(self._device)

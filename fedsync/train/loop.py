@@ -1,4 +1,4 @@
-"""The shipped loop: a task's model, data and loss, and the optimizer of the strategy file."""
+"""Training loop for tasks that define model, data and loss; the strategy file names the optimizer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64
-"""Samples; fewer at once where several workers are to have some of them."""
+"""Samples per evaluation batch; smaller with loader workers, so that several workers get a share."""
 
 _NOTHING: Found = Summed({})
 
@@ -43,21 +43,14 @@ _ROWS_AT_A_TIME = 64
 
 
 class Trainer(LocalTrainer):
-    """Trains a task.
+    """Trainer of a task.
 
-    The outcome of an order depends on the order, the base, the cursor and on nothing that ran before;
-    the same inputs give the same bits. (Two exceptions: running out of memory changes how sums are
-    split, and a budget is measured in real seconds.)
-
-    Args:
-        task: what to train.
-        slot: which silo this is.
-        options: how.
-        run: what the strategy file says of the model's parts.
+    The result depends only on order, base and cursor, bit for bit, and on no earlier order. Two exceptions: running
+    out of memory changes how sums are split, and a budget is measured in real seconds.
 
     Raises:
-        ConfigError: no such device, an option that is beyond it or means nothing to the model, the silo
-            holds no training sample, the model has no such parts, or the task's own complaints.
+        ConfigError: no such device, an option that the device or the model does not support, no training sample, an
+            unknown model part (``run`` names parts), or an error that the task raises.
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -87,7 +80,7 @@ class Trainer(LocalTrainer):
             self._model.train()
             few = self._samples.place(np.arange(FEW) % self.examples)
             self._precision.check(self._model, lambda: task.loss(self._model, self._samples.take(few)))
-        # Evaluation, in other sizes, is by the model as it is.
+        # Evaluation has other batch sizes, so it uses the uncompiled model.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)
         super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
@@ -115,7 +108,6 @@ class Trainer(LocalTrainer):
         return self.rank is None
 
     def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]; the same on every silo."""
         return initial_model(self._task, self._slot.seed, self._run)[0]
 
     def _recall(self, cursor: Cursor) -> None:
@@ -126,7 +118,7 @@ class Trainer(LocalTrainer):
         self._renew_optimizer(order.learning_rate)
 
     def _correct(self, correction: Vector | None) -> None:
-        """What stays at the silo is not corrected, nor are buffers, which have no gradients."""
+        """Correct trainable shared parameters only; private parts and buffers (no gradients) are not corrected."""
         self._corrections = []
         if correction is not None:
             parts, state = self.layout.split(correction), self._model.state_dict(keep_vars=True)
@@ -136,23 +128,23 @@ class Trainer(LocalTrainer):
                     self._corrections.append((parameter, torch.from_numpy(values).to(parameter)))
 
     def find_batch_cap_on_gpu(self) -> int | None:
-        """`find_batch_cap` where it is safe and quick; None on a processor."""
+        """Run `find_batch_cap` on a GPU, where it is safe and quick; return None on a CPU."""
         return self.find_batch_cap() if self._device.type == "cuda" else None
 
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
-        """Find the largest batch that fits the memory by whole steps over batches of growing size.
+        """Find the largest batch that fits the memory, with whole steps over batches of growing size.
 
-        Cuts later batches to that size. On a processor memory is rarely the limit, and a system that has
-        run out of it may end the process instead of saying no: better ask on a GPU only.
+        Later batches are cut to that size. Call on a GPU only: on a CPU memory is rarely the limit, and the system
+        may kill a process that runs out of memory.
 
         Args:
-            limit_s: no further batch is tried after so many seconds.
+            limit_s: no further batch is tried after this time [s].
 
         Returns:
-            Samples, or None if all that the silo holds fit, or as many as there was time to try.
+            Samples; None if all of the silo's samples fit, or all sizes that were tried in time.
 
         Raises:
-            RuntimeError: one single sample does not fit the memory.
+            RuntimeError: a single sample does not fit the memory.
         """
         end_s = perf_counter() + limit_s
 
@@ -164,7 +156,7 @@ class Trainer(LocalTrainer):
 
         self._model.train()
         with devices.seeded(self._device, self._slot.seed), devices.deterministic(self._options.deterministic):
-            # At a rate of 0 the optimizer makes the memory that it will need, and learns nothing.
+            # At a learning rate of 0 the optimizer allocates its state but changes nothing.
             self._renew_optimizer(0.0)
             found = self._cap.search(step, self._reset, self.examples, lambda: perf_counter() < end_s)
         self._optimizer.state.clear()
@@ -189,27 +181,27 @@ class Trainer(LocalTrainer):
             if rates is not None:
                 self._set_rate(next(rates))
             losses.add(self._step(rows, base))
-            # While the device is still at it; what is worked off in pieces is fetched in pieces.
+            # Fetch the next batch while the device computes; batches split into pieces are fetched in pieces.
             if whole and following is not None:
                 self._samples.ahead(following)
             going = pace.step()
             if not (going if rank is None else rank.agree(going)):
                 break
         for parameter in self._parameters:
-            parameter.grad = None  # as large as the model, and of no more use
+            parameter.grad = None  # gradients take as much memory as the model, and are not needed any more
         self._corrections = []
         cap = self._cap.largest if rank is None else self._settle(rank, buffers)
         pace.finish()
-        # What only scores changes no model: neither what travels nor what stays.
+        # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only or self._parts.plain else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), private=private)
         return LoopResult(pace, losses.mean() or 0.0, left, {}, cap)
 
     def _settle(self, rank: Rank, before: list[Tensor]) -> int | None:
-        """Have the first process's model be all processes'; returns the largest batch that fits, if memory ran out.
+        """Make model buffers equal in all processes; return the largest batch that fits, if memory ran out.
 
-        Parameters are alike already. What a model keeps of its batches, such as running means, each has of its own
-        rows; ``before`` are all buffers as they were.
+        Parameters are already equal. Buffers that depend on batches, such as running means, differ per process and
+        are averaged; ``before`` holds all buffers from before the order.
         """
         pairs = list(zip(self._model.buffers(), before, strict=True))
         changed = rank.total(float(not torch.equal(*pair)) for pair in pairs)
@@ -219,10 +211,10 @@ class Trainer(LocalTrainer):
         return None if least is None else least * rank.size
 
     def follow(self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None = None) -> None:
-        """Do the part of an order that is not the first process's, which decides when it ends; see `run`."""
+        """Do this process's share of an order in a group; the first process decides the end; see `run`."""
         assert self.rank is not None
         self._set_threads()
-        # Each draws its own random numbers, as for its own rows.
+        # Each process draws its own random numbers, because each has its own rows.
         seed = (order.seed + self.rank.number) % 2**63
         with devices.seeded(self._device, seed), devices.deterministic(self._options.deterministic):
             self._weights.load(base)
@@ -234,10 +226,10 @@ class Trainer(LocalTrainer):
             self._train(order, cursor, lambda: Pace(replace(order, budget_s=None), self._device, self._probe))
 
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Own sample numbers of each step and of the one after it, int64 [n], drawn for many steps at a time.
+        """Yield this process's sample numbers of each step and of the next step, int64 [n].
 
-        Drawing takes microseconds but drives the network out of the processor's caches, which costs
-        several times as much.
+        Numbers are drawn for many steps at a time. Drawing takes microseconds, but it evicts the network from the
+        CPU caches, which costs several times as much.
         """
         left, rows = order.max_steps, None
         while left:
@@ -253,7 +245,7 @@ class Trainer(LocalTrainer):
             yield rows, None
 
     def _step(self, rows: Tensor, base: list[Tensor]) -> Tensor:
-        """One local step over ``rows``, held back to ``base`` if that is not empty; returns the mean loss."""
+        """Do one local step over ``rows``, with a FedProx term if ``base`` is not empty; return the mean loss."""
         while True:
             loss = self._gradients(rows)
             self._precision.unscale(self._optimizer)
@@ -262,27 +254,27 @@ class Trainer(LocalTrainer):
             if self._options.clip_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self._options.clip_norm)
             for parameter, correction in self._corrections:
-                # A parameter without a gradient has one of zeros: it is as unlike the others' as any.
+                # A parameter without a gradient counts as zero gradient; the correction applies to it as well.
                 parameter.grad = correction.clone() if parameter.grad is None else parameter.grad.add_(correction)
             if self._precision.step(self._optimizer):
                 return loss
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """Set the parameters' gradients to those of the mean loss over ``rows``; return that loss."""
-        # What zero_grad does, without its hooks: they cost more than all else that this loop adds.
+        # Does what zero_grad does, without its hooks, which cost more than everything else that this loop adds.
         for parameter in self._parameters:
             parameter.grad = None
         if len(rows):
             losses = self._cap.work_off(rows, self._backward, self._reset, self._options.accumulate)
             loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        else:  # fewer than there are processes
+        else:  # the batch has fewer samples than the group has processes
             loss = torch.zeros((), device=self._device)
         return loss if self.rank is None else self.rank.add_up(self._parameters, loss)
 
     def _hold_back(self, base: list[Tensor]) -> None:
         """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``.
 
-        The loss that is reported is without this term: it says how well the model does.
+        The reported loss excludes this term: it measures the model's quality.
 
         Source: FedProx (Li et al. 2020, arXiv:1812.06127), equation 2.
         """
@@ -291,7 +283,7 @@ class Trainer(LocalTrainer):
                 parameter.grad.add_(parameter.detach() - start, alpha=self._options.proximal)
 
     def _backward(self, rows: Tensor, share: float) -> Tensor:
-        """One piece of `_gradients`, which weighs ``share`` of this process's rows."""
+        """Compute the gradients of one piece of `_gradients`; ``share``: the piece's share of this process's rows."""
         share *= self._part
         batch = self._samples.take(rows)
         with self._precision.forward():
@@ -305,7 +297,7 @@ class Trainer(LocalTrainer):
         return loss.detach()
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the weights that are loaded; in float32, so that silos of any precision compare."""
+        """Evaluate the loaded weights in float32, so that results of silos with different precision are comparable."""
         self._model.eval()
         samples, measured, tested = self._splits[split], self._measuring.begin(), split is Split.TEST
         total = torch.zeros(2, dtype=torch.float64, device=self._device)
@@ -325,7 +317,7 @@ class Trainer(LocalTrainer):
         return Evaluation(loss, correct, len(samples), sums=sums)
 
     def _score(self, samples: Batches, tested: bool, rows: Tensor, _share: float) -> tuple[Tensor, Found]:
-        """One piece of `_evaluate`: loss and correct predictions, float64 [2], and what metrics want."""
+        """Evaluate one piece: loss and number correct, float64 [2], and the inputs of metrics."""
         batch, found = samples.take(rows), _NOTHING
         if type(self._task).score is Task.score:
             outputs, targets = self._task.predict(self._model, batch)
@@ -343,7 +335,7 @@ class Trainer(LocalTrainer):
         devices.free_cache(self._device)
 
     def _renew_optimizer(self, learning_rate: float) -> None:
-        """Make the optimizer as good as new: without memory of earlier orders."""
+        """Reset the optimizer, so that no state of earlier orders remains."""
         self._precision.renew()
         if self._starts_empty:
             self._optimizer.state.clear()

@@ -1,4 +1,4 @@
-"""Parts of a module: which of its tensors travel, what is kept of those that stay, and that nobody changes the rest."""
+"""Parts of a module: tensors that travel, private tensors and frozen tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns, Parts, TensorFacts,
 from fedsync.train.private import PrivateParts
 
 _SPAN = 2**20
-"""Values of a tensor that are read at a time where it is not in this machine's memory."""
+"""Values of a tensor that are hashed at a time, because the tensor may be on a GPU."""
 
 
 def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, place: str = "task, parts()") -> Parts:
-    """The parts of a module; arguments and errors as of `fedsync.model.tensor_parts.divide`.
+    """Divide a module into parts; arguments and errors as in `fedsync.model.tensor_parts.divide`.
 
-    Raises:
-        ConfigError: also where a tensor has no shape yet, or is to travel and is not finite.
+    Also raises `ConfigError` if a tensor has no shape yet, or a shared tensor is not finite.
     """
     check_built(module)
     state = module.state_dict(keep_vars=True)
@@ -33,11 +32,7 @@ def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, p
 
 
 def check_built(module: nn.Module) -> None:
-    """See that all tensors of a model have a shape.
-
-    Raises:
-        ConfigError: one of a lazy layer has none yet; names it.
-    """
+    """Raise `ConfigError` if a tensor of a lazy layer has no shape yet."""
     lazy = next((name for name, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)), None)
     if lazy is not None:
         problem = f"{lazy} has no shape before the model's first batch, so silos cannot agree on one"
@@ -45,11 +40,7 @@ def check_built(module: nn.Module) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """See that tensors can travel, float32.
-
-    Raises:
-        ConfigError: one is not finite; names it.
-    """
+    """Raise `ConfigError` if a tensor is not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
@@ -62,14 +53,10 @@ def _trained(tensor: Tensor) -> bool:
 
 
 class FrozenTensors:
-    """Tensors that stay as they were built or loaded. Nothing of them is copied, buffers apart.
+    """Tensors that stay as they were built or loaded; only buffers are copied.
 
-    Parameters lose their gradient here. Buffers, such as running means, may be changed by a forward pass, and every
-    order begins with them as they were.
-
-    Args:
-        module: whose tensors they are, before any training.
-        names: theirs.
+    Frozen parameters lose their gradient here. A forward pass may change buffers, such as running means; every order
+    starts with their original values.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
@@ -84,22 +71,17 @@ class FrozenTensors:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over names, types, shapes and values; empty where nothing is frozen."""
+        """SHA-256 of names, types, shapes and values; empty if no tensor is frozen."""
         return _digest_of_all(self._digests.values())
 
     def restore(self) -> None:
-        """Set the buffers to what they were."""
         if self._buffers:
             state = self._module.state_dict()
             for name, kept in self._buffers.items():
                 state[name].copy_(kept)
 
     def check(self) -> None:
-        """See that training left the parameters alone: only what was written to is read again.
-
-        Raises:
-            ConfigError: it changed one.
-        """
+        """Raise `ConfigError` if training changed a frozen parameter; reads only tensors that were written to."""
         state = self._module.state_dict(keep_vars=True) if self._parameters else {}
         for name in self._parameters:
             if (mark := _mark(state[name])) == self._marks[name]:
@@ -111,37 +93,32 @@ class FrozenTensors:
 
 
 class ModelParts:
-    """What a trainer does with the parts of its module that do not travel.
-
-    Args:
-        module: the model, before any training.
-        parts: of it.
-    """
+    """Private and frozen parts of a trainer's module."""
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
         self.shared, self.kept_names = parts.shared, parts.kept
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
         self.plain = not (parts.private or parts.frozen)
-        """Everything travels, so there is nothing to do."""
+        """Whether all tensors travel, so that nothing needs to be kept or restored."""
 
     @property
     def frozen_digest(self) -> bytes:
         return self._frozen.digest
 
     def restore(self, kept: bytes = b"") -> None:
-        """Begin an order, or an evaluation: private tensors as ``kept`` says, frozen ones as they were built."""
+        """Prepare an order or evaluation: private tensors from ``kept``, frozen tensors as built."""
         self._private.restore(kept)
         self._frozen.restore()
 
     def keep(self) -> bytes:
-        """What is kept of private tensors after an order; raises as `PrivateParts.keep` and `FrozenTensors.check`."""
+        """Serialise private tensors after an order; raises as `PrivateParts.keep` and `FrozenTensors.check`."""
         self._frozen.check()
         return self._private.keep()
 
 
 def frozen_digest(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
-    """SHA-256 over names, types, shapes and values of tensors; empty where there are none."""
+    """SHA-256 of names, types, shapes and values of tensors; empty without tensors."""
     return _digest_of_all(_digest(name, tensor) for name, tensor in tensors)
 
 
@@ -151,7 +128,7 @@ def _digest_of_all(digests: Iterable[bytes]) -> bytes:
 
 
 def _mark(tensor: Tensor) -> tuple[int, int]:
-    """Changes when the tensor is written to or replaced."""
+    """Cheap mark of a tensor that changes when the tensor is written to or replaced."""
     return tensor.data_ptr(), tensor._version
 
 

@@ -15,24 +15,20 @@ from fedsync.common.names import near_miss
 PLACE = "local.optimizer"
 
 _UNFIT = {"Optimizer", "LBFGS", "SparseAdam"}
-"""The base, one that wants a closure, and one that wants sparse gradients."""
+"""The base class, an optimizer that needs a closure, and one that needs sparse gradients."""
 
 _OURS = {"self", "params", "lr", "differentiable", "capturable"}
-"""Keywords that the loop decides."""
+"""Keywords that the loop sets."""
 
 
 def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
-    """Those that fit the local loop, by their names in small letters."""
+    """Optimizers that fit the local loop, by lower-case name."""
     found = {name: each for name, each in vars(torch.optim).items() if isinstance(each, type)}
     return {name.lower(): each for name, each in found.items() if name not in _UNFIT}
 
 
 def keywords_of(kind: str) -> list[str]:
-    """Keywords that an optimizer takes, apart from what the loop decides.
-
-    Raises:
-        ConfigError: PyTorch has none of that name.
-    """
+    """Keywords of an optimizer, except those that the loop sets; `ConfigError` if PyTorch has no such optimizer."""
     known = optimizers()
     if kind not in known:
         raise ConfigError(PLACE, f"{kind!r} is unknown", near_miss(kind, known))
@@ -42,10 +38,9 @@ def keywords_of(kind: str) -> list[str]:
 def make_optimizer(
     kind: str, keywords: Mapping[str, Any], parameters: Iterable[nn.Parameter], learning_rate: float
 ) -> torch.optim.Optimizer:
-    """A fresh optimizer; what ``keywords`` leave out is PyTorch's default.
+    """Make an optimizer; keywords not given have PyTorch's defaults.
 
-    Raises:
-        ConfigError: PyTorch has none of that name, it takes no such keyword, or refuses a value or the parameters.
+    Raises `ConfigError` for an unknown optimizer or keyword, or if PyTorch refuses a value or the parameters.
     """
     allowed = keywords_of(kind)
     for name in keywords:
@@ -63,8 +58,10 @@ def make_optimizer(
 
 
 def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The same optimizer without what PyTorch puts around its methods in case that they are compiled, which the loop
-    never does: a second of imports (`torch._dynamo`), and 70 MB in each trainer."""
+    """Return the optimizer class without PyTorch's wrappers for compiled code, which the loop never uses.
+
+    The wrappers cost a second of imports (`torch._dynamo`), and 70 MB in each trainer.
+    """
     methods = {
         "add_param_group": inspect.unwrap(kind.add_param_group),
         "step": torch.no_grad()(inspect.unwrap(kind.step)),

@@ -1,4 +1,4 @@
-"""How a silo trains, apart from what each order says."""
+"""Options of local training that stay the same for all orders."""
 
 from __future__ import annotations
 
@@ -22,29 +22,27 @@ class LocalOptions:
     """Options of the local loop.
 
     Args:
-        optimizer: PyTorch's name of one, in small letters, or ``{"kind": name, keyword: value}`` with keywords of its
-            own; keeps no memory from one order to the next.
-        momentum: of an optimizer that is only named, ``0 <= momentum < 1``; 0 leaves it to PyTorch.
-        weight_decay: likewise, at least 0.
-        schedule: how the learning rate goes within an order; None leaves it as it is.
-        clip_norm: longest gradient, above 0, in the norm over all parameters; None does not look.
-        accumulate: pieces, at least 1, in which the gradient of a step's batch is computed.
-        workers: processes, at least 0, that fetch samples which are no tensors yet; without them, the process that
-            trains does.
+        optimizer: lower-case name of a PyTorch optimizer, or ``{"kind": name, keyword: value}``. Its state is reset
+            at each order.
+        momentum: for an optimizer given by name, ``0 <= momentum < 1``; 0 means PyTorch's default.
+        weight_decay: for an optimizer given by name, at least 0; 0 means PyTorch's default.
+        schedule: learning rate within an order; None keeps the rate constant.
+        clip_norm: largest gradient norm over all parameters, above 0; None does not clip.
+        accumulate: least number of pieces, at least 1, in which a batch's gradient is computed.
+        workers: loader processes, at least 0, for data that are not tensors; with 0 the training process reads.
         proximal: mu of FedProx's ``mu / 2 * |w - base|^2``, at least 0; 0 costs nothing.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:i``.
-        processes: that train together, at least 1, each on a GPU of its own where there are GPUs.
-        threads: processor threads that torch may use in each process, or None to leave torch's own choice; of several
-            processes on one processor, each then takes its part.
-        resources: tell the server how much of the machine is left to the trainer; without it, it is not measured.
-        precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are float32 always.
-        channels_last: keep the weights of convolutions over images in the layout that tensor cores like.
-        compile: backend of `torch.compile` for the model while it trains; "" leaves it as it is.
-        deterministic: take algorithms that give the same bits each time, though they be slower.
-        measured: metrics whose sums an evaluation brings.
+        processes: processes that train together, at least 1, each on its own GPU if there are GPUs.
+        threads: CPU threads of torch per process. None keeps torch's default; several CPU processes share the CPUs.
+        resources: whether to measure the machine's free share and send it to the server.
+        precision: ``fp32``, or ``bf16`` or ``fp16`` by automatic mixed precision; updates are always float32.
+        channels_last: store weights of 2-D convolutions in the layout that tensor cores prefer.
+        compile: backend of `torch.compile` for training; "" does not compile.
+        deterministic: use bit-reproducible algorithms, even if slower.
+        measured: metrics whose sums an evaluation returns.
 
     Raises:
-        ConfigError: an option is out of range, or means nothing to the optimizer.
+        ConfigError: an option is out of range, or the optimizer does not accept it.
     """
 
     optimizer: str | Mapping[str, Any] = "sgd"
@@ -83,11 +81,7 @@ class LocalOptions:
         self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:
-        """A fresh optimizer; orders set its learning rate.
-
-        Raises:
-            ConfigError: it is not PyTorch's, or it refuses a keyword or the parameters.
-        """
+        """Make a new optimizer, with a learning rate that orders replace; raises `ConfigError` as `make_optimizer`."""
         kind, own = _split(self.optimizer)
         short = {name: value for name in ("momentum", "weight_decay") if (value := getattr(self, name))}
         for name in short:
@@ -99,7 +93,6 @@ class LocalOptions:
 
 
 def _split(optimizer: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Its name and its keywords."""
     if isinstance(optimizer, str):
         return optimizer, {}
     return optimizer["kind"], {name: value for name, value in optimizer.items() if name != "kind"}

@@ -1,7 +1,7 @@
-"""The pace of one order: when each local step ended, what it took, and whether another may begin.
+"""Clock of one order: end and duration of each local step, and whether another step may begin.
 
-The shipped loop and a user's own share it, so budgets, halts, emulated machines and reports of speed mean the same to
-both.
+The shipped loop and a user's own loop share this clock. Budgets, halts, emulated machines and speed reports therefore
+mean the same in both.
 """
 
 from __future__ import annotations
@@ -25,16 +25,13 @@ logger = foreign.logger(__name__)
 
 
 class Pace:
-    """Begins when it is made; `step` follows each local step, `finish` the last.
+    """Clock that starts at construction; call `step` after each local step and `finish` after the last.
 
-    A GPU is waited for at the ends of windows only, unless a budget or a throttle has to know how long each step took.
+    A GPU is synchronised only at the ends of windows, unless a budget or a throttle needs each step's time.
 
     Args:
-        order: what is done.
-        device: where.
-        probe: what the machine does meanwhile.
-        throttle: machine to emulate, if any; its sleeps count as compute time.
-        watch: told after each step, if given; its time counts as compute time, so let it be quick.
+        throttle: machine to emulate; its sleeps count as compute time.
+        watch: called after each step; its time counts as compute time, so the call should be quick.
     """
 
     def __init__(
@@ -49,7 +46,7 @@ class Pace:
         self.compute_s = 0.0
         self.windows: tuple[Window, ...] = ()
         self.untimed_s = 0.0
-        """Seconds of what is no training; see `untimed`."""
+        """Time that is not training; see `untimed` [s]."""
         self._inside = False
         self._order = order
         self._device = device
@@ -64,22 +61,21 @@ class Pace:
 
     @property
     def samples(self) -> int:
-        """Processed so far."""
         return self.steps * self._order.batch_size
 
     @property
     def follows(self) -> bool:
-        """Whether batches have the order's size; of short passes, every second is smaller."""
+        """Whether at least a third of the batches has the order's size; short passes often end in a smaller batch."""
         return 3 * self.missized <= 2 * self.steps
 
     def step(self) -> bool:
-        """Count a local step that was done; returns whether another may begin, as far as time and ``watch`` go."""
+        """Count a finished local step; return whether time and ``watch`` allow another."""
         self.steps += 1
         if self._stepwise:
             devices.synchronise(self._device)
         begun_s, now_s = self._step_s, perf_counter()
         if self._throttle is not None:
-            # A deadline, not single sleeps: what one sleep takes too long, the next makes good.
+            # A deadline instead of single sleeps: a sleep that is too long shortens the next.
             raw_s = now_s - begun_s
             self._deadline_s += raw_s + self._throttle.sleep_s(self._order.batch_size, raw_s)
             sleep(max(0.0, self._deadline_s - now_s))
@@ -95,7 +91,7 @@ class Pace:
 
     @contextmanager
     def untimed(self) -> Iterator[None]:
-        """What is done inside is no training: it uses up the order's time, and counts as overhead."""
+        """Exclude the time inside from training; it counts as overhead and does use up the order's budget."""
         if self._inside:
             yield
             return
@@ -113,7 +109,7 @@ class Pace:
             self._series.skip(gone_s)
 
     def jump(self, steps: int) -> None:
-        """Count all steps of an order at once, which nobody looked into."""
+        """Count all steps of an order at once, for training code whose steps are not visible."""
         self.steps = steps
         if self._throttle is not None:
             devices.synchronise(self._device)
@@ -121,7 +117,7 @@ class Pace:
             sleep(steps * self._throttle.sleep_s(self._order.batch_size, raw_s))
 
     def finish(self) -> None:
-        """End the order: `compute_s` and `windows` are what it came to."""
+        """End the order; set `compute_s` and `windows`."""
         devices.synchronise(self._device)
         now_s = perf_counter()
         self.compute_s = now_s - self._start_s
@@ -129,18 +125,14 @@ class Pace:
 
 
 class BatchSizes:
-    """Tells where a user's batches do not have the ordered size: once in the silo's own log, and in each report.
-
-    Args:
-        silo: its name.
-    """
+    """Warning about user batches that do not have the ordered size: logged once, and reported as a metric."""
 
     def __init__(self, silo: str) -> None:
         self._silo = silo
         self._told = False
 
     def check(self, pace: Pace, follows: bool, problem: str) -> dict[str, float]:
-        """Metrics that an order's report has of its batches."""
+        """Return the metric for the order's report: empty if batch sizes are right."""
         if follows:
             return {}
         if not self._told:

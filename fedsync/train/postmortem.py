@@ -1,12 +1,12 @@
-"""The cause of values that are not finite: what was NaN or infinite first, in an order that is done once more.
+"""Search for the cause of values that are not finite, in a repetition of the order.
 
-Nothing is checked while an order trains, so checks cost nothing where all is well. Only an order whose loss or update
-is not finite is repeated, from the same model, seed and samples. Then hooks of torch check every step:
+Training itself runs without checks, so checks cost nothing in the normal case. Only an order whose loss or update is
+not finite is repeated, with the same model, seed and samples. Then torch hooks check every step:
 
-| what | checked | it was first if |
+| what | checked | is the first cause if |
 |---|---|---|
-| inputs | as the outermost module is called | loss or gradients of the step are not finite either |
-| loss | as ``backward`` is called on it | inputs are finite |
+| inputs | when the outermost module is called | loss or gradients of the step are not finite either |
+| loss | when ``backward`` is called on it | inputs are finite |
 | gradients | before the optimizer's step | inputs and loss are finite |
 | model | after the optimizer's step | all others are finite |
 """
@@ -27,15 +27,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from fedsync.common.errors import Diverged
 
 _GREW, _BURST = 10.0, 1000.0
-"""A loss, and a model, that have become so many times as large as at first have diverged."""
+"""Growth factors of the loss, and of the model, above which training counts as diverged."""
 
 
 class _Found(BaseException):
-    """Ends the repeated order. Not an `Exception`: training code that catches those is to let it pass."""
+    """Signal that ends the repeated order; a `BaseException`, so that training code does not catch it."""
 
 
 class Postmortem:
-    """Follows an order that is repeated; see the head of this file."""
+    """Checks of a repeated order; see the head of this file."""
 
     def __init__(self) -> None:
         self._step, self._depth = 1, 0
@@ -46,7 +46,7 @@ class Postmortem:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The order is repeated inside, up to the step in which the cause is found. Raises nothing."""
+        """Check the order that is repeated inside, up to the step with the cause; raises no error."""
         hooks = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -58,7 +58,7 @@ class Postmortem:
         tensors.backward = self._watched(backward)
         try:
             yield
-        except (_Found, Exception):  # a repeated order may fail in a way of its own, and the first failure counts
+        except (_Found, Exception):  # a repeated order may fail differently; the first failure is the one to report
             pass
         finally:
             tensors.backward = backward
@@ -67,11 +67,11 @@ class Postmortem:
         self._conclude()
 
     def error(self, learning_rate: float, loss: float | None) -> Diverged:
-        """The finding on the order, in words.
+        """Describe the cause as an error.
 
         Args:
-            learning_rate: of the order.
-            loss: its mean training loss, if it is known.
+            learning_rate: learning rate of the order.
+            loss: mean training loss of the order, if known.
         """
         what, step = self._first or ("", 0)
         first, last = (self._losses[0], self._losses[-1]) if self._losses else (0.0, 0.0)
@@ -129,7 +129,7 @@ class Postmortem:
         self._step += 1
 
     def _conclude(self) -> None:
-        """Name what was first, if the step has spoiled anything that counts."""
+        """Record the first cause, if loss, gradients or model of the step are not finite."""
         if self._first is None and self._spoiled - {"inputs"}:
             causes = ("inputs", "loss", "gradients", "model")
             what = next(each for each in causes if each in self._spoiled)
@@ -143,7 +143,6 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _finite(value: Any) -> bool:
-    """Whether all floating-point tensors in a value are finite."""
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(torch.isfinite(value.detach()).all())
     if isinstance(value, float):

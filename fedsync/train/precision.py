@@ -1,4 +1,4 @@
-"""In which floats a local step computes. Parameters, and the updates made of them, are float32 always."""
+"""Floating-point precision of local steps; parameters and updates are always float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PrecisionName = Literal["fp32", "bf16", "fp16"]
 
 _DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_WITH_BF16 = 8
-"""Major compute capability: that of Ampere."""
+"""Major compute capability of Ampere."""
 
 _FIRST_SCALE, _LEAST_SCALE = 2.0**12, 2.0**-12
 
@@ -25,13 +25,9 @@ _FIRST_SCALE, _LEAST_SCALE = 2.0**12, 2.0**-12
 class Precision:
     """PyTorch's automatic mixed precision around one optimizer.
 
-    Under ``fp16`` the loss is scaled, so that small gradients do not vanish. A step whose gradients
-    overflow is to be repeated with a smaller scale, not left out: a report's steps are steps done. The
-    scale begins anew with each order, so that an order's outcome does not depend on former ones.
-
-    Args:
-        name: ``fp32``, ``bf16`` or ``fp16``.
-        device: where training runs.
+    Under ``fp16`` the loss is scaled, so that small gradients do not vanish. A step whose gradients overflow is
+    repeated with a smaller scale and not skipped, because the report counts steps that were done. The scale restarts
+    at each order, so that an order's result does not depend on earlier orders.
 
     Raises:
         ConfigError: the GPU has no bf16 arithmetic.
@@ -43,19 +39,14 @@ class Precision:
         self._scaler: GradScaler | None = None
         on_gpu = device.type == "cuda"
         if name == "bf16" and on_gpu and torch.cuda.get_device_capability(device)[0] < _FIRST_WITH_BF16:
-            # It would be emulated, slower than float32.
+            # The GPU would emulate bf16, slower than float32.
             gpu = torch.cuda.get_device_name(device)
             raise ConfigError("local.precision", f"bf16 is beyond {device}, {gpu}", "Write fp16 or fp32")
 
     def check(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
-        """Try one loss and its gradients where there may be no such arithmetic: a processor lacks some in half floats.
+        """Try one loss and its gradients on a CPU, where some operations lack 16-bit versions.
 
-        Args:
-            model: in training mode, which this leaves as it is.
-            loss: of the model, for a few samples.
-
-        Raises:
-            ConfigError: an operation of the model has none.
+        Buffers are restored and gradients cleared. Raises `ConfigError` if an operation lacks this precision.
         """
         if self._dtype is None or self._device.type != "cpu":
             return
@@ -66,8 +57,8 @@ class Precision:
             tried.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         except RuntimeError as error:
             if is_out_of_memory(error):
-                return  # which training has a way with
-            loss()  # what is wrong in float32 too is told as it is
+                return  # training handles memory errors itself
+            loss()  # an error that also occurs in float32 is raised as it is
             told = str(error).partition(". ")[0]
             problem = f"{self._name} is beyond an operation of this model on a processor: {told}"
             other = "bf16 or fp32" if self._name == "fp16" else "fp32"
@@ -83,25 +74,22 @@ class Precision:
             self._scaler = GradScaler(self._device.type, init_scale=_FIRST_SCALE)
 
     def forward(self) -> AbstractContextManager[object]:
-        """Around the computation of a loss."""
         return nullcontext() if self._dtype is None else torch.autocast(self._device.type, self._dtype)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the loss, scaled, to the parameters'."""
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the gradients their true size, once all pieces of a batch are in."""
+        """Divide the gradients by the scale, after all pieces of a batch."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Let the optimizer do its step. False if gradients overflowed: nothing has changed, do it again.
+        """Do the optimizer's step; False if gradients overflowed: nothing changed, and the caller repeats the step.
 
-        Raises:
-            ConfigError: they overflow whatever the scale.
+        Raises `ConfigError` if the gradients overflow at every scale.
         """
         if self._scaler is None:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Parts of a model that stay at its silo: no part of what travels, and whole again after a restart."""
+"""Private parts of a model, which stay at their silo and are stored between orders and restarts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from torch import Tensor, nn
 from fedsync.common.errors import ConfigError, Diverged
 
 MOST_BYTES = 2**28
-"""What may be kept of private parts; every order writes it to disk."""
+"""Size limit of stored private parts; every order writes them to disk."""
 
 _PLACE = "private parts"
 
 
 class PrivateParts:
-    """Parameters and persistent buffers that stay, kept as bytes from one order to the next.
+    """Private parameters and persistent buffers, stored as bytes between orders.
 
-    What training never changes is as it was built, and not kept.
-
-    Args:
-        module: the model.
-        names: of its tensors that stay.
+    Tensors that training never changed are not stored: they are rebuilt with the model.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
@@ -33,13 +29,13 @@ class PrivateParts:
         self._initial = {name: _raw(state[name]).clone() for name in names}
 
     def keep(self) -> bytes:
-        """The parts as they are now: names, types and shapes in a line of JSON, then the values of one after another.
+        """Serialise the current values: a line of JSON with names, types and shapes, then all values in order.
 
         Raises:
             Diverged: a value is not finite.
-            ConfigError: they are more than `MOST_BYTES`.
+            ConfigError: the values exceed `MOST_BYTES`.
         """
-        if not self.names:  # as of most models, whose state dict takes a while
+        if not self.names:  # most models; saves the time of building the state dict
             return b""
         about, parts = [], []
         state = self._module.state_dict()
@@ -60,11 +56,7 @@ class PrivateParts:
         return b"".join([json.dumps(about, separators=(",", ":")).encode() + b"\n", *parts])
 
     def restore(self, kept: bytes) -> None:
-        """Set the parts to what `keep` gave; to what they were at first, where nothing is kept.
-
-        Raises:
-            ConfigError: the model has other private parts now.
-        """
+        """Set values from `keep`, or initial values where none are stored; `ConfigError` if private parts changed."""
         if not self.names and not kept:
             return
         text, _, values = kept.partition(b"\n")
@@ -87,5 +79,5 @@ def _about(name: str, tensor: Tensor) -> list[object]:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """A tensor's bytes, uint8 [bytes], on the CPU."""
+    """Bytes of a tensor, uint8 [bytes], on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""How large an update of a silo is likely to be, before it has made one."""
+"""Estimate of a silo's update size before its first update."""
 
 from __future__ import annotations
 
@@ -13,26 +13,20 @@ from fedsync.train.silo_trainer import SiloTrainer
 _STEPS = 2
 
 _LARGEST = np.float32(2.0**24)
-"""Stands for a value of an update that is larger than any."""
+"""Upper bound for the values of an update."""
 
 
 def likely_update(
     trainer: SiloTrainer, batch_size: int, steps: int, learning_rate: float, seed: int
 ) -> tuple[Vector, int, int]:
-    """Something of the size of a first update: a few steps, stretched to all of them.
+    """Estimate a first update: do a few steps and scale the result up to all steps of an order.
 
-    Steps partly undo each other, so it is rather too large than too small. Where they diverge it is as large as can be:
-    whether they do depends on the data, and whoever chose the rate is not to learn it from a greeting.
-
-    Args:
-        trainer: of the silo; what it does next is not changed by this.
-        batch_size: samples a step; cut to what the silo holds.
-        steps: of an order.
-        learning_rate: eta.
-        seed: of the run.
+    Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, the
+    estimate is the upper bound. Divergence depends on the data, and the person who chose the learning rate must not
+    learn about the data from the greeting. The trainer's later results do not change.
 
     Returns:
-        The update, float32 [layout.size]; ``steps``; samples of so many steps.
+        The update, float32 [layout.size]; ``steps``; number of samples in these steps.
     """
     count = min(steps, _STEPS)
     order = WorkOrder(
@@ -48,7 +42,7 @@ def likely_update(
     try:
         update = trainer.run(order, trainer.initial_model(), Cursor()).update
     except UserCodeError:
-        # Its first order will fail likewise, and tell of it.
+        # The first real order will fail in the same way and report the error.
         update = np.zeros(trainer.layout.size, np.float32)
     except Diverged:
         update = np.full(trainer.layout.size, _LARGEST)

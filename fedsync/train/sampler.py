@@ -1,4 +1,4 @@
-"""Which samples come next. No sample comes twice before all came once, across batches, orders and restarts."""
+"""Sampler of a silo's data: no sample repeats before all were used, across batches, orders and restarts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,10 @@ _ALL = slice(None)
 
 
 class Sampler:
-    """Walks one seeded permutation of the samples after another.
+    """Sampler that walks over one seeded permutation of the samples after another; each silo has its own.
 
-    Stateless but for a cache: a cursor and a count always give the same samples, so an order that
-    failed can be repeated, and one that stopped early leaves its rest to come first next time.
-
-    Args:
-        examples: number of samples, at least 1.
-        seed: of the run.
-        silo: name of the silo; each has its own permutations.
-
-    Raises:
-        ValueError: ``examples`` is below 1.
+    Stateless except for a cache: cursor and count determine the samples. A failed order can therefore be repeated,
+    and the samples that an early stop left out come first in the next order. Raises ValueError without samples.
 
     Source: A-BSP, section 3.3.1 (unprocessed data first).
     """
@@ -41,15 +33,10 @@ class Sampler:
         self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def take(self, cursor: Cursor, count: int) -> tuple[NDArray[np.int64], Cursor]:
-        """The next ``count`` sample numbers, int64 [count], and the cursor after them.
+        """Return the next ``count`` sample numbers, int64 [count], and the cursor after them.
 
-        Not to be written to: they are a view of the permutation.
-
-        A batch may span epochs. A cursor from before the silo lost data, so past the end, starts the
-        next epoch.
-
-        Raises:
-            ValueError: ``count`` is below 1.
+        The numbers are a view of the permutation: do not write to them. A batch may span epochs. A cursor past the
+        end, from before the silo lost data, starts the next epoch. Raises ValueError if ``count`` is below 1.
         """
         if count < 1:
             raise ValueError(f"a batch needs at least one sample, not {count}")
@@ -63,7 +50,7 @@ class Sampler:
         return (parts[0] if len(parts) == 1 else np.concatenate(parts)), self.after(cursor, count)
 
     def after(self, cursor: Cursor, count: int) -> Cursor:
-        """The cursor once ``count`` more samples are taken, without drawing them."""
+        """Return the cursor after ``count`` more samples, without drawing them."""
         if not count:
             return cursor
         start = cursor if cursor.position < self._examples else Cursor(cursor.epoch + 1)
@@ -71,12 +58,9 @@ class Sampler:
         return Cursor(start.epoch + epochs, position)
 
     def walk(self, cursor: Cursor, batch_size: int, piece: int, own: slice = _ALL) -> Iterator[Piece]:
-        """Batch after batch without end, ``own`` rows of each in pieces of at most ``piece``, each with its own seed.
+        """Yield batches without end: of each the rows ``own``, in pieces of at most ``piece``, each with its own seed.
 
-        For whoever reads ahead: a sampler keeps one permutation, so let it be another than the one that is trained by.
-
-        Raises:
-            ValueError: as `take`.
+        For reading ahead. Use a separate sampler, because a sampler caches only one permutation.
         """
         seed = derive_seed(self._seed, Stream.FETCHING, self._silo)
         while True:

@@ -1,4 +1,4 @@
-"""How the learning rate goes within an order."""
+"""Learning-rate schedules within an order."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FIT = (
     "PolynomialLR",
     "StepLR",
 )
-"""PyTorch's that go by steps alone, from the order's rate on. Others want functions, losses, or rates of their own."""
+"""PyTorch schedulers that depend on the step number only and start from the order's rate."""
 
 _LENGTHS = ("T_max", "total_iters")
-"""Keywords that say how many steps the schedule has: an order's, where they are left out."""
+"""Keywords for the number of steps; the default is the order's number of steps."""
 
 _OURS = {"self", "optimizer", "last_epoch", "verbose"}
 
@@ -40,15 +40,14 @@ Shape = Literal["constant", "cosine", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Begins anew with each order, and goes by the most steps that the order may have.
+    """Learning-rate schedule that restarts at each order and spans the order's maximum steps.
 
-    Without a warm-up the rates are those of `torch.optim.lr_scheduler.CosineAnnealingLR` and ``LinearLR`` over that
-    many steps.
+    Without a warm-up the rates equal `torch.optim.lr_scheduler.CosineAnnealingLR` and ``LinearLR`` over these steps.
 
     Args:
         shape: ``constant``, ``cosine`` or ``linear``.
-        warmup: steps in which the rate climbs, by equal amounts, to the order's; at least 0.
-        end: share of the order's rate to which it falls after the last step, 0..1.
+        warmup: steps, at least 0, in which the rate rises linearly to the order's rate.
+        end: share of the order's rate that is reached after the last step, 0..1.
     """
 
     shape: Shape
@@ -56,7 +55,7 @@ class Schedule:
     end: float = 0.0
 
     def factor(self, step: int, steps: int) -> float:
-        """Share of the order's rate in step number ``step``, from 0, of ``steps``; above 0, and at most 1."""
+        """Share of the order's rate in step ``step``, counted from 0, of ``steps``; above 0, and at most 1."""
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         gone = (step - self.warmup) / max(1, steps - self.warmup)
@@ -69,23 +68,20 @@ class Schedule:
                 return 1.0
 
     def rates(self, rate: float, steps: int) -> Iterator[float]:
-        """The learning rate of each of an order's ``steps``, of which the order's is ``rate``."""
+        """Yield the learning rate of each of an order's ``steps``; ``rate`` is the order's rate."""
         return (rate * self.factor(step, steps) for step in range(steps))
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSchedule:
-    """A scheduler of PyTorch's, which begins anew with each order.
+    """PyTorch scheduler that restarts at each order.
 
-    Nothing of it outlives an order: one that is repeated has to give the same update, silos that do unequal numbers of
-    steps would come to be at different places, and the model that a silo goes on from is not the one that it came to.
-
-    Args:
-        kind: PyTorch's name of it.
-        keywords: its own; ``T_max`` and ``total_iters`` are the order's most steps where they are left out.
+    No scheduler state outlives an order, for three reasons. A repeated order must give the same update. Silos with
+    different numbers of steps would reach different states. A silo continues from a new model, not from its own.
+    The default of the keywords ``T_max`` and ``total_iters`` is the order's maximum steps.
 
     Raises:
-        ConfigError: there is none such, or it takes no such keyword or value.
+        ConfigError: the scheduler is unknown, or refuses a keyword or value.
     """
 
     kind: str
@@ -106,8 +102,7 @@ class TorchSchedule:
             raise ConfigError(PLACE, f"{self.kind} comes to rates of {tried[0]} and {tried[1]}", "Mend its keywords")
 
     def rates(self, rate: float, steps: int) -> Iterator[float]:
-        """See `Schedule.rates`."""
-        # On an optimizer that moves nothing: a scheduler changes the one it is on for good.
+        # A dummy optimizer, because a scheduler changes its optimizer permanently.
         optimizer = make_optimizer("sgd", {}, [nn.Parameter(torch.zeros(1))], rate)
         lengths = dict.fromkeys((name for name in _LENGTHS if name in self._allowed()), steps)
         scheduler = getattr(lr_scheduler, self.kind)(optimizer, **{**lengths, **self.keywords})

@@ -1,6 +1,6 @@
-"""The trainer of a silo, as its session sees it: in this process, or in one that has neither keys nor a network.
+"""Interface of a silo's trainer for the silo's session; it may run in another process without keys and network.
 
-Imports no torch: the process that has a silo's keys has none.
+Imports no torch: the process that has a silo's keys does not load torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedsync.model.table_columns import TableForm
 from fedsync.train.machine.throttle import Throttle
 
 Watch = Callable[[int, int], bool]
-"""Called now and then between steps with the steps and samples done; False ends the order there."""
+"""Callback between steps with the numbers of steps and samples done; False ends the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Outcome:
 
     Args:
         update: local model minus base, float32 [layout.size].
-        report: for the server.
-        cursor: for the next order.
+        report: report for the server.
+        cursor: state for the next order.
     """
 
     update: Vector
@@ -36,19 +36,19 @@ class Outcome:
 
 
 class SiloTrainer(Protocol):
-    """Trains one silo, order after order. Not for several threads at once.
+    """Trainer of one silo; not thread-safe.
 
-    `fedsync.train.local_trainer.LocalTrainer` does so in this process, `fedsync.silo.training_process.TrainingProcess` in
-    another. Any method may raise `UserCodeError` or `ConfigError`: a user's code runs in it.
+    `fedsync.train.local_trainer.LocalTrainer` trains in this process, `fedsync.silo.training_process.TrainingProcess` in
+    another. Any method may raise `UserCodeError` or `ConfigError`, because methods run user code.
     """
 
     @property
     def layout(self) -> Layout:
-        """Tensors that travel."""
+        """Layout of the tensors that travel."""
 
     @property
     def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty where there are none."""
+        """SHA-256 of the model's frozen tensors; empty if no tensor is frozen."""
 
     @property
     def kept_names(self) -> tuple[str, ...]:
@@ -56,28 +56,28 @@ class SiloTrainer(Protocol):
 
     @property
     def table(self) -> TableForm | None:
-        """Columns of the silo's table, which must be the same at all silos; None where there is none."""
+        """Columns of the silo's table, which must be equal at all silos; None for other data."""
 
     @property
     def device(self) -> str:
-        """Where training runs, for people: ``cpu`` or ``cuda:0``."""
+        """Name of the device for people: ``cpu`` or ``cuda:0``."""
 
     @property
     def examples(self) -> int:
-        """Training samples that the silo holds."""
+        """Number of training samples that the silo holds."""
 
     @property
     def validates(self) -> bool:
         """Whether the silo holds out a validation split; see `Split`."""
 
     def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]; the same at every silo."""
+        """The model before any training, float32 [layout.size]; equal at every silo."""
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Write ``model``, float32 [layout.size], as a state dict; see `fedsync.train.weights.save_state`."""
 
     def find_batch_cap_on_gpu(self) -> int | None:
-        """The largest batch that fits a GPU's memory [samples], where that is quick to find; else None."""
+        """Largest batch that fits the GPU's memory [samples]; None if the search is not quick or not possible."""
 
     def run(
         self,
@@ -91,10 +91,10 @@ class SiloTrainer(Protocol):
         """Carry out an order; see `fedsync.train.local_trainer.LocalTrainer.run`."""
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        """Loss and score of ``model``, float32 [layout.size], on a split; None where that fails."""
+        """Loss and score of ``model``, float32 [layout.size], on a split; None if the evaluation fails."""
 
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
-        """The same of the model called ``subject``, and with ``gains`` what it gains over the silo's own."""
+        """Evaluate the model named ``subject``; with ``gains``, also its gains over the silo's own model."""
 
     def where(self, thread: int) -> str:
-        """The line of code at which the thread stands that waits for this, for people."""
+        """Line of code at which ``thread``, which waits for this trainer, currently is; for people."""

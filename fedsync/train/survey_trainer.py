@@ -1,4 +1,4 @@
-"""A survey of all silos' columns, as training: the model is the vector of sums."""
+"""Survey of all silos' columns in the form of training: the model is the vector of sums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsync.train.options import LocalOptions
 
 
 class _Sheet:
-    """A vector that travels as a model does, and all of it."""
+    """Vector of survey sums with the interface of a travelling model; all values travel."""
 
     frozen_digest = b""
     kept_names: tuple[str, ...] = ()
@@ -39,19 +39,14 @@ class _Sheet:
 
 
 class SurveyTrainer(LocalTrainer):
-    """Adds a silo's sums to a model that has none: in the first round those of its columns, in the second its bins.
+    """Trainer that adds a silo's sums to an empty model: column sums in the first round, bin counts in the second.
 
-    Which round it is, the model says. So an order that is repeated, by whatever process, gives the same update.
+    The model shows which round it is. A repeated order, in any process, therefore gives the same update.
 
     Args:
-        name: of the silo.
-        place: among all that may come.
-        places: how many may.
-        columns: the silo's.
-        options: how to train, as far as that means something here.
+        place: index of this silo among ``places``, the largest number of silos.
         ranges: declared ranges of columns.
-        bins: of each histogram; 0 for none.
-        table: of the silo, as in `LocalTrainer`.
+        bins: bins of each histogram; 0 for no histograms.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class SurveyTrainer(LocalTrainer):
         return np.zeros(self._form.layout.size, dtype=np.float32)
 
     def _begin(self, order: WorkOrder) -> None:
-        """Nothing is left from other orders."""
+        """Do nothing: there is no state to reset."""
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         pace = begin()
@@ -90,7 +85,6 @@ class SurveyTrainer(LocalTrainer):
         return LoopResult(pace, None, cursor)
 
     def _next(self) -> Vector:
-        """What the silo adds to the sheet."""
         form, sums = self._form, read_sums(self._form, self._sheet.vector)
         if sums is None:
             return first_vector(form, self._place, self._columns)
@@ -100,5 +94,5 @@ class SurveyTrainer(LocalTrainer):
         return second_vector(form, self._place, self._columns, edges)
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """There is nothing to score."""
+        """Return an empty evaluation: a survey has no score."""
         return Evaluation(0.0, 0.0, 0)

@@ -1,4 +1,4 @@
-"""A model as the flat vector that travels, and back."""
+"""Conversion between a module and the flat vector that travels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SAME_TASK = "Name a model of the same task"
 
 @cache
 def say_rounded(names: tuple[str, ...]) -> None:
-    """Say, once a process, that these tensors have more digits than travel."""
+    """Warn, once per process, that these float64 tensors lose digits on the way."""
     if names:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         problem = "float64 in the model travels as float32, with 7 digits (1 + 1e-8 arrives as 1): %s"
@@ -42,17 +42,17 @@ def say_rounded(names: tuple[str, ...]) -> None:
 
 
 class Weights:
-    """Reads and writes a module's parameters and persistent buffers as one float32 vector.
+    """Parameters and persistent buffers of a module, as one float32 vector.
 
-    Order and names are those of the module's state dict; a tensor that appears there twice (tied
-    weights) travels once. Integer buffers are rounded to the nearest on the way in.
+    Order and names follow the module's state dict; a tensor with two names (tied weights) travels once. Integer
+    buffers are rounded to the nearest when a vector is loaded.
 
     Args:
-        module: whose tensors these are. They may move to another device and back, as trainers of other libraries do.
-        names: of the tensors that travel; None for all.
+        module: owner of the tensors. They may move between devices, as in other libraries' trainers.
+        names: tensors that travel; None for all.
 
     Raises:
-        ConfigError: the module has no tensors, or complex ones.
+        ConfigError: the module has no tensors, or complex tensors.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
@@ -69,13 +69,13 @@ class Weights:
             )
         self.layout = Layout(tuple(named), tuple(tuple(tensor.shape) for tensor in named.values()))
         say_rounded(tuple(name for name, tensor in named.items() if tensor.dtype == torch.float64))
-        # Their names are paths in the module, unless it makes its state dict in a way of its own.
+        # Names are attribute paths in the module, unless the module overrides its state dict.
         self._paths = [attrgetter(name) for name in named]
         self._by_path = all(
             _is_at(path, module, tensor) for path, tensor in zip(self._paths, named.values(), strict=True)
         )
         tensors = [tensor.detach() for tensor in named.values()]
-        # A vector on the device, cut to views once: an order costs one small copy a tensor then. A processor needs none
+        # A vector on the device, cut to views once, so that an order costs one small copy per tensor; not for a CPU.
         self._flat: Tensor | None = None
         if tensors[0].device.type != "cpu":
             self._flat = torch.empty(self.layout.size, dtype=torch.float32, device=tensors[0].device)
@@ -83,16 +83,9 @@ class Weights:
             self._parts = [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 
     def load(self, vector: Vector) -> None:
-        """Set every tensor.
-
-        Args:
-            vector: float32 [layout.size].
-
-        Raises:
-            ValueError: the vector has another length, or a value that is not finite.
-        """
+        """Set every tensor from float32 [layout.size]; ValueError for a wrong length or a value that is not finite."""
         self.layout.check(vector)
-        # torch warns of arrays that are read-only, as a received model is, so parts of it are copied.
+        # torch warns about read-only arrays, such as a received model, so parts of it are copied.
         if self._flat is None:
             for tensor, values in zip(self._tensors(), self.layout.split(vector).values(), strict=True):
                 if tensor.dtype == torch.float32 and tensor.device.type == "cpu":
@@ -108,7 +101,6 @@ class Weights:
             _set(tensor, part)
 
     def read(self) -> Vector:
-        """All tensors, float32 [layout.size], in memory of their own."""
         if self._flat is not None:
             for tensor, part in zip(self._tensors(), self._parts, strict=True):
                 part.copy_(tensor)
@@ -119,11 +111,10 @@ class Weights:
         return vector
 
     def state(self) -> dict[str, Tensor]:
-        """The module's state dict, with what does not travel; a tensor may be in it by several names."""
         return self._module.state_dict()
 
     def _tensors(self) -> list[Tensor]:
-        """What travels, as the module has it now, in the layout's order."""
+        """Tensors that travel, in the layout's order, read from the module at each call."""
         if self._by_path:
             return [path(self._module).detach() for path in self._paths]
         state = self._module.state_dict()
@@ -138,44 +129,30 @@ def _is_at(path: attrgetter[Tensor], module: nn.Module, tensor: Tensor) -> bool:
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:
-    """Set a tensor to values, float32 of its shape, which may change: whole numbers are rounded."""
+    """Set a tensor from float32 values of its shape; rounds ``values`` in place for integer tensors."""
     tensor.copy_(values if tensor.is_floating_point() else values.round_())
 
 
 def build_model(task: Task, seed: int) -> nn.Module:
-    """The task's module on the CPU, as every silo of a run with this seed builds it.
+    """Build the task's module on the CPU; every silo of a run with this seed builds the same module.
 
-    Raises:
-        ConfigError: this machine has not the memory for it.
+    Raises `ConfigError` if the model does not fit this machine's memory.
     """
     with seeded(torch.device("cpu"), derive_seed(seed, Stream.MODEL)), FittingModel():
         return task.model()
 
 
 def initial_model(task: Task, seed: int, run: PartPatterns = UNSAID) -> tuple[Vector, Layout]:
-    """What travels of the model before any training, float32 [layout.size], and its layout; the same on every machine.
+    """Shared part of the untrained model, float32 [layout.size], and its layout; equal on every machine.
 
-    Args:
-        task: builds the module.
-        seed: of the run.
-        run: what the strategy file says of the model's parts.
-
-    Raises:
-        ConfigError: the module has no such parts.
+    Raises `ConfigError` if the module has no parts as ``run`` names them.
     """
     built = TaskModel(task, seed, run)
     return built.initial(), built.layout
 
 
 def model_digest(path: Path) -> str:
-    """SHA-256, hexadecimal, of a model as it travels in the clear: float32, little-endian, in the state dict's order.
-
-    Args:
-        path: a state dict, as `save_model` writes it.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """SHA-256, hexadecimal, of a state dict's tensors: float32, little-endian, in its order; tied weights only once."""
     tensors = {tensor.data_ptr(): tensor for tensor in read_state(path).values()}  # tied weights travel once
     hashed = hashlib.sha256()
     for tensor in tensors.values():
@@ -184,11 +161,7 @@ def model_digest(path: Path) -> str:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file by name, on the processor.
-
-    Raises:
-        ConfigError: it is no state dict.
-    """
+    """Read the tensors in a file by name, on the CPU; raises `ConfigError` if the file is not a state dict."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         return {str(name): tensor.detach() for name, tensor in state.items()}
@@ -199,25 +172,16 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The tensors in a file by name, of types that NumPy has.
-
-    Raises:
-        ConfigError: it is no state dict.
-    """
+    """Read a state dict as `read_state`, but as NumPy arrays; bfloat16 becomes float32."""
     state = read_state(path)
     return {name: (each.float() if each.dtype == torch.bfloat16 else each).numpy() for name, each in state.items()}
 
 
 def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
-    """What travels of a model in a file, float32 [layout.size]; tensors are matched by their names.
+    """Load the shared part of a model from a file, float32 [layout.size]; tensors are matched by name.
 
-    Args:
-        path: a state dict, of this run or from elsewhere.
-        layout: of the model that it is to be.
-        known: names of all its tensors; what the file has of those that do not travel is not looked at.
-
-    Raises:
-        ConfigError: the file is no state dict, or does not fit; names the tensor.
+    ``known`` names all tensors of the model; those that do not travel are ignored in the file. Raises `ConfigError`
+    with the tensor's name if the file is not a state dict, or does not fit.
     """
     arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in read_state(path).items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -235,16 +199,7 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
 
 
 class TaskModel:
-    """The model of a task whose data need not be here.
-
-    Args:
-        task: builds the module.
-        seed: of the run.
-        run: what the strategy file says of the model's parts.
-
-    Raises:
-        ConfigError: the module has no such parts.
-    """
+    """Model of a task, without the task's data; raises `ConfigError` if it has no parts as ``run`` names them."""
 
     def __init__(self, task: Task, seed: int, run: PartPatterns = UNSAID) -> None:
         self._module = build_model(task, seed)
@@ -253,27 +208,21 @@ class TaskModel:
         self.layout = self._weights.layout
 
     def initial(self) -> Vector:
-        """What travels before any training, float32 [layout.size]; the same on every machine."""
+        """Shared part of the untrained model, float32 [layout.size]; equal on every machine."""
         return self._weights.read()
 
     @property
     def frozen_digest(self) -> bytes:
-        """As `fedsync.train.module_parts.FrozenTensors.digest`."""
         state = self._module.state_dict()
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
+        """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; the write is atomic.
 
         Args:
-            path: file to write.
-            model: what travels, float32 [layout.size].
-            private: private parts, as `fedsync.train.private.PrivateParts.keep` gave them; what is not in it is as the
-                task builds it, and so is what is frozen.
-
-        Raises:
-            ValueError: the vector has the wrong length or is not finite.
-            ConfigError: the model has other private parts now.
+            model: shared part, float32 [layout.size]; ValueError for a wrong length or a value that is not finite.
+            private: private parts from `fedsync.train.private.PrivateParts.keep`; `ConfigError` if parts have changed.
+                Tensors not in it, and frozen tensors, are as the task builds them.
         """
         self._weights.load(model)
         PrivateParts(self._module, self.parts.private).restore(private)
@@ -281,15 +230,14 @@ class TaskModel:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
-    """Write named float32 tensors as a state dict, where there is no module to ask for their types."""
+    """Write named float32 tensors as a state dict, for models without a module in this process."""
     save_state(path, {name: torch.from_numpy(values.copy()) for name, values in tensors.items()})
 
 
 def save_state(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Write a state dict as ``torch.load(path, weights_only=True)`` reads it; whole or not at all.
+    """Write a state dict, as ``torch.load(path, weights_only=True)`` reads it; the write is atomic.
 
-    Raises:
-        ConfigError: nothing can be written there.
+    Raises `ConfigError` if the file cannot be written.
     """
     with written_atomically(path) as file:
         torch.save(state, file)

@@ -1,8 +1,8 @@
-"""The join: the one Flower message that lets a silo into a run's sessions at the hub.
+"""Join: the single Flower message that admits a silo to a run's sessions at the hub.
 
-Flower's node authentication says who gets it, so the secret in it stands for the node. It is single-use: the silo
-chooses the secret of its session, and says its digest in the first request, which the join's secret admits. Whoever
-reads the join later, for example in the SuperLink's database, is turned away.
+Flower's node authentication ensures who receives the message, so the secret in it stands for the node. The secret is
+single-use: the silo chooses the secret of its session and sends its digest in the first request, which the join's
+secret authorises. A later reader of the join, for example of the SuperLink's database, is refused.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ _MOST_CHARACTERS, _MOST_ADDRESSES, _MOST_PEM = 65_536, 8, 32_768
 
 
 def new_secret() -> str:
-    """A fresh secret of 32 bytes, as a bearer token."""
+    """Return a fresh secret of 32 bytes, as a bearer token."""
     return secrets.token_urlsafe(SECRET_BYTES)
 
 
 def digest_of(secret: str) -> str:
-    """What the hub keeps of a secret: SHA-256, hexadecimal."""
+    """Return the form in which the hub stores a secret: SHA-256, hexadecimal."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A silo's way into one run.
+    """Admission of a silo to a run.
 
     Args:
         addresses: URLs of the hub, the preferred one first.
-        secret: admits one first request.
-        authority: PEM of the only authority whose certificate is accepted there; empty for none, without TLS.
-        run: name of the hub's sessions; another one where they begin anew.
-        silo: name under which the server knows the silo.
+        secret: authorises one first request.
+        authority: PEM of the only authority that the silo trusts for the hub; empty for no TLS.
+        run: name of the hub's sessions; another name if all sessions begin anew.
     """
 
     addresses: tuple[str, ...]
@@ -56,11 +55,7 @@ class Join:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The inverse of `dump`.
-
-        Raises:
-            ProtocolError: the server sent something else.
-        """
+        """Parse the result of `dump`; raises `ProtocolError` if it is invalid."""
         try:
             found: Any = json.loads(text) if len(text) <= _MOST_CHARACTERS else None
             join = cls(**{**found, "addresses": tuple(found["addresses"])})
@@ -76,14 +71,13 @@ class Join:
         return join
 
     def trusted(self, hosts: Collection[str], authority: str | None) -> Join:
-        """The join as the silo's owner admits it: a lying server is not to steer the silo to machines inside its house.
+        """Return the join with only the addresses that the silo's owner allows.
 
-        Args:
-            hosts: names and addresses of machines at which the hub may be.
-            authority: PEM that the owner has installed, which replaces the join's; None takes the join's.
+        So a malicious server cannot direct the silo to machines inside its own network. An ``authority`` (PEM) that the
+        owner has installed replaces the join's; None keeps the join's.
 
         Raises:
-            ConfigError: no address is on one of the hosts, with TLS where there is an authority.
+            ConfigError: no address is on one of the hosts, with TLS if there is an authority.
         """
         authority = self.authority if authority is None else authority
         scheme = "https" if authority else "http"
@@ -97,11 +91,7 @@ class Join:
 
 
 def _check_address(address: str, *, tls: bool) -> None:
-    """See that an address is a plain URL, and of the scheme that goes with the certificate.
-
-    Raises:
-        ProtocolError: it is not.
-    """
+    """Check that an address is a plain URL whose scheme matches the certificate; else raise `ProtocolError`."""
     try:
         parts = urlsplit(address)
         sound = parts.port is not None or parts.hostname is not None

@@ -1,4 +1,4 @@
-"""A silo's line to the hub: HTTPS that trusts one authority, through the proxy that the environment names."""
+"""Connection of a silo to the hub: HTTPS that trusts one authority, through the proxy of the environment."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedsync.transport.join import Join, digest_of
 from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
 
 HELD_S = 40.0
-"""How long an answer to a request that the hub holds may take; longer than it is held."""
+"""Timeout of a long-poll request [s]; longer than the hub holds it."""
 
 MOST_BREAKS = 20
-"""Breaks of a line during one transfer without a byte of progress, after which it has failed."""
+"""Consecutive connection failures without any progress after which a transfer fails."""
 
 _MOST_SAID = 65_536
 _PAUSES = Backoff(0.1, 5.0)
@@ -35,23 +35,21 @@ _BROKEN = (httpx.TransportError, httpx.StreamError)
 
 
 class JoinRefused(RunError):
-    """The hub knows neither the join nor the session: the silo waits for another join."""
+    """Error: the hub knows neither the join nor the session; the silo waits for another join."""
 
 
 class Over(RunError):
-    """The hub has said that nothing more will come."""
+    """Error: the hub has closed the run; no more questions will come."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedQuestion:
-    """A question of the server.
+    """Question received from the server.
 
     Args:
-        number: in the session.
-        text: of the question.
-        payload: bytes beside it, uint8; a blob that has to be fetched; or None.
-        ticket: under which a large answer may be left; empty for none.
-        most: bytes that may come beside the answer.
+        payload: uint8 payload, a blob to fetch, or None.
+        ticket: ticket for the upload of a large answer; empty for none.
+        most: largest payload of the answer [bytes].
         spec: the run's specification as JSON.
     """
 
@@ -64,12 +62,10 @@ class ReceivedQuestion:
 
 
 class HubLine:
-    """One session's; all methods may be called by several threads at a time.
+    """Thread-safe client of one session at the hub.
 
-    Args:
-        join: where the hub is, and whom to trust.
-        secret: of the session, which nobody else knows; see `fedsync.transport.join.new_secret`.
-        address: which of the join's.
+    Only this silo knows the session's ``secret``, see `fedsync.transport.join.new_secret`. ``address`` is the index of
+    the join's address to use.
     """
 
     def __init__(self, join: Join, secret: str, address: int = 0) -> None:
@@ -78,30 +74,25 @@ class HubLine:
         if join.authority:
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             verify.load_verify_locations(cadata=join.authority)
-        headers = {"accept-encoding": "identity"}  # what is packed small may be large
+        headers = {"accept-encoding": "identity"}  # a small compressed body may expand to a large one
         self._http = httpx.Client(base_url=join.addresses[address], verify=verify, timeout=_TIMES, headers=headers)
 
     def close(self) -> None:
         self._http.close()
 
     def join(self) -> None:
-        """Begin the session, or find that it has begun.
-
-        Raises:
-            JoinRefused: the join is void.
-            httpx.TransportError: nobody answers.
-        """
+        """Begin the session, or confirm that it has begun; `JoinRefused`, httpx.TransportError as in `asked`."""
         headers = {"authorization": f"Bearer {self._join.secret}", SESSION: digest_of(self._secret)}
         self._checked(self._said("POST", "/join", headers))
 
     def asked(self, after: int) -> ReceivedQuestion | None:
-        """The first question behind this number, held until there is one; None where none came for a while.
+        """Return the first question after number ``after``; waits for it, and returns None after the hub's timeout.
 
         Raises:
-            JoinRefused: the session is over here.
-            Over: all is over.
-            ProtocolError: the server sent something else.
-            httpx.TransportError: the line broke.
+            JoinRefused: the session has ended.
+            Over: the run is over.
+            ProtocolError: the response is invalid.
+            httpx.TransportError: the connection failed.
         """
         with self._http.stream("GET", "/orders", params={"after": after}, headers=self._known()) as reply:
             self._checked(reply)
@@ -126,18 +117,18 @@ class HubLine:
     def answer(
         self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
     ) -> None:
-        """Answer a question; a large payload is uploaded before. Doing so twice does no harm.
+        """Answer a question; uploads a large payload first. A repeated call is harmless.
 
         Raises:
-            ProtocolError: the answer is larger than the server wants it.
-            JoinRefused, Over, httpx.TransportError: as of `asked`.
+            ProtocolError: the payload exceeds the question's limit.
+            JoinRefused, Over, httpx.TransportError: as in `asked`.
         """
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:
             raise ProtocolError(SERVER, "question", f"{payload.nbytes} bytes are an answer, and it wants {asked.most}")
         if payload is not None and payload.nbytes > BESIDE_BYTES:
             if not self.upload(asked.ticket, payload):
-                return  # nobody waits for it any more
+                return  # the server no longer expects the answer
             ticket = asked.ticket
         elif payload is not None:
             beside = payload.tobytes()
@@ -148,17 +139,14 @@ class HubLine:
         self._checked(self._said("POST", "/answers", headers, content))
 
     def fetch(self, blob: Blob, path: Path, goes_on: Callable[[], bool] = lambda: True) -> None:
-        """Fetch a blob to a file; goes on where an earlier try ended.
+        """Fetch a blob to the file ``path``, which is written only when complete; resumes an earlier partial download.
 
-        Args:
-            blob: to be fetched.
-            path: of the file, which has all of it afterwards.
-            goes_on: asked between two tries.
+        ``goes_on`` is called between retries; False ends them.
 
         Raises:
-            ProtocolError: what came is something else.
-            JoinRefused, Over: as of `asked`.
-            httpx.TransportError: the line broke again and again.
+            ProtocolError: the data do not match the digest.
+            JoinRefused, Over: as in `asked`.
+            httpx.TransportError: the connection failed too often.
         """
         part, breaks = path.with_name(f"{path.name}.part"), 0
         while True:
@@ -194,14 +182,11 @@ class HubLine:
                     file.write(piece)
 
     def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
-        """Leave a large answer; goes on where the hub says that it has come to.
-
-        Returns:
-            Whether the hub has it; if not, nobody waits for it any more.
+        """Upload a large answer; resumes at the hub's offset. Return False if the server no longer expects the answer.
 
         Raises:
-            JoinRefused, Over: as of `asked`.
-            httpx.TransportError: the line broke again and again.
+            JoinRefused, Over: as in `asked`.
+            httpx.TransportError: the connection failed too often.
         """
         data = payload.data.cast("B")
         digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
@@ -231,7 +216,6 @@ class HubLine:
                 time.sleep(_PAUSES.pause_s(breaks - 1))
 
     def _said(self, method: str, path: str, headers: dict[str, str], content: Any = b"") -> httpx.Response:
-        """The answer to a request, of which nothing but its head counts."""
         with self._http.stream(method, path, headers=headers, content=content) as reply:
             _bounded(reply, _MOST_SAID)
             return reply
@@ -241,12 +225,12 @@ class HubLine:
 
     @staticmethod
     def _checked(reply: httpx.Response) -> None:
-        """See that the hub has done as asked.
+        """Check the status of a response.
 
         Raises:
-            JoinRefused, Over: it says so.
-            httpx.TransportError: it could not now, so the same may be asked again.
-            ProtocolError: it would not.
+            JoinRefused, Over: status 401 or 410.
+            httpx.TransportError: a temporary failure, so the request may be retried.
+            ProtocolError: any other failure.
         """
         status = reply.status_code
         if status == 401:

@@ -1,4 +1,4 @@
-"""The port between those who ask silos and the way that questions take: over a hub, or in Flower's messages."""
+"""Port between code that asks silos and the transport of the questions: a hub, or Flower's messages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A node that is there.
+    """Connected node; its ``node_id`` is negative behind a relay.
 
-    Args:
-        node_id: its number; negative behind a relay.
-        name: that its key is registered under; empty for none.
-        since: another text where it went and came back, and so has lost what it was asked.
+    ``name`` is the name of its registered key, empty for none. ``since`` changes when the node was away and came back,
+    and so has lost its questions.
     """
 
     node_id: int
@@ -25,22 +23,22 @@ class Peer:
 
 
 class Transport(Protocol):
-    """Carries questions to silos and their answers back. One thread calls it."""
+    """Carrier of questions to silos and of their answers. Call it from one thread only."""
 
     def peers(self) -> Sequence[Peer]:
-        """Nodes that are there."""
+        """Return the connected nodes."""
 
     def send(self, questions: Sequence[tuple[int, SiloQuestion]]) -> list[str | None]:
-        """Send questions, each to a node; returns what names each, None where its node is not known."""
+        """Send each question to a node; return the questions' names, None for an unknown node."""
 
     def receive(self) -> list[SiloAnswer]:
-        """Answers that have come since, each once."""
+        """Return new answers, each once."""
 
     def wait(self, seconds: float) -> None:
-        """Wait for answers, so long at most."""
+        """Wait for answers, at most ``seconds``."""
 
     def waiting(self, names: Collection[str]) -> set[str]:
-        """Those of these questions that cannot be lost, so nobody has to ask again."""
+        """Return the questions among these that cannot be lost, so that nobody has to repeat them."""
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all other questions: nobody waits for their answers any more."""
+        """Drop all other questions, whose answers are no longer expected."""

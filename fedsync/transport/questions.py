@@ -1,4 +1,4 @@
-"""What a transport carries: questions of the server to silos, and their answers, each a text with bytes beside it."""
+"""Messages of a transport: the server's questions to silos, and their answers; a text with an optional payload."""
 
 from __future__ import annotations
 
@@ -11,31 +11,26 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.transfer import Payload
 
 BESIDE_BYTES = 2**18
-"""Bytes that may go along with a text. What is larger is a blob, which is fetched, or an upload."""
+"""Largest payload of a message [bytes]. A larger payload is a blob, which silos fetch, or an upload."""
 
 MOST_TEXT_BYTES = 2**22
-"""Bytes of a text: a relay is asked and answers for all of its silos at once."""
+"""Largest text of a question [bytes]: a relay is asked and answers for all of its silos at once."""
 
 ANSWER_TEXT_BYTES = 2**20
-"""Bytes of the text of an answer, unless its question allows more."""
+"""Largest text of an answer [bytes], unless its question allows more."""
 
 BASE = "/v1/fedsync"
-"""Path of all that a hub answers."""
+"""Base path of all of a hub's URLs."""
 
 HEAD, SESSION = "fedsync-head", "fedsync-session"
-"""Headers: a `FrameHead`, and the digest of a session's secret."""
+"""Names of HTTP headers: a `FrameHead`, and the digest of a session's secret."""
 
 _DIGEST, _TICKET = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes that lie at the server for silos to fetch.
-
-    Args:
-        digest: SHA-256, hexadecimal.
-        nbytes: how many.
-    """
+    """Payload that lies at the server for silos to fetch; ``digest`` is its SHA-256, hexadecimal."""
 
     digest: str
     nbytes: int
@@ -43,16 +38,15 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class SiloQuestion:
-    """A question for a silo.
+    """Question to a silo.
 
     Args:
-        text: of the question.
-        payload: bytes beside it, uint8, or a blob that has them; or None.
-        most: bytes that may come beside the answer.
+        payload: uint8 payload, or a blob in its place; or None.
+        most: largest payload of the answer [bytes].
         spec: the run's specification as JSON, by which the silo finds its trainer.
-        kind: of work, as Flower sorts messages.
-        ttl_s: after which nobody waits for the answer.
-        most_text: bytes of the answer's text.
+        kind: message type in Flower.
+        ttl_s: time after which the answer is no longer expected [s].
+        most_text: largest text of the answer [bytes].
     """
 
     text: str
@@ -66,16 +60,10 @@ class SiloQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SiloAnswer:
-    """A silo's answer, or what became of it.
+    """Answer of a silo to the question ``name``, or the reason (``problem``) why there is none.
 
-    Args:
-        name: of the question, as `Transport.send` returned it.
-        text: of the answer.
-        payload: bytes beside it, uint8; or None.
-        problem: why there is no answer; empty where there is one.
-        check: which check found the problem.
-        code: of Flower's error, where that is the problem.
-        relay: who answers says that it is a relay.
+    ``check`` names the check that found the problem; ``code`` is Flower's error code, if any. ``relay``: the sender
+    claims to be a relay.
     """
 
     name: str
@@ -89,16 +77,15 @@ class SiloAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """What a request or a reply says of its body, as a header: where its parts end, and what lies elsewhere.
+    """Header of a request or response: lengths of the parts of its body, and references to parts elsewhere.
 
     Args:
-        text: bytes of the text; what follows it is the payload.
-        number: of the question in its session.
-        blob: digest of the payload where it has to be fetched.
-        nbytes: of the blob.
-        ticket: under which a large answer may be left, or was left.
-        most: bytes that may come beside the answer.
-        spec: bytes of the run's specification, which comes before the text.
+        text: length of the text, which the payload follows [bytes].
+        number: number of the question in its session.
+        blob: digest of the payload if it must be fetched; ``nbytes`` is its size.
+        ticket: ticket of the upload of a large answer.
+        most: largest payload of the answer [bytes].
+        spec: length of the run's specification, which precedes the text [bytes].
         relay: 1 if a relay answers.
     """
 
@@ -116,11 +103,7 @@ class FrameHead:
 
     @classmethod
     def parse(cls, line: str, sender: str = SERVER) -> Self:
-        """The inverse of `dump`.
-
-        Raises:
-            ProtocolError: the peer sent something else.
-        """
+        """Parse the result of `dump`; raises `ProtocolError` if it is invalid."""
         try:
             found = json.loads(line) if len(line) < 1000 else None
             head = cls(**{"text": 0, "number": 0, **found}) if isinstance(found, dict) else None
@@ -141,10 +124,10 @@ class FrameHead:
 
 
 def needed(payload: Payload | None, sender: str) -> Payload:
-    """The bytes beside a reply that is worth nothing without.
+    """Return the payload of a reply that requires one.
 
     Raises:
-        ProtocolError: there are none.
+        ProtocolError: the payload is missing.
     """
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no 'payload'")

@@ -1,4 +1,4 @@
-"""What the server sends a silo under encryption: all that it has not seen since the version that it holds.
+"""Message from server to silo under encryption: everything since the version that the silo holds.
 
     magic [4] | version [2] | kind of start [2] | from [8] | to [8] | attempt [8] | start bytes [8]
     | calibration bytes [8] | roster bytes [8] | links [8] | start: nothing, a sealed snapshot of version ``from``, or
@@ -8,8 +8,8 @@
     each entry: version [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8], an aggregate; zeros
     to 8 | values in the clear; zeros to 8 | reveals; zeros to 8
 
-Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message; what is in
-them is checked where they are used.
+Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message. Their
+content is checked where it is used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedsync.model.chunked_arrays import pieces as array_pieces
 from fedsync.model.transfer import Payload
 
 WINDOW = 512
-"""Versions that silos remember: an update that started earlier cannot be added any more."""
+"""Versions that silos remember: an update with an older base can no longer be added."""
 
 MAX_LINKS = 4096
 MAX_ENTRIES = 4096
-"""Of one link."""
+"""Largest number of entries in one link."""
 
 MAX_SUMS = 64
 
@@ -44,48 +44,48 @@ _ENTRY = struct.Struct("<qQQQ")
 _LENGTH = struct.Struct("<Q")
 
 Piece = bytes | memoryview | Payload
-"""Some bytes of a message; an array of them, uint8, may lie in a file."""
+"""Bytes of a message; a uint8 array may lie in a file."""
 
 
 def attesters(silos: int) -> int:
-    """Silos that must stand for a snapshot, its author among them: half of all that have a key, rounded up.
+    """Silos that must vouch for a snapshot, its author included: half of all silos with a key, rounded up.
 
-    How many silos a run has is the server's word; how many have a key is the administrator's.
+    The server could lie about the silos of a run; the administrator decides which silos have a key.
     """
     return -(-silos // 2)
 
 
 class Start(IntEnum):
-    """What a catch-up begins with. Numbers on the wire: never renumber."""
+    """Kinds of start of a catch-up. Numbers on the wire: never renumber."""
 
     HELD = 0
     """The version that the silo holds."""
     SNAPSHOT = 1
     """A version that another silo sealed."""
     CLEAR = 2
-    """A version in the clear: the model before any training, where the user gave one."""
+    """A version in the clear: the untrained model that the user gave."""
 
 
 class LinkKind(IntEnum):
-    """What a link does to the model. Numbers on the wire: never renumber."""
+    """Effects of a link on the model. Numbers on the wire: never renumber."""
 
     ADD = 1
-    """Adds the mean of its one entry's sums."""
+    """Adds the mean of its single entry's sums."""
     UNDO = 2
-    """Takes back what earlier links added: their entries, newest first."""
+    """Reverts earlier links: its entries are those links' entries, newest first."""
     EMPTY = 3
-    """Nothing: a commit that brings nothing."""
+    """Changes nothing: an empty commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkEntry:
-    """What one link adds.
+    """Contribution of one link to the model.
 
     Args:
-        version: that the link leads to.
+        version: version that the link leads to.
         sums: aggregates, one for each grid on which updates were sealed.
-        clear: what the values in the clear change by, float32 bytes.
-        reveals: what takes masks off the sums; see `fedsync.cipher.masking.unmask`.
+        clear: change of the values in the clear, float32 bytes.
+        reveals: data that removes masks from the sums; see `fedsync.cipher.masking.unmask`.
     """
 
     version: int
@@ -96,36 +96,27 @@ class LinkEntry:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Leads from one version to the next.
-
-    Args:
-        kind: what it does.
-        entries: one to add, one at least to take back, else none.
-    """
+    """Step from one version to the next; exactly one entry for ADD, at least one for UNDO, none for EMPTY."""
 
     kind: LinkKind
     entries: tuple[LinkEntry, ...] = ()
 
     @property
     def well_formed(self) -> bool:
-        """Whether there are as many entries as a link of its kind has."""
         count = len(self.entries)
         return {LinkKind.ADD: count == 1, LinkKind.UNDO: count >= 1, LinkKind.EMPTY: count == 0}[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """All that a silo has not seen; see the module for its form.
+    """Everything that a silo has missed; the module describes the wire format.
 
     Args:
-        start: what it begins with.
-        base: version that it continues; -1 where the silo holds none and begins with version 0.
-        version: that it brings.
-        links: in order.
-        model: of ``base``, sealed or in the clear, unless the silo holds it.
-        calibration: what silos said at the start of how large updates are.
-        attempt: of the round from ``version`` in which the silo is to seal; see `fedsync.cipher.masking.attempts`.
-        roster: what silos announced for their masks.
+        base: version that the catch-up continues; -1 where the silo holds no model and begins with version 0.
+        model: model of ``base``, sealed or in the clear; empty where the silo holds it.
+        calibration: aggregate of the silos' headers from the start of the run, with the size of their updates.
+        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.attempts`.
+        roster: the silos' announcements for their masks.
     """
 
     start: Start
@@ -138,16 +129,15 @@ class CatchUp:
     roster: Piece = b""
 
     def encode(self) -> Payload:
-        """The message, uint8 [bytes]."""
+        """Encode the message, uint8 [bytes]."""
         return np.frombuffer(b"".join(self.parts()), dtype=np.uint8)
 
     @property
     def nbytes(self) -> int:
-        """Of the message."""
         return sum(map(len, self._pieces()))
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """The message's bytes; of what lies in files a span at a time."""
+        """Yield the message's bytes; pieces that lie in files come one span at a time."""
         for piece in self._pieces():
             if isinstance(piece, np.ndarray):
                 yield from array_pieces(piece)
@@ -172,11 +162,7 @@ class CatchUp:
 
 
 def decode(payload: Payload, sender: str = "server") -> CatchUp:
-    """The inverse of `CatchUp.encode`; nothing is copied.
-
-    Raises:
-        ProtocolError: the message is not of that form, or has another number of links than versions.
-    """
+    """Decode what `CatchUp.encode` wrote, without copies; raise `ProtocolError` if it is malformed."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "catch-up", f"{payload.dtype} {payload.shape} instead of bytes")
     reader = _Reader(payload.data, sender)
@@ -211,7 +197,7 @@ def _link(reader: _Reader, newest: int) -> Link:
 
 
 class _Reader:
-    """Cuts a message into pieces, and never reads beyond its end."""
+    """Bounds-checked reader that cuts a message into pieces."""
 
     def __init__(self, view: memoryview, sender: str) -> None:
         self._view, self._sender, self._at = view, sender, 0
@@ -223,7 +209,7 @@ class _Reader:
         return form.unpack(self.piece(form.size))
 
     def piece(self, size: int) -> memoryview:
-        """The next bytes, without the zeros that fill them up."""
+        """Return the next bytes, without the zeros that pad them."""
         if size > len(self._view) - self._at:
             self.fail(f"it ends at {len(self._view)} bytes, within a piece")
         piece = self._view[self._at : self._at + size]

@@ -1,4 +1,4 @@
-"""Fields of a sealed message's header that have no fixed place: names, and the members of a sum.
+"""Fields of variable length in a sealed message's header: names, and the members of a sum.
 
 name: length [1], UTF-8
 member: update id as a name, round [8], nonce [16], chain [32]
@@ -20,7 +20,7 @@ _DIGESTS = struct.Struct(f"<{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 class FieldCheck:
-    """Refuses in the name of whoever sent the message."""
+    """Checks that raise a `ProtocolError` in the sender's name."""
 
     def __init__(self, sender: str) -> None:
         self.sender = sender
@@ -35,7 +35,7 @@ class FieldCheck:
 
 
 def read_name(header: memoryview, at: int, check: FieldCheck) -> tuple[str, int]:
-    """A name of 1 to 255 bytes at ``at``, and where it ends."""
+    """Read a name of 1 to 255 bytes at ``at``; return the name and its end."""
     if at >= len(header):
         check.fail("header", "ends where a name is expected")
     end = at + 1 + header[at]
@@ -48,7 +48,7 @@ def read_name(header: memoryview, at: int, check: FieldCheck) -> tuple[str, int]
 
 
 def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool) -> tuple[Member, int]:
-    """A member at ``at``, and where it ends."""
+    """Read a member at ``at``; return the member and its end."""
     update_id, at = read_name(header, at, check)
     end = at + _MEMBER.size + (_DIGESTS.size if digests else 0)
     if end > len(header):
@@ -59,7 +59,7 @@ def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool
 
 
 def write_name(name: str) -> bytes:
-    """The inverse of `read_name`; ValueError where it cannot be written."""
+    """Encode for `read_name`, or raise `ValueError` if the name is empty or too long."""
     data = name.encode()
     if not 1 <= len(data) <= MAX_NAME_BYTES:
         raise ValueError(f"a name has {len(data)} bytes, at most {MAX_NAME_BYTES}")
@@ -67,7 +67,7 @@ def write_name(name: str) -> bytes:
 
 
 def write_member(member: Member, *, digests: bool) -> bytes:
-    """The inverse of `read_member`; ValueError where it cannot be written."""
+    """Encode for `read_member`, or raise `ValueError` if the name or the round cannot be written."""
     try:
         fixed = _MEMBER.pack(member.round, member.nonce, member.chain)
     except struct.error as error:
@@ -76,14 +76,14 @@ def write_member(member: Member, *, digests: bool) -> bytes:
 
 
 ANNEX_HEAD = 72
-"""Bytes of an annex that are shown without the rest; see `fedsync.cipher.masking.annex`."""
+"""Bytes of an annex that can be shown without the rest; see `fedsync.cipher.masking.annex`."""
 
 
 def annex_stub(annex: bytes) -> bytes:
-    """The beginning of an annex and the SHA-256 of the rest: enough to know its digest and to read its beginning."""
+    """Beginning of an annex and SHA-256 of the rest: enough to compute the annex's digest and to read its beginning."""
     return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
 
 
 def annex_digest(annex: bytes) -> bytes:
-    """`Member.annex` of an update that is sent with this annex: the SHA-256 of its stub."""
+    """`Member.annex` of an update sent with this annex: SHA-256 of the stub, or `NO_DIGEST` without an annex."""
     return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST

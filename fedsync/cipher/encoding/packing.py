@@ -1,8 +1,8 @@
-"""Several quantised values in one slot.
+"""Packing of several quantised values into one slot.
 
-A *slot* is one signed integer that a suite adds exactly. A slot is cut into *lanes*, each wide enough for the sum of
-as many quantised values as may ever be added. A *chunk* is 4,096 slots: what one ciphertext carries. The model's
-values fill a chunk lane by lane, so every operation runs over contiguous memory:
+A *slot* is one signed integer that a suite adds exactly. A slot is cut into *lanes*. Each lane is wide enough for the
+largest allowed sum of quantised values. A *chunk* is 4,096 slots, the content of one ciphertext. The model's values
+fill a chunk lane by lane, so every operation runs over contiguous memory:
 
     slot j of chunk c = sum over lanes l of 2^(l width) q[(c lanes + l) 4096 + j]
 """
@@ -20,16 +20,16 @@ SLOTS = 4096
 """Slots of a chunk."""
 
 MIN_EXPONENT, MAX_EXPONENT = -40, 23
-"""Exponents that a tensor may have; smaller values are rounded stochastically at the smallest."""
+"""Range of a tensor's exponent; smaller values are rounded stochastically at the smallest exponent."""
 
 MAX_CAP = 2**40
-"""Largest weight that an update may carry."""
+"""Largest weight of an update."""
 
 Slots = NDArray[np.int64]
-"""Chunks of slots, int64 [chunks, 4096]."""
+"""Slots of chunks, int64 [chunks, 4096]."""
 
 Integers = NDArray[np.int32]
-"""Quantised values or sums of them, int32 [chunks * lanes * 4096]."""
+"""Quantised values or their sums, int32 [chunks * lanes * 4096]."""
 
 # Slot bits -> bits -> lanes, lane bits, additions: additions * (2^(bits - 1) - 1) < 2^(lane bits - 1).
 _TABLE: dict[int, dict[int, tuple[int, int, int]]] = {
@@ -37,19 +37,19 @@ _TABLE: dict[int, dict[int, tuple[int, int, int]]] = {
     64: {8: (5, 12, 16), 12: (4, 16, 15), 16: (3, 21, 32)},
 }
 BITS = (8, 12, 16)
-"""Bits that a quantised value may have."""
+"""Allowed bits of a quantised value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How quantised values share a slot.
+    """Arrangement of quantised values in a slot.
 
     Args:
-        bits: of a quantised value, sign included: 8, 12 or 16.
-        slot_bits: of a slot that the suite offers: 48 (bfv, masked) or 64 (pad).
+        bits: bits of a quantised value, sign included: 8, 12 or 16.
+        slot_bits: bits of a slot that the suite offers: 48 (bfv, masked) or 64 (pad).
 
     Raises:
-        ConfigError: there is no such arrangement.
+        ConfigError: no arrangement exists for these numbers.
     """
 
     bits: int
@@ -59,7 +59,7 @@ class Packing:
     width: int = field(init=False)
     """Bits of a lane."""
     additions: int = field(init=False)
-    """Updates that may be summed before a lane could overflow."""
+    """Updates that can be summed without overflow of a lane."""
 
     def __post_init__(self) -> None:
         found = _TABLE.get(self.slot_bits, {}).get(self.bits)
@@ -78,7 +78,7 @@ class Packing:
         return self.count * SLOTS
 
     def pack(self, integers: Integers) -> Slots:
-        """Slots, int64 [chunks, 4096], of quantised values or sums of them, int32 [chunks * per_chunk]."""
+        """Pack quantised values or their sums, int32 [chunks * per_chunk], into slots, int64 [chunks, 4096]."""
         cut = integers.reshape(-1, self.count, SLOTS)
         slots = cut[:, -1].astype(np.int64)
         for lane in range(self.count - 2, -1, -1):
@@ -87,15 +87,15 @@ class Packing:
         return slots
 
     def unpack(self, slots: Slots) -> Integers:
-        """Sums of quantised values, int32 [chunks * per_chunk], of slots, int64 [chunks, 4096].
+        """Unpack slots, int64 [chunks, 4096], into sums of quantised values, int32 [chunks * per_chunk].
 
-        Any slot has exactly one reading, so a hostile one gives wrong numbers and no error.
+        Every slot has exactly one reading, so a hostile slot gives wrong numbers and no error.
         """
         rest = slots.copy()
         integers = np.empty((len(slots), self.count, SLOTS), dtype=np.int32)
         half, mask = np.int64(1 << (self.width - 1)), np.int64((1 << self.width) - 1)
         for lane in range(self.count):
-            # The lane plus its half is a plain unsigned field, and the carry above it comes out right.
+            # Adding half a lane makes the lane an unsigned field and gives the lanes above the right carry.
             np.add(rest, half, out=rest)
             np.copyto(integers[:, lane], (rest & mask) - half, casting="unsafe")
             np.right_shift(rest, self.width, out=rest)

@@ -1,10 +1,9 @@
-"""Updates as integers: quantised with stochastic rounding, packed, chunk by chunk; and sums back to numbers.
+"""Conversion of updates to integers and of sums back to numbers: quantised, packed, chunk by chunk.
 
-Each tensor has an *exponent* e that all silos agreed on: its values lie within +-2^e and its step is
-2^(e - bits + 1). All silos of a sum use the same exponents, so the sum of their integers is the integer of their
-sum, exactly.
+Each tensor has an *exponent* e that all silos agreed on. Its values lie within +-2^e, and its step is 2^(e - bits + 1).
+All silos of a sum use the same exponents. The sum of their integers therefore is exactly the integer of their sum.
 
-The header takes the first slots of chunk 0, the values follow: with a chunk of its own, the header of a small model
+The header takes the first slots of chunk 0; the values follow. With a chunk of its own, the header of a small model
 would cost several percent of the traffic.
 """
 
@@ -26,26 +25,25 @@ from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.rounding import fraction_bits, round_fixed
 
-# So many times as large as the largest value a step may be for the values to be sent.
+# Largest ratio of a tensor's step to its largest value; above it, the values are sent as zeros.
 _COARSE = 16
 
-# Chunks that are worked on together: their buffers fit the cache.
+# Chunks that are processed together: their buffers fit the cache.
 _GROUP = 8
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationGrid:
-    """All that silos must agree on before their integers can be added.
+    """Parameters that silos must agree on before their integers can be added.
 
     Args:
-        layout: names and shapes of the tensors that are sealed.
-        packing: how values share slots.
-        exponents: of each tensor, in the order of ``layout``.
-        cap: largest weight n_i of an update; updates are sent as n_i / cap times themselves.
-        statistics: whose sums the header has room for.
+        layout: names and shapes of the sealed tensors.
+        exponents: exponent of each tensor, in the order of ``layout``.
+        cap: largest weight n_i of an update; an update is multiplied by n_i / cap before it is sent.
+        statistics: statistics whose sums have room in the header.
 
     Raises:
-        ValueError: exponents that are out of range or do not fit the layout, or a cap out of range.
+        ValueError: exponents are out of range or do not fit the layout, or ``cap`` is out of range.
     """
 
     layout: Layout
@@ -69,12 +67,11 @@ class QuantizationGrid:
 
     @property
     def chunks(self) -> int:
-        """Chunks of an update, header included; the last is filled up with zeros."""
+        """Chunks of an update, header included; the last is padded with zeros."""
         return 1 + -(-max(self.layout.size - self._first_values, 0) // self.packing.per_chunk)
 
     @property
     def _first_values(self) -> int:
-        """Values for which chunk 0 has room."""
         return self.packing.count * (SLOTS - self.head)
 
     @property
@@ -84,7 +81,7 @@ class QuantizationGrid:
 
     @property
     def digest(self) -> bytes:
-        """32 bytes that two grids share only if they are equal."""
+        """Digest of 32 bytes; equal only for equal grids."""
         tensors = [[*pair] for pair in zip(self.layout.names, self.layout.shapes, strict=True)]
         lanes = [self.packing.bits, self.packing.count, self.packing.width]
         sums = [[each.key, each.size, each.whole] for each in self.statistics]
@@ -96,26 +93,26 @@ class QuantizationGrid:
     ) -> Iterator[tuple[Slots, int]]:
         """Quantise and pack, a few chunks at a time.
 
-        Rounding is stochastic: up with the probability of the fraction that is lost, so the mean is right. But a tensor
-        all of whose values are below a sixteenth of its step is sent as zeros: whoever made steps so large is after a
-        few values of a whole step each.
+        Rounding is stochastic: the probability of rounding up is the lost fraction, so the mean is right. A tensor
+        whose values all lie below a sixteenth of its step is sent as zeros. Steps that large would serve an attacker
+        who wants a few values of a whole step each.
 
         Args:
-            header: from `fedsync.cipher.encoding.tally.build`, int64 [head].
+            header: header of `fedsync.cipher.encoding.tally.build`, int64 [head].
             values: update, float32 [layout.size].
-            factor: what it is multiplied by before: n_i / cap, over |a_i| for FedNova.
-            rng: what the rounding draws from.
+            factor: multiplier of the values: n_i / cap, divided by |a_i| for FedNova.
 
         Yields:
-            Slots, int64 [at most 8, 4096], and how many values did not fit their tensor's range and were clipped.
+            Slots, int64 [at most 8, 4096], and the number of values that exceeded their tensor's range and were
+            clipped.
 
         Raises:
-            ValueError: another size than the layout's, or a value or the factor is not finite.
+            ValueError: the size differs from the layout's, or a value or the factor is not finite.
         """
         self._check(values)
         if not math.isfinite(factor) or header.shape != (self.head,):
             raise ValueError(f"the factor is {factor}, the header has {header.shape} slots, not {self.head}")
-        # Fixed point with as many fractional bits as an int32 leaves: exact, and fast to round.
+        # Fixed point with all fractional bits that an int32 leaves: exact, and fast to round.
         fraction = fraction_bits(self.packing.bits)
         largest = _magnitudes(values, self.layout) * abs(factor)
         scales = [
@@ -139,30 +136,29 @@ class QuantizationGrid:
             yield slots, clipped
 
     def rounded(self, values: Vector, factor: float, rng: np.random.Generator) -> Vector:
-        """What `encode` makes of values, as whoever opens it finds them, float32 [layout.size]; arguments as there."""
+        """Values after `encode` and `decode`, as receivers find them, float32 [layout.size]."""
         arrived, encoded = np.zeros_like(values), self.encode(np.zeros(self.head, np.int64), values, factor, rng)
         self.decode((slots for slots, _ in encoded), 1 / factor, arrived, updates=1)
         return arrived
 
     def header_only(self, header: Slots) -> Slots:
-        """A single chunk with the header and no values, int64 [1, 4096], before exponents are agreed on."""
+        """Make a chunk with the header and no values, int64 [1, 4096], for use before exponents are agreed on."""
         slots = np.zeros((1, SLOTS), dtype=np.int64)
         slots[0, : self.head] = header
         return slots
 
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
-        """Unpack sums and add what they stand for to numbers, a few chunks at a time.
+        """Unpack sums and add the numbers they represent to ``out``, a few chunks at a time.
 
         Args:
-            chunks: slots of all chunks in order, in any portions; the header is passed over.
-            factor: what they are multiplied by; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
-            out: float32 [layout.size], to which they are added.
-            updates: in the sum, each clipped to its tensor's range.
-            sender: who sent the sum, for errors.
+            chunks: slots of all chunks in order, in any portions; the header is skipped.
+            factor: multiplier of the numbers; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
+            out: float32 [layout.size], changed in place.
+            updates: number of updates in the sum, each clipped to its tensor's range.
 
         Raises:
-            ProtocolError: a value is beyond what so many updates come to, or lies where the layout has none.
-            ValueError: too few or too many chunks, or a wrong ``out``.
+            ProtocolError: a value exceeds the sum of that many clipped updates, or lies behind the layout's last value.
+            ValueError: there are too few or too many chunks, or ``out`` is wrong.
         """
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])
@@ -172,11 +168,7 @@ class QuantizationGrid:
             spans.scale(integers, start, out)
 
     def largest(self, chunks: Iterable[Slots]) -> tuple[int, bool]:
-        """The largest absolute value in slots, and whether one lies where the layout has none.
-
-        Args:
-            chunks: as for `decode`.
-        """
+        """Largest absolute value in slots, and whether a value lies behind the layout's last value."""
         most, beyond = 0, False
         for integers, start in self._integers(chunks):
             most = max(most, int(integers.max(initial=0)), -int(integers.min(initial=0)))
@@ -184,11 +176,7 @@ class QuantizationGrid:
         return most, beyond
 
     def _integers(self, chunks: Iterable[Slots]) -> Iterator[tuple[Integers, int]]:
-        """What is in slots behind the header, and the number of its first value.
-
-        Raises:
-            ValueError: too few or too many chunks.
-        """
+        """Yield the integers behind the header, and the index of each portion's first value; check the chunk count."""
         chunk = 0
         for portion in chunks:
             slots = portion
@@ -215,13 +203,13 @@ class QuantizationGrid:
             raise ValueError(f"{vector.dtype} {vector.shape}, the layout is float32 ({self.layout.size},)")
 
     def _groups(self) -> Iterator[tuple[int, int]]:
-        """(first chunk, chunks) of what is worked on together; chunk 0 alone."""
+        """Yield (first chunk, number of chunks) of each group that is processed together; chunk 0 is alone."""
         yield 0, 1
         for chunk in range(1, self.chunks, _GROUP):
             yield chunk, min(_GROUP, self.chunks - chunk)
 
     def _values(self, chunk: int, count: int) -> tuple[int, int]:
-        """(from, to) of the values in ``count`` chunks from ``chunk`` on, filling included."""
+        """(from, to) of the values in ``count`` chunks from ``chunk`` on, padding included."""
         if chunk == 0:
             return 0, self._first_values + (count - 1) * self.packing.per_chunk
         start = self._first_values + (chunk - 1) * self.packing.per_chunk
@@ -229,7 +217,7 @@ class QuantizationGrid:
 
 
 class _Spans:
-    """Where each tensor lies in the flat vector, with a number for each."""
+    """Positions of the tensors in the flat vector, with a number for each tensor."""
 
     def __init__(self, layout: Layout, numbers: list[float]) -> None:
         self._ends = np.cumsum(np.array(layout.sizes, dtype=np.int64))
@@ -237,7 +225,7 @@ class _Spans:
         self._numbers = numbers
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, float]]:
-        """(from, to, number) of all tensors' parts in ``[start, stop)``."""
+        """Yield (from, to, number) of every tensor's part in ``[start, stop)``."""
         index = int(np.searchsorted(self._ends, start, side="right"))
         while index < len(self._sizes):
             end = int(self._ends[index])
@@ -249,7 +237,7 @@ class _Spans:
             index += 1
 
     def scale(self, integers: Integers, start: int, out: Vector) -> None:
-        """Add integers, which begin at ``start`` of the flat vector, times their numbers."""
+        """Add integers, which begin at ``start`` of the flat vector, times their tensors' numbers to ``out``."""
         for low, high, number in self.within(start, start + integers.size):
             part = np.empty(high - low, dtype=np.float32)
             np.multiply(integers[low - start : high - start], number, out=part, casting="unsafe")
@@ -257,13 +245,7 @@ class _Spans:
 
 
 def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -> tuple[int, ...]:
-    """Smallest exponent of each tensor that clips nothing, within the range that exponents have.
-
-    Args:
-        values: update, float32 [layout.size].
-        layout: names and shapes.
-        factor: as in `QuantizationGrid.encode`.
-        bits: of a quantised value.
+    """Smallest exponent of each tensor that clips nothing, within the allowed range.
 
     Raises:
         ValueError: a value is not finite.
@@ -271,7 +253,7 @@ def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -
     largest = _magnitudes(values, layout) * abs(factor)
     if not np.isfinite(largest).all():
         raise ValueError("the update has values that are not finite")
-    # 2^e covers a little less than 2^e: peak steps of 2^(e - bits + 1).
+    # Exponent e covers a little less than 2^e: peak steps of 2^(e - bits + 1).
     margin = float(1 << (bits - 1)) / ((1 << (bits - 1)) - 1)
     mantissa, exponent = np.frexp(largest * margin)
     # m = f 2^k with 1/2 <= f < 1: 2^k covers it, and 2^(k - 1) does if f is exactly 1/2.
@@ -281,7 +263,7 @@ def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -
 
 
 def _magnitudes(values: Vector, layout: Layout) -> NDArray[np.float64]:
-    """Largest absolute value of each tensor, float64 [tensors]; NaN if it holds one; 0 if it is empty."""
+    """Largest absolute value of each tensor, float64 [tensors]; NaN if the tensor holds NaN; 0 if it is empty."""
     sizes = np.array(layout.sizes, dtype=np.int64)
     largest = np.zeros(len(sizes))
     filled = np.flatnonzero(sizes)

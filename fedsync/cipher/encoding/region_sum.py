@@ -1,14 +1,14 @@
-"""The sum of a region's sealed updates, as its relay sends it to the server.
+"""Sum of a region's sealed updates, as the region's relay sends it to the server.
 
     magic [4] | version [2] | members [2] | bytes of each slip [members x 4] | zeros to 8
     | each slip, zeros to 8 | words of the sum | values in the clear, float32
 
-A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature. So the
-server knows of each member what it knows of an update that came alone: who sealed it, for which order, on which grid
-and past, with which annex; and it adds up the tags itself. That the words are the members' sum it cannot see. Silos
-see it, by the tag, before they open anything.
+A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature. The
+server thus knows of each member the same as of an update that arrives directly: its sealer, its order, its grid, its
+chain, its annex. The server adds up the tags itself. The server cannot see whether the words are the members' sum.
+Silos can: they check the tag before they open anything.
 
-What travels in the clear is a mean, see `fedsync.model.region_sums`. Numbers are little-endian.
+Values in the clear travel as a mean, see `fedsync.model.region_sums`. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -32,13 +32,7 @@ _HEAD = struct.Struct("<4sHH")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SealedSum:
-    """A region's sum that passed every check that needs no key.
-
-    Args:
-        envelope: of the sum; its head names all members.
-        slips: of the members, in the same order.
-        clear: what travelled in the clear, float32 [values].
-    """
+    """Region's sum that passed every check that needs no key, with its members' slips in the same order."""
 
     envelope: wire.Envelope
     slips: tuple[wire.Envelope, ...]
@@ -46,18 +40,12 @@ class SealedSum:
 
 
 def most_bytes(members: int, upload_bytes: int, annex: int) -> int:
-    """Bytes that the sum of so many updates may have, of which one has at most ``upload_bytes``."""
+    """Upper bound of a region sum's size [bytes]; ``upload_bytes`` is the bound of one update."""
     return upload_bytes + members * (4096 + annex)
 
 
 def parts(envelopes: Sequence[wire.Envelope], words: Iterable[Words], clear: Vector) -> Iterator[bytes | memoryview]:
-    """The message, piece by piece; see the module.
-
-    Args:
-        envelopes: the members' updates.
-        words: of their sum, span by span.
-        clear: the mean of their values in the clear.
-    """
+    """Yield the message: slips of ``envelopes``, ``words`` of their sum, and the mean of the values in the clear."""
     slips = [wire.slip(envelope) for envelope in envelopes]
     lengths = np.array([len(slip) for slip in slips], dtype="<u4").tobytes()
     yield _HEAD.pack(_MAGIC, _VERSION, len(slips)) + lengths + bytes(-len(lengths) % _ALIGN)
@@ -69,17 +57,12 @@ def parts(envelopes: Sequence[wire.Envelope], words: Iterable[Words], clear: Vec
 
 
 def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_values: int, adder: Adder) -> SealedSum:
-    """Read a region's sum after every check that needs no secret.
+    """Read a region's sum after every check that needs no secret; raise `ProtocolError` at the first failed check.
 
     Args:
-        payload: the message.
-        relay: who sent it, for errors.
-        expected: what each member has to be, in order; of one form and as many chunks.
-        clear_values: how many travel in the clear.
-        adder: of the suite.
-
-    Raises:
-        ProtocolError: the first check that it failed.
+        payload: the message, uint8 [bytes].
+        expected: expectation for each member, in order; all have the same form and number of chunks.
+        clear_values: number of values in the clear.
     """
     if payload.dtype != np.uint8 or payload.ndim != 1 or len(payload) < _HEAD.size:
         raise ProtocolError(relay, "region's sum", f"{payload.dtype} {payload.shape} instead of bytes")
@@ -110,7 +93,7 @@ def read(payload: Payload, relay: str, expected: Sequence[wire.Expected], clear_
 
 
 def _aggregate(slips: Sequence[wire.Envelope], payload: Payload, relay: str) -> wire.Envelope:
-    """The sum of what the slips are of, if that can be one."""
+    """Envelope of the sum of the slips' updates, or `ProtocolError` if they cannot be in one sum."""
     first, members = slips[0].head, tuple(slip.head.members[0] for slip in slips)
     for slip in slips[1:]:
         head = slip.head

@@ -1,23 +1,24 @@
-"""The sealed message: what silos and server send each other under encryption.
+"""Sealed message: the format of messages between silos and server under encryption.
 
     magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4]
     | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
     | sender: length [1], UTF-8 | each member | zeros to 8
     each member: length [1], update id in UTF-8, round [8], nonce [16], chain [32]; in an aggregate also
         SHA-256 of its words [32], digest of its annex, or zeros [32]
-    annex: what else belongs to a masked update; zeros to 8
+    annex: additional data of a masked update; zeros to 8
     payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests; an aggregate
+Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests. An aggregate
 names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
 send the first chunks while it seals the last.
 
-A *slip* is an update with the SHA-256 of the payload in its place: a few hundred bytes under the same signature.
+A *slip* is an update whose payload is replaced by the SHA-256 of the payload: a few hundred bytes under the same
+signature.
 
-A message is hostile until `decode` returns: it reads no field before it knows that the field is there, compares the
-length with what the header announces before it touches the payload, allocates nothing in proportion to a number in
-the message, and returns words that are all below their modulus.
+A message is hostile until `decode` returns. `decode` reads no field before it knows that the field exists. It compares
+the length with the header's numbers before it touches the payload. It allocates nothing in proportion to a number in
+the message. It returns only words that are below their modulus.
 """
 
 from __future__ import annotations
@@ -46,17 +47,16 @@ NO_TAG: Tag = (0,) * TAG_PARTS
 
 MAX_MEMBERS = 255
 MAX_CHUNKS = 2**20
-"""4 billion slots."""
 
 MAX_ANNEX = 2**20
-"""Bytes of an annex."""
+"""Largest annex [bytes]."""
 
 _MAGIC = b"FSYM"
 _FIXED = struct.Struct("<4sHBBBBHIIIIIQ16s32s")
 _BOUND = struct.Struct("<BBBIII16s32s")
 _TAG = struct.Struct(f"<{TAG_PARTS}Q")
 TRAILER_BYTES = _TAG.size + SIGNATURE_BYTES
-"""Behind the payload."""
+"""Bytes behind the payload."""
 
 _ALIGN = 8
 _CONTEXT = b"sealed message 2"
@@ -65,7 +65,7 @@ Buffer = bytes | bytearray | memoryview | NDArray[np.uint8]
 
 
 class Kind(IntEnum):
-    """What a message holds. Numbers on the wire: never renumber."""
+    """Content of a message. Numbers on the wire: never renumber."""
 
     UPDATE = 1
     AGGREGATE = 2
@@ -73,21 +73,17 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """All of a message but its words and its tag.
+    """Everything in a message except its words and its tag.
 
     Args:
-        kind: what the words are.
-        form: the suite's.
-        packing: how values share slots.
-        sender: who sends the message.
-        round: base version of an update; version that an aggregate leads to, which is the server's word and no more.
-        attempt: how often the round was begun before; of an aggregate: that of all its members.
-        epoch: of the group key.
-        fingerprint: of the group key, 16 bytes.
+        round: base version of an update. For an aggregate, the version that it leads to; this is only the server's
+            claim.
+        attempt: number of earlier attempts at the round; in an aggregate, the attempt of all members.
+        epoch: epoch of the group key.
+        fingerprint: fingerprint of the group key, 16 bytes.
         grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
-        chunks: of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
+        chunks: chunks of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
-        annex: what travels with a masked update beside its words, `MAX_ANNEX` bytes at most.
     """
 
     kind: Kind
@@ -105,19 +101,17 @@ class Head:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole message."""
         return len(_pack(self)) + self.chunks * self.form.chunk_bytes + TRAILER_BYTES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """A message that passed every check that can be made without a secret.
+    """Message that passed every check that needs no secret.
 
     Args:
-        head: see `Head`.
-        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus; of a slip none.
+        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus; empty for a slip.
         tag: see `fedsync.cipher.encoding.integrity`.
-        signature: the sender's, 64 bytes.
+        signature: the sender's signature, 64 bytes.
     """
 
     head: Head
@@ -128,21 +122,15 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a receiver knows about a message before it looks at it.
+    """Values that a receiver expects in a message before it reads the message; fields as in `Head`.
 
     Args:
-        kind: what it asked for.
-        form: the run's suite.
-        packing: the run's.
-        sender: who sent it, authenticated by the transport.
-        round: base version of the update, or version that is brought.
-        attempt: of the round; None where the receiver cannot know which, and the tag binds it.
-        epoch: of the group key.
-        fingerprint: of the group key.
-        grid: digest of the grid; None where the receiver cannot know which, and looks afterwards.
-        chunks: of the payload.
-        update_id: of an update: the one that was ordered. Ignored for aggregates.
-        public: of an update: the sender's Ed25519 key, 32 bytes; None where the transport alone vouches for the sender.
+        sender: sender, authenticated by the transport.
+        attempt: None where the receiver cannot know it, and the tag binds it.
+        grid: None where the receiver cannot know it yet, and compares it afterwards.
+        update_id: the ordered update; ignored for aggregates.
+        public: the sender's Ed25519 key, 32 bytes, for an update; None where the transport alone vouches for the
+            sender.
     """
 
     kind: Kind
@@ -160,11 +148,9 @@ class Expected:
 
 
 def member_context(head: Head, member: Member) -> bytes:
-    """All of a message that the sender of one update knew, in one way of writing it: what its tag is bound to.
+    """Canonical bytes of all that an update's sender knew of the message: the tag is bound to these bytes.
 
-    Args:
-        head: of the update, or of an aggregate that names it; both give the same.
-        member: the update, with its digests.
+    The head of the update and the head of an aggregate that names the update give the same bytes.
     """
     packing = head.packing
     bound = _BOUND.pack(
@@ -175,11 +161,9 @@ def member_context(head: Head, member: Member) -> bytes:
 
 
 class Writer:
-    """Writes one message piece by piece: no more than the message itself is in memory.
+    """Incremental writer of one message; memory never holds more than the message itself.
 
-    Args:
-        head: of the message.
-        signing: the sender's Ed25519 private key, 32 bytes; None leaves the signature zero.
+    Without ``signing``, the sender's Ed25519 private key of 32 bytes, the signature is zero.
 
     Raises:
         ValueError: the head cannot be written.
@@ -194,11 +178,7 @@ class Writer:
         self._hash = hashlib.sha256()
 
     def payload(self, words: Words) -> memoryview:
-        """The bytes of the next chunks; a view of ``words`` where the machine is little-endian.
-
-        Raises:
-            ValueError: a wrong shape, or more chunks than announced.
-        """
+        """Return the next chunks' bytes, without a copy on little-endian machines; `ValueError` if they do not fit."""
         if words.ndim != 2 or words.shape[1] != self._form.words or len(words) > self._left:
             raise ValueError(f"chunks {words.shape} do not fit the message")
         self._left -= len(words)
@@ -208,15 +188,10 @@ class Writer:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of the payload as far as it was written."""
         return self._hash.digest()
 
     def trailer(self, tag: Tag) -> bytes:
-        """The end of the message.
-
-        Raises:
-            ValueError: fewer chunks were written than announced.
-        """
+        """Return tag and signature, or raise `ValueError` if fewer chunks were written than announced."""
         if self._left:
             raise ValueError(f"{self._left} chunks are missing")
         packed = _TAG.pack(*tag)
@@ -226,25 +201,23 @@ class Writer:
 
 
 def _payload(words: Words) -> memoryview:
-    # An array without words has no bytes to look at.
+    # An empty array has no buffer that can be cast.
     return np.ascontiguousarray(words, dtype="<u8").data.cast("B") if len(words) else memoryview(b"")
 
 
 def encode(head: Head, words: Words, tag: Tag, signing: bytes | None) -> bytes:
-    """A whole message; see `Writer`."""
     writer = Writer(head, signing)
     return b"".join((writer.header, writer.payload(words), writer.trailer(tag)))
 
 
 def pieces(envelope: Envelope) -> Iterator[bytes | memoryview]:
-    """The message that an envelope was read from, without a copy of its words."""
+    """Yield the message that an envelope was read from, without a copy of its words."""
     yield _pack(envelope.head)
     yield from array_pieces(envelope.words.astype("<u8", copy=False))
     yield _TAG.pack(*envelope.tag) + envelope.signature
 
 
 def unsigned(head: Head, words: Iterable[Words], tag: Tag) -> Iterator[bytes | memoryview]:
-    """The message of a sum, whose words come in portions."""
     yield _pack(head)
     for portion in words:
         yield _payload(portion)
@@ -252,13 +225,12 @@ def unsigned(head: Head, words: Iterable[Words], tag: Tag) -> Iterator[bytes | m
 
 
 def slip(envelope: Envelope) -> bytes:
-    """The slip of an update that was read."""
     digest = envelope.head.members[0].digest
     return b"".join((_pack(envelope.head), digest, _TAG.pack(*envelope.tag), envelope.signature))
 
 
 def read_slip(data: Buffer, expected: Expected) -> Envelope:
-    """An update without its words, from its slip; arguments and errors as of `decode`."""
+    """Read an update without its words from its slip; arguments and errors as in `decode`."""
     view = _view(data)
     check = FieldCheck(expected.sender)
     head, size = _read_head(view, expected, check, DIGEST_BYTES)
@@ -270,21 +242,18 @@ def read_slip(data: Buffer, expected: Expected) -> Envelope:
 
 
 def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Envelope:
-    """Read a message after every check that needs no secret; the member of an update gets its digests.
+    """Read a message after every check that needs no secret. The member of an update gets its digests.
 
-    Args:
-        data: the message; it must not change while the envelope is in use.
-        expected: what it has to be.
-        adder: of the suite, to save making one.
+    ``data`` must not change while the envelope is in use. Passing an ``adder`` of the suite saves making a new one.
 
     Raises:
-        ProtocolError: the first check that it failed.
+        ProtocolError: the first failed check.
     """
     view = _view(data)
     check = FieldCheck(expected.sender)
     head, size = _read_head(view, expected, check, expected.chunks * expected.form.chunk_bytes)
     end = size + head.chunks * head.form.chunk_bytes
-    # A view: the length was compared before.
+    # A view is safe: the length was compared before.
     words = np.frombuffer(view[size:end], dtype="<u8").reshape(head.chunks, head.form.words)
     tag = _read_tag(view, end, head, check)
     signature = bytes(view[end + _TAG.size :])
@@ -313,16 +282,16 @@ def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:
 def _check_signature(
     header: memoryview, head: Head, tag: Tag, signature: bytes, expected: Expected, check: FieldCheck
 ) -> None:
-    """See that an update is signed by who it should be from, if that is known."""
+    """Check an update's signature against the sender's key, where the key is known."""
     signed = b"".join((header, head.members[0].digest, _TAG.pack(*tag)))
     if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
         check.fail("signature", "not signed by the sender, or changed on its way")
 
 
 def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload: int) -> tuple[Head, int]:
-    """The header with the annex, and where the payload begins, after a comparison of both with what is expected.
+    """Read header and annex, compare them with ``expected``, and return the head and the start of the payload.
 
-    Suite, lanes and chunks are compared first: the length, with so many bytes of payload, depends on them.
+    Suite, lanes and chunks are compared first: the length, with ``payload`` bytes of payload, depends on them.
     """
     if len(view) < _FIXED.size + TRAILER_BYTES:
         check.fail("length", f"{len(view)} bytes are no message")
@@ -364,7 +333,7 @@ def _read_head(view: memoryview, expected: Expected, check: FieldCheck, payload:
 
 
 def _digested(head: Head, digest: bytes) -> Head:
-    """The head of an update with what its receiver computes; ``digest`` is that of the payload."""
+    """Head of an update with the digests that its receiver computes; ``digest`` is the payload's."""
     return replace(head, members=(replace(head.members[0], digest=digest, annex=annex_digest(head.annex)),))
 
 

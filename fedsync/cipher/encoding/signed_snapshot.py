@@ -1,4 +1,4 @@
-"""A snapshot's outside: who made it, of which run and version, and the signature. It needs no key to be checked.
+"""Envelope of a snapshot: author, run, version and signature. It can be checked without a key.
 
 author: length [1], UTF-8 | R [32] | version [8] | Ed25519 signature over these and the SHA-256 of the rest [64]
 | the rest: sealed, see `fedsync.cipher.silo.snapshot`
@@ -20,15 +20,13 @@ _HEAD = struct.Struct(f"<{DIGEST_BYTES}sq")
 
 @dataclass(frozen=True, slots=True)
 class SignedSnapshot:
-    """What may be known of a snapshot without a key.
+    """Parts of a snapshot that are readable without a key.
 
     Args:
-        author: who says that it made it.
-        run: R.
-        version: of the state.
-        signed: what the author has to have signed.
-        signature: that came with it.
-        sealed: the state.
+        author: silo that claims to have made the snapshot.
+        run: R, the run's digest.
+        signed: bytes that the author must have signed.
+        sealed: the sealed state.
     """
 
     author: str
@@ -40,13 +38,12 @@ class SignedSnapshot:
 
     @classmethod
     def make(cls, own: SiloKeys, run: bytes, version: int, sealed: bytes) -> bytes:
-        """The message of a state that ``own`` sealed; arguments as above."""
         head = write_name(own.name) + _HEAD.pack(run, version)
         return head + own.sign(_SIGNED, head + hashlib.sha256(sealed).digest()) + sealed
 
     @classmethod
     def read(cls, data: bytes | memoryview, sender: str) -> SignedSnapshot:
-        """Raises `ProtocolError` where ``sender`` sent something else."""
+        """Parse a snapshot without checking the signature; raise `ProtocolError` if it is malformed."""
         content, check = memoryview(data), FieldCheck(sender)
         name, at = read_name(content, 0, check)
         start = at + _HEAD.size + SIGNATURE_BYTES
@@ -57,5 +54,5 @@ class SignedSnapshot:
         return cls(name, run, version, signed, bytes(content[at + _HEAD.size : start]), content[start:])
 
     def is_of(self, signing: bytes) -> bool:
-        """Whether who has this key, 32 bytes, signed it."""
+        """Whether the signature is of this key, 32 bytes."""
         return is_signed(signing, _SIGNED, self.signed, self.signature)

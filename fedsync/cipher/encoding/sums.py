@@ -1,4 +1,4 @@
-"""Sums of statistics in a header's slots: a count takes one, any other number six, in units of 2^-64."""
+"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 
 MAX_CELL = (1 << 24) - 1
-"""Largest count of one silo that a statistic may send."""
+"""Largest count that one silo may send for a statistic."""
 
 _LIMBS, _POINT = 6, 64
 
 
 def slots_of(statistic: Statistic) -> int:
-    """Slots that the sums of one statistic take."""
     return statistic.size * (1 if statistic.whole else _LIMBS)
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Slots of one silo's sums, int64 [slots_of(statistic)].
+    """Encode one silo's sums as slots, int64 [slots_of(statistic)].
 
     Raises:
-        ValueError: they are others than the statistic's, or not such as can be sent.
+        ValueError: the statistic has another number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
     """
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")
@@ -45,7 +44,7 @@ def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
 
 
 def summed(statistic: Statistic, slots: Slots) -> tuple[float, ...]:
-    """The sums of all silos, each the float nearest to it."""
+    """Decode sums over all silos; each is rounded to the nearest float."""
     if statistic.whole:
         return tuple(slots.astype(np.float64).tolist())
     places = range(0, len(slots), _LIMBS)
@@ -53,7 +52,7 @@ def summed(statistic: Statistic, slots: Slots) -> tuple[float, ...]:
 
 
 def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Statistic]) -> str:
-    """Why so many silos cannot have found this together; nothing if they can."""
+    """Why this many silos cannot have found this evaluation together; empty if they can."""
     for one in statistics:
         sums = evaluation.sums[one.key]
         most = MAX_CELL if one.whole else math.ldexp(1.0, LIMB_BITS * _LIMBS - 1 - _POINT)
@@ -61,7 +60,7 @@ def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Stati
             return f"sums of {one.key} are beyond what {evaluators} silos can find"
         array = np.array(sums)
         problem = one.problem(array)
-        # Of other statistics nobody knows what they count.
+        # For other statistics, the number of samples cannot be derived from the sums.
         counted = sum(one.support(array).values()) if isinstance(one, ClassCounts | ScoreCounts) else evaluation.samples
         if problem or counted != evaluation.samples:
             return f"sums of {one.key}: {problem or f'{counted} of {evaluation.samples} samples'}"

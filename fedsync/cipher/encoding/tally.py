@@ -1,12 +1,12 @@
-"""The header: what silos must add up besides their updates, and the server must not see.
+"""Header of an update: numbers that silos must add up besides the values, hidden from the server.
 
-Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, one vote a group of tensors for the
-exponent that its update needs and, where figures are sealed, its training loss and the sums of its evaluation, those
-of all statistics included. All silos decrypt the
-same sums, so all come to the same mean and the same next exponents, whoever dropped out, and the server learns neither.
+Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, and for each group of tensors one vote for
+the exponent that its update needs. Where figures are sealed, each silo adds its training loss and the sums of its
+evaluation, those of all statistics included. All silos decrypt the same sums. They therefore compute the same mean and
+the same next exponents, whoever dropped out. The server learns neither.
 
-A header is the beginning of chunk 0. Its slots are small (24 bits and a sign a summand), so that every suite adds
-them exactly:
+A header is the beginning of chunk 0. Its slots are small (24 bits and a sign for each summand), so that every suite
+adds them exactly:
 
     0          count: 1 from each silo
     1          silos that evaluated
@@ -15,22 +15,22 @@ them exactly:
     10 .. 13   summed loss, in units of 2^-20
     14 .. 17   correct predictions, in units of 2^-20
     18 .. 21   samples evaluated
-    22 .. 25   mean training loss a sample, in units of 2^-20
-    26         silos whose evaluation is of any samples
-    27         what silos evaluated, by its number in `QUESTIONS`
-    28         its square: if both are what so many silos with one number come to, they have one number
-    29         silos that tell a training loss
-    30         silos that tell the loss of an evaluation of any samples
-    31         silos that tell its score
-    32 ..      votes: one counter of 8 bits a group and exponent, four to a slot
+    22 .. 25   mean training loss per sample, in units of 2^-20
+    26         silos whose evaluation has samples
+    27         subject and split of the evaluation, as an index into `QUESTIONS`
+    28         the index squared: sum and sum of squares together show that all silos have the same index
+    29         silos that report a training loss
+    30         silos that report the loss of an evaluation with samples
+    31         silos that report the score of an evaluation with samples
+    32 ..      votes: one counter of 8 bits per group and exponent, four in a slot
     behind     sums of each statistic: a count takes one slot, any other number six, in units of 2^-64
 
-A number that takes several slots is cut to limbs of 24 bits, lowest first; the highest carries the sign. Statistics
-have a finer unit than losses: what they sum may be small in the unit that its owner measures it in.
+A number that takes several slots is cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
+Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.
 
-A loss or a score counts where all silos that could tell it do: a mean of some would tell of whom it is.
-An evaluation that is no sum of evaluations brings nothing; the rest of the header counts. It is a figure, and one silo
-that spoils figures need not cost the run its updates.
+A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which. An
+evaluation that cannot be a sum of evaluations is dropped; the rest of the header counts. Evaluations are only figures,
+and one silo that spoils figures need not cost the run its updates.
 """
 
 from __future__ import annotations
@@ -50,55 +50,48 @@ from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.evaluation.metrics.metric_types import Statistic
 
 BINS = MAX_EXPONENT - MIN_EXPONENT + 1
-"""Exponents to vote for."""
+"""Number of exponents that a silo can vote for."""
 
 MAX_COUNT = 255
-"""Silos that one header's counters can count."""
+"""Largest number of silos that one header's counters can count."""
 
 Question = tuple[Subject, Split]
 
 QUESTIONS: tuple[Question, ...] = tuple((subject, split) for subject in Subject for split in Split)
-"""What may be evaluated: which model, on which samples."""
+"""All (subject, split) pairs: which model is evaluated, and on which samples."""
 
 ROUNDS: Question = (Subject.LAST, Split.VALIDATION)
-"""What is evaluated in rounds."""
+"""Subject and split of the evaluations during rounds."""
 
 MOST_SUMS = 3072
-"""Slots of a header that statistics may take: three quarters of a chunk, so that tensors have votes, too."""
+"""Slots of a header that statistics may take: three quarters of a chunk, so that votes of tensors have room, too."""
 
 _VOTES, _PER_SLOT, _COUNTER = 32, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderForm:
-    """What a header has room for; the same at all silos of a run.
-
-    Args:
-        tensors: of the layout.
-        statistics: whose sums travel in it, `MOST_SUMS` slots of them at most.
-    """
+    """Dimensions of a header, the same at all silos of a run; statistics take at most `MOST_SUMS` slots."""
 
     tensors: int
     statistics: tuple[Statistic, ...] = ()
 
     @property
     def groups(self) -> int:
-        """Groups of tensors that silos vote on, each with an exponent of its own."""
+        """Number of groups of tensors; silos vote on one exponent for each group."""
         return min(self.tensors, (SLOTS - _VOTES - self.sums) * _PER_SLOT // BINS)
 
     @property
     def sums(self) -> int:
-        """Slots of all statistics."""
         return sum(map(slots_of, self.statistics))
 
     @property
     def slots(self) -> int:
-        """Of the header, at most a chunk."""
+        """Slots of the header, at most a chunk."""
         return self._behind_votes + self.sums
 
     @property
     def places(self) -> Iterator[tuple[Statistic, slice]]:
-        """Where each statistic lies."""
         at = self._behind_votes
         for statistic in self.statistics:
             yield statistic, slice(at, at + slots_of(statistic))
@@ -115,15 +108,15 @@ _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one silo puts into a header.
+    """Numbers that one silo puts into a header.
 
     Args:
         weight: n_i, 1..cap.
-        exponents: what each tensor's values need, in the layout's order; see `needed_exponents`.
+        exponents: exponent that each tensor's values need, in the layout's order; see `needed_exponents`.
         progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
-        evaluation: if the silo is to report it encrypted.
-        loss: mean training loss a sample, likewise; None if training code of the silo's own tells none.
-        question: of which model the evaluation is, and on which samples.
+        evaluation: evaluation to report encrypted, if any.
+        loss: mean training loss per sample to report encrypted; None if the silo's own training code reports none.
+        question: subject and split of the evaluation.
     """
 
     weight: int
@@ -136,20 +129,19 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """The sum of headers.
+    """Sum of headers.
 
     Args:
-        count: silos in it.
+        count: silos in the sum.
         weight: sum of n_i.
         progress: sum of n_i |a_i|.
-        votes: how many silos voted for each exponent, int64 [groups, BINS].
+        votes: number of silos that voted for each exponent, int64 [groups, BINS].
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
         evaluators: silos that reported an evaluation.
-        evaluation: their sums, or None if there are none, or none that silos may have found.
-        loss: sum of all mean training losses; None where not all silos tell theirs.
-        fault: why an evaluation that is there counts for nothing.
-        holders: of the evaluators, those who have samples.
-        question: what they evaluated.
+        evaluation: sum of their evaluations; None if there is none, or if silos cannot have found this sum.
+        loss: sum of all mean training losses; None where not all silos report a loss.
+        fault: reason why a present evaluation is dropped.
+        holders: evaluators that have samples.
     """
 
     count: int
@@ -170,17 +162,15 @@ class Tally:
         return self.progress / self.weight
 
     def mean_factor(self, cap: int, *, normalised: bool = False) -> float:
-        """What turns the sum of integers, times the step, into the weighted mean of updates.
+        """Factor that turns the sum of integers, times the step, into the weighted mean of updates.
 
-        Args:
-            cap: largest weight, as in `Grid`.
-            normalised: FedNova: updates were sent divided by |a_i|.
+        ``cap`` is the largest weight; ``normalised``: silos divided updates by |a_i| before sending (FedNova).
         """
         return cap / self.weight * (self.effective_progress if normalised else 1.0)
 
 
 def together(tallies: Sequence[Tally]) -> Tally:
-    """Tallies of one layout as one, for sums on several grids that make one commit, or for several commits."""
+    """Merge tallies of one layout: sums on several grids of one commit, or several commits."""
     first = tallies[0]
     asked = {tally.question for tally in tallies if tally.evaluators}
     found = [tally.evaluation for tally in tallies if tally.evaluation is not None and len(asked) == 1]
@@ -200,7 +190,6 @@ def together(tallies: Sequence[Tally]) -> Tally:
 
 
 def evaluations_together(found: Sequence[Evaluation]) -> Evaluation:
-    """Sums of several evaluations, which have the same statistics, as one."""
     return Evaluation(
         total(each.loss for each in found),
         total(each.correct for each in found),
@@ -210,18 +199,15 @@ def evaluations_together(found: Sequence[Evaluation]) -> Evaluation:
 
 
 def total(numbers: Iterable[float | None]) -> float | None:
-    """Their sum; None where one of them is."""
+    """Sum of the numbers; None if any of them is None."""
     found = list(numbers)
     return None if None in found else math.fsum(number for number in found if number is not None)
 
 
 def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -> Slots:
-    """One silo's header, int64 [slots of its `HeaderForm`].
+    """Build one silo's header, int64 [slots of its `HeaderForm`].
 
-    Args:
-        own: what the silo puts in; its evaluation, if it is of any samples, has the sums of all statistics.
-        cap: largest weight.
-        statistics: of the run.
+    An evaluation with samples must have the sums of all ``statistics``.
 
     Raises:
         ValueError: a number is out of range or not finite.
@@ -254,18 +240,15 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """The sum of ``members`` headers, after a check that it can be one.
+    """Read the sum of ``members`` headers, after a check that it can be such a sum.
 
     Args:
-        slots: opened, int64 [at least the form's]: the beginning of chunk 0, or all of it.
-        members: silos that the aggregate is said to hold.
-        cap: largest weight.
-        form: of the headers.
-        sender: who sent the aggregate, for errors.
+        slots: opened slots, int64 [at least the form's]: the beginning of chunk 0, or all of it.
+        members: number of silos that the aggregate names.
 
     Raises:
-        ProtocolError: another count than ``members``, weights that so many silos cannot have, or slots that no sum
-            of headers has.
+        ProtocolError: the count is not ``members``; or that many silos cannot have these weights; or no sum of headers
+            has these slots.
     """
     flat = slots.reshape(-1)[: form.slots]
     count, weight, evaluators = int(flat[_COUNT]), get(flat, _WEIGHT), int(flat[_EVALUATED])
@@ -295,20 +278,20 @@ def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) ->
 
 
 def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headroom: int = 1) -> tuple[int, ...]:
-    """Exponents that all silos use next, in the layout's order. A pure function of the sum, so all agree.
+    """Exponents that all silos use next, in the layout's order; a pure function of the sum, so all silos agree.
 
-    What the silos needed is the largest vote but for the ``spared`` largest, which may be lies: an honest outlier is
-    clipped then. A tensor's exponent stays while it is that or at most ``headroom`` more: so it does not flap, and at
-    most so many bits are idle. Otherwise it becomes ``headroom`` more than needed, for the next update may be larger.
+    The needed exponent is the largest vote after the ``spared`` largest, which may be lies; an honest outlier is
+    clipped then. A tensor keeps its exponent while that is the needed exponent or at most ``headroom`` more. So
+    exponents do not flap, and at most ``headroom`` bits are idle. Otherwise the exponent becomes ``headroom`` more than
+    needed, because the next update may be larger.
 
     Args:
-        tally: the sum of headers.
         current: exponents in use.
-        spared: votes that are to change nothing, fewer than there are.
+        spared: number of votes that must not change the result, less than the number of votes.
         headroom: bits to spare, at least 1.
 
     Raises:
-        ValueError: ``spared`` out of range, or another number of exponents than tensors.
+        ValueError: ``spared`` is out of range, or the number of exponents differs from the number of tensors.
     """
     if not 0 <= spared < tally.count or len(current) != tally.tensors:
         raise ValueError(
@@ -324,32 +307,28 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
 
 
 def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
-    """Votes that so many silos may have cast together, and that must change nothing: those of the busiest.
+    """Votes that ``colluding`` silos may have cast together, and that must not change the exponents.
 
-    A silo votes with each update. With fewer than three silos nobody can say who lies; of five at most two may.
-
-    Args:
-        voters: votes of each silo.
-        colluding: silos that may lie.
+    A silo votes with each update, so the silos with most votes in ``voters`` count. With fewer than three silos nobody
+    can tell who lies; of five at most two may lie.
     """
     lying = min(colluding, (len(voters) - 1) // 2)
     return sum(sorted(voters.values(), reverse=True)[:lying])
 
 
 def _tell(slots: Slots, teller: int, at: int, value: float | None) -> None:
-    """Put a figure that may be unknown into a header."""
     if value is not None:
         slots[teller] = 1
         put(slots, at, figure(value))
 
 
 def _told(flat: NDArray[np.int64], teller: int, at: int, silos: int) -> float | None:
-    """The sum of a figure of so many silos; None where not all of them tell it."""
+    """Sum of a figure over ``silos`` silos; None where not all of them report it."""
     return number(flat, at) if int(flat[teller]) == silos else None
 
 
 def _grouped(exponents: Sequence[int], groups: int) -> list[int]:
-    """The exponent that each group of neighbouring tensors needs: the largest among them."""
+    """Exponent that each group of neighbouring tensors needs: the largest in the group."""
     largest = [MIN_EXPONENT] * groups
     for tensor, exponent in enumerate(exponents):
         if not MIN_EXPONENT <= exponent <= MAX_EXPONENT:
@@ -360,7 +339,7 @@ def _grouped(exponents: Sequence[int], groups: int) -> list[int]:
 
 
 def _votes(flat: NDArray[np.int64], form: HeaderForm) -> NDArray[np.int64] | None:
-    """Counters, int64 [groups, BINS], or None if these are no sums of counters."""
+    """Counters, int64 [groups, BINS]; None if the slots are no sums of counters."""
     packed = flat[_VOTES : form.slots - form.sums]
     if (packed < 0).any() or (packed >> (_COUNTER * _PER_SLOT)).any():
         return None
@@ -370,7 +349,7 @@ def _votes(flat: NDArray[np.int64], form: HeaderForm) -> NDArray[np.int64] | Non
 
 
 def _asked(flat: NDArray[np.int64], evaluators: int) -> tuple[Question, str]:
-    """What so many silos evaluated, and why it cannot be told: some evaluated something else, or have no samples."""
+    """Subject and split of the evaluations, and a fault if silos evaluated different things or counts are wrong."""
     asked, rest = divmod(int(flat[_QUESTION]), evaluators)
     if rest or not 0 <= asked < len(QUESTIONS) or int(flat[_SQUARE]) != evaluators * asked**2:
         return ROUNDS, "silos evaluated different models, or on different splits"

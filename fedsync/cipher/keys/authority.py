@@ -1,4 +1,4 @@
-"""What the administrator does, offline: make the group secret, pin silos, wrap it for them, begin epochs.
+"""Administrator's offline work: makes the group secret, pins silos, wraps the secret for them, begins epochs.
 
     administrator/administrator.key     signing key, group secret, pinned silos
                   issued/epoch-2/       a bundle for each silo, and server.json for the server
@@ -36,15 +36,18 @@ ContextMaker = Callable[[], bytes]
 
 
 def bfv_context() -> bytes:
-    """A fresh context of the suite ``bfv`` with its secret key, serialised, 43 KB."""
-    # Imported here: only the administrator makes contexts, and the library takes a while to load.
+    """Make a context of the suite ``bfv`` with its secret key, serialised, 43 KB."""
+    # Imported here: only the administrator makes contexts, and the library loads slowly.
     from fedsync.cipher.suites.bfv import new_context
 
     return new_context()
 
 
 class _AuthorityRecord(Record):
-    """``issued``: whether bundles of this epoch are out. ``revoked``: names of silos left out, by public key (hex)."""
+    """Content of the administrator's file.
+
+    ``issued``: whether bundles of this epoch were given out. ``revoked``: names of removed silos, by public key (hex).
+    """
 
     kind: Literal["fedsync administrator 1"] = "fedsync administrator 1"
     signing: Secret
@@ -58,13 +61,7 @@ class _AuthorityRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """What an administrator gives out.
-
-    Args:
-        epoch: of the group key.
-        bundles: file for each silo.
-        server: the server's file.
-    """
+    """Files that the administrator hands out: a bundle for each silo, and the server's file."""
 
     epoch: int
     bundles: Mapping[str, Path]
@@ -73,13 +70,10 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class KeyAuthority:
-    """What the administrator's folder holds, without its secrets.
+    """Content of the administrator's folder, without its secrets.
 
     Args:
-        public: Ed25519 public key, 32 bytes: what the silos pin.
-        epoch: the present one.
-        fingerprint: of its group key, 16 bytes.
-        members: public keys of the pinned silos.
+        public: Ed25519 public key that the silos pin, 32 bytes.
         revoked: names of silos whose keys were revoked; with fresh keys they may be members again.
         issued: whether bundles of this epoch were written.
     """
@@ -93,18 +87,16 @@ class KeyAuthority:
 
 
 def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
-    """Make a signing key and the first epoch's group secret. To be done offline.
+    """Make a signing key and the first epoch's group secret. Do this offline.
 
     Args:
-        folder: for the administrator's file.
-        signing: Ed25519 private key, 32 bytes; a fresh one if left out.
-        new_context: makes the secret context.
+        signing: Ed25519 private key, 32 bytes; None makes a fresh key.
 
     Returns:
-        The public key that silos are to pin.
+        The public key that silos must pin.
 
     Raises:
-        ConfigError: there is an administrator already, or the folder will not do.
+        ConfigError: the folder already has an administrator, or is unsuitable.
     """
     private_folder(folder)
     path = folder / ADMINISTRATOR_FILE
@@ -125,19 +117,17 @@ def new_authority(folder: Path, signing: bytes | None = None, new_context: Conte
 
 
 def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: ContextMaker = bfv_context) -> Issue:
-    """Pin silos and write a bundle for each pinned one, and the server's file.
+    """Pin silos, and write a bundle for each pinned silo and the server's file.
 
-    When bundles of this epoch are out already and a silo is new, the next epoch begins: one epoch has one list
-    of members. Without new silos, the present epoch is wrapped once more.
+    If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
+    members. Without new silos, the present epoch is wrapped again.
 
     Args:
-        folder: the administrator's.
-        lines: (how errors call it, what `announce` returned) of each silo to pin.
-        new_context: as for `new_authority`.
+        lines: (name in error messages, output of `announce`) of each silo to pin.
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, or no silo is pinned.
-        ProtocolError: a line is damaged, or at odds with what is pinned.
+        ProtocolError: a line is damaged, or contradicts a pinned key.
     """
     record = _read(folder)
     members = dict(record.members)
@@ -155,12 +145,10 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
     """Begin the next epoch with a fresh group secret, and write its bundles.
 
     Args:
-        folder: the administrator's.
-        without: silos that get none, and whose keys are never pinned again.
-        new_context: as for `new_authority`.
+        without: silos that get no bundle, and whose keys are never pinned again.
 
     Raises:
-        ConfigError: the administrator's file is missing or damaged, a name is not pinned, or none is left.
+        ConfigError: the administrator's file is missing or damaged, a name is not pinned, or no silo is left.
     """
     record = _read(folder)
     members, revoked = dict(record.members), dict(record.revoked)
@@ -177,11 +165,7 @@ def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker 
 
 
 def open_authority(folder: Path) -> KeyAuthority:
-    """The public part of the administrator's folder.
-
-    Raises:
-        ConfigError: its file is missing, damaged or open to others.
-    """
+    """Read the public part of the folder; raise `ConfigError` if the file is missing, damaged or open to others."""
     record = _read(folder)
     group = _group(record)
     revoked = tuple(dict.fromkeys(record.revoked.values()))
@@ -189,14 +173,13 @@ def open_authority(folder: Path) -> KeyAuthority:
 
 
 def issued_folder(folder: Path, epoch: int) -> Path:
-    """Where an administrator's bundles of an epoch are."""
     return folder / "issued" / f"epoch-{epoch}"
 
 
 def _pin(
     members: dict[str, MemberKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
 ) -> None:
-    """Add a silo's public keys, unless they contradict what is known."""
+    """Add a silo's public keys, unless they contradict known keys."""
     known = members.get(name)
     if known is not None:
         if known.keys != public:
@@ -217,7 +200,7 @@ def _next_epoch(record: _AuthorityRecord, new_context: ContextMaker) -> _Authori
 
 
 def _give_out(folder: Path, record: _AuthorityRecord) -> Issue:
-    # The record first: after a crash between the two, the same epoch is wrapped once more.
+    # Record before bundles: after a crash between the two, the same epoch is wrapped again.
     write_record(folder / ADMINISTRATOR_FILE, record)
     group = _group(record)
     private_folder(folder / "issued")

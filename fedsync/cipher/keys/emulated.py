@@ -1,4 +1,4 @@
-"""Keys for silos that are emulated on one machine: administrator and silos in one process."""
+"""Keys for emulated silos on one machine: administrator and silos in one process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,7 @@ from fedsync.common.files import private_folder
 
 @dataclass(frozen=True, slots=True)
 class EmulatedKeys:
-    """Where the keys of emulated silos are.
-
-    Args:
-        server: what the server may know.
-        server_file: the same as a file.
-        silos: folder of each silo, for `fedsync.cipher.keys.keyring.open_ring`.
-    """
+    """Keys of emulated silos: the server's part, and folders for `fedsync.cipher.keys.keyring.open_ring`."""
 
     server: ServerKeys
     server_file: Path
@@ -42,16 +36,14 @@ class EmulatedKeys:
 def emulated_keys(
     names: Sequence[str], folder: Path, seed: int | None = None, new_context: ContextMaker = bfv_context
 ) -> EmulatedKeys:
-    """Do all that ``fedsync keys`` does, for silos that are emulated on this machine.
+    """Do all steps of ``fedsync keys`` for emulated silos on this machine.
 
-    With the keys of one place in one folder nobody is protected from anybody: this is for trying things out.
+    All keys lie in one folder, so nobody is protected from anybody: use this for experiments only.
 
     Args:
-        names: of the silos.
-        folder: for the keys, of mode 0700; those that are there already are used, so that a run can go on.
-        seed: makes the signing and exchange pairs the same each time; the group secret is always fresh, for the
-            library draws its part itself.
-        new_context: as for `fedsync.cipher.keys.authority.new_authority`.
+        folder: folder for the keys, of mode 0700. Existing keys are reused, so that a run can continue.
+        seed: makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
+            draws its part itself.
 
     Raises:
         ConfigError: the folder is open to others, or has the keys of other silos.
@@ -82,13 +74,7 @@ def emulated_keys(
 def emulated_rings(
     names: Sequence[str], seed: int | None = None, new_context: ContextMaker = bfv_context
 ) -> tuple[ServerKeys, dict[str, Ring]]:
-    """The same in memory, for silos that are objects in one process: what the server knows, and each silo's keys.
-
-    Args:
-        names: of the silos.
-        seed: as for `emulated_keys`.
-        new_context: as for `emulated_keys`.
-    """
+    """Make the keys of `emulated_keys` in memory, for silos that are objects in one process."""
     own = {name: _pairs(seed, name) or SiloKeys.generate(name) for name in names}
     signing = _seeded(seed, "administrator", "signing") or secrets.token_bytes(KEY_BYTES)
     members = {name: keys.public for name, keys in own.items()}

@@ -1,4 +1,4 @@
-"""What stands in key files: strict JSON, bytes as hexadecimal, and errors that never repeat what they read."""
+"""Format of key files: strict JSON, bytes as hexadecimal; errors never repeat the content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Epoch = Annotated[int, Field(ge=1, le=MAX_EPOCH)]
 
 
 class Record(BaseModel):
-    """A JSON object with exactly these fields."""
+    """JSON object with exactly these fields."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -38,22 +38,18 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """The record in a JSON text.
-
-        Raises:
-            ValueError: what is wrong and where, without the value that was found.
-        """
+        """Parse a JSON text, or raise `ValueError` that says what is wrong and where, without the found value."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = ".".join(str(part)[:40] for part in first["loc"])
             problem = f"{place}: {first['msg']}" if place else first["msg"]
-        # Raised outside: the library's error holds the text, which may be a secret.
+        # Raised outside the handler: the library's error holds the text, which may be a secret.
         raise ValueError(problem)
 
     def canonical(self) -> bytes:
-        """The JSON text that is signed: no spaces, fields in the order of the class, mappings in their own."""
+        """JSON text that is signed: no spaces, fields in the order of the class, mappings in their own order."""
         return self.model_dump_json().encode()
 
 
@@ -76,10 +72,10 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a secret record: under a passphrase if one was given, or if the other key files beside it are.
+    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one.
 
     Raises:
-        ConfigError: the folder is open to others, nothing can be written there, or the passphrase is not known.
+        ConfigError: the folder is open to others or not writable, or the passphrase is unknown.
     """
     data = record.canonical() + b"\n"
     if passphrase.GIVEN.get() or any(map(_is_sealed, path.parent.glob("*.key"))):
@@ -88,16 +84,7 @@ def write_record(path: Path, record: Record) -> None:
 
 
 def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
-    """Read a secret record.
-
-    Args:
-        path: of the file.
-        kind: of the record.
-        remedy: what to do if there is no file.
-
-    Raises:
-        ConfigError: the file is missing, damaged or open to others, or under a passphrase that is not known.
-    """
+    """Read a secret record, or raise `ConfigError` if it is unusable; ``remedy`` is the advice if there is no file."""
     if not path.exists():
         raise ConfigError(str(path), "there is no such file", remedy)
     data = _plain(path)
@@ -109,16 +96,13 @@ def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
 
 
 def set_passphrase(folder: Path, new: str | None) -> list[Path]:
-    """Put all key files of a folder under a passphrase, or in the clear; returns them.
+    """Put all key files of a folder under a passphrase, or in the clear (None); return their paths.
 
-    All are read before one is written, and each is replaced as a whole: a crash between two leaves some as they were.
-
-    Args:
-        folder: of a silo or of the administrator.
-        new: the passphrase; None for plain files.
+    All files are read before the first is written, and each is replaced as a whole. A crash between two writes leaves
+    some files unchanged.
 
     Raises:
-        ConfigError: there are none, one cannot be read, or nothing can be written.
+        ConfigError: there are no key files, one cannot be read, or nothing can be written.
     """
     plain = {path: _plain(path) for path in sorted(folder.glob("*.key"))}
     if not plain:

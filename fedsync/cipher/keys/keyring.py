@@ -1,4 +1,4 @@
-"""A silo's key files, and how it accepts the administrator's bundle.
+"""Key files of a silo, and acceptance of the administrator's bundle.
 
     silo/    silo.key     the silo's own pairs
              group.key    the epoch's group key, once accepted
@@ -35,13 +35,7 @@ GROUP_FILE = "group.key"
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """All the keys of one silo.
-
-    Args:
-        own: its own pairs.
-        group: the epoch's group key, whose members it is one of.
-        folder: where they are kept, or None for keys in memory.
-    """
+    """Keys of one silo: its own pairs, the epoch's group key, and the folder of the files (None: in memory)."""
 
     own: SiloKeys
     group: GroupKey
@@ -65,15 +59,10 @@ class _GroupRecord(Record):
 
 
 def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
-    """A silo's own pairs: those in the folder, or fresh ones.
-
-    Args:
-        folder: the silo's.
-        name: of the silo.
-        keys: what to write if the folder has none; fresh ones if left out.
+    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs.
 
     Raises:
-        ConfigError: the folder is another silo's, or will not do.
+        ConfigError: the folder belongs to another silo, or is unsuitable.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -89,21 +78,13 @@ def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
 
 
 def open_silo(folder: Path) -> SiloKeys:
-    """A silo's own pairs.
-
-    Raises:
-        ConfigError: the file is missing, damaged or open to others.
-    """
+    """Read a silo's own pairs; raise `ConfigError` if the file is missing, damaged or open to others."""
     record = read_record(folder / SILO_FILE, _SiloRecord, "Make the keys with `fedsync keys silo NAME`")
     return SiloKeys(record.name, record.exchange, record.signing)
 
 
 def open_group(folder: Path) -> GroupKey:
-    """The group key that a silo accepted.
-
-    Raises:
-        ConfigError: the file is missing, damaged or open to others.
-    """
+    """Read the accepted group key; raise `ConfigError` if the file is missing, damaged or open to others."""
     remedy = "Accept the administrator's bundle: `fedsync keys accept`"
     record = read_record(folder / GROUP_FILE, _GroupRecord, remedy)
     members = {name: member.keys for name, member in record.members.items()}
@@ -111,11 +92,7 @@ def open_group(folder: Path) -> GroupKey:
 
 
 def open_ring(folder: Path) -> Ring:
-    """All the keys of a silo.
-
-    Raises:
-        ConfigError: a file is missing, damaged or open to others, or the group does not know this silo.
-    """
+    """Read all keys of a silo; `ConfigError` if a file is unusable, or the group does not have this silo."""
     own, group = open_silo(folder), open_group(folder)
     if group.members.get(own.name) != own.public:
         problem = f"the group key was not issued to these keys of {own.name!r}"
@@ -124,17 +101,15 @@ def open_ring(folder: Path) -> Ring:
 
 
 def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> GroupKey:
-    """Check and open a bundle at its silo, and keep the group key.
+    """Check and open a bundle at its silo, and store the group key.
 
     Args:
-        folder: the silo's.
-        bundle: as the administrator wrote it.
-        administrator: the Ed25519 public key, obtained from the administrator in person; it is pinned with the
-            first bundle and may be left out from then on.
+        administrator: the Ed25519 public key, obtained from the administrator in person. It is pinned with the first
+            bundle and may be None from then on.
 
     Raises:
-        ConfigError: the silo's files, or the public key, are missing or not the pinned ones.
-        ProtocolError: the bundle is refused, and why.
+        ConfigError: the silo's files or the public key are missing, or differ from the pinned ones.
+        ProtocolError: the bundle is refused, with the reason.
     """
     own = open_silo(folder)
     held = open_group(folder) if (folder / GROUP_FILE).exists() else None
@@ -158,11 +133,7 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
 
 
 def read_bundle(path: Path) -> bytes:
-    """The bytes of a bundle, which may lie anywhere.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Read a bundle, which may lie anywhere; raise `ConfigError` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BUNDLE_BYTES + 1)

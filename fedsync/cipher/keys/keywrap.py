@@ -1,12 +1,12 @@
-"""How the group secret travels from the administrator to the silos, past the server.
+"""Transport of the group secret from the administrator to the silos, past the server.
 
 A bundle for one silo is
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and context | signature [64]
 
-The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key, bound to the header,
-which is also the associated data. The signature covers all before it and is checked before anything is parsed.
+The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key. It is bound to the header,
+which is also the associated data. The signature covers everything before it and is checked before anything is parsed.
 
 Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
 """
@@ -42,7 +42,7 @@ MAX_LINE_BYTES = 4096
 
 _MAGIC = b"FSKEYS1\0"
 _SENDER = ADMINISTRATOR
-# What a signature is for.
+# Signature contexts: a signature of one kind never passes for another.
 _BUNDLE, _SERVER, _LINE = b"key bundle 1", b"server keys 1", b"silo keys 1"
 _HEAD_BYTES = len(_MAGIC) + KEY_BYTES + 4
 _NONCE = bytes(12)
@@ -80,14 +80,12 @@ class _ServerFile(_ServerBody):
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """All that the server knows of the keys: nothing that could open an update.
+    """Server's knowledge of the keys: nothing that could open an update.
 
     Args:
-        epoch: of the group key.
-        fingerprint: of the group key, 16 bytes.
-        suite: which parameters the ciphertexts have.
+        fingerprint: fingerprint of the group key, 16 bytes.
         senders: Ed25519 public key of every silo, by name.
-        administrator: Ed25519 public key of who issued it.
+        administrator: Ed25519 public key of the issuer.
     """
 
     epoch: int
@@ -103,7 +101,7 @@ class ServerKeys:
 
 
 def announce(keys: SiloKeys) -> str:
-    """A silo's public keys as one line of JSON for the administrator; signed, so that a damaged line is noticed."""
+    """Encode a silo's public keys as a line of JSON for the administrator; signed, so that damage is noticed."""
     public = keys.public
     body = _Announcement(silo=keys.name, exchange=public.exchange, signing=public.signing)
     proof = keys.sign(_LINE, body.canonical())
@@ -111,14 +109,9 @@ def announce(keys: SiloKeys) -> str:
 
 
 def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
-    """Name and public keys from a silo's line. Whether they are that silo's, only people can check.
+    """Read name and public keys from a line of `announce`; raise `ProtocolError` if the line was changed.
 
-    Args:
-        line: what `announce` returned.
-        source: how errors call it.
-
-    Raises:
-        ProtocolError: it is no such line, or it was changed.
+    Only people can check whether the keys are that silo's.
     """
     if len(line) > MAX_LINE_BYTES:
         raise ProtocolError(source, "silo line", f"{len(line)} bytes, at most {MAX_LINE_BYTES}")
@@ -136,13 +129,7 @@ def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
 
 
 def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
-    """The bundle for one member.
-
-    Args:
-        group: what is wrapped.
-        name: of the silo, a member.
-        signing: the administrator's Ed25519 private key.
-    """
+    """Make the bundle for one member; ``signing`` is the administrator's Ed25519 private key."""
     recipient = group.members[name].exchange
     members = {member: MemberKeys.of(keys) for member, keys in group.members.items()}
     header = _Header(
@@ -157,19 +144,17 @@ def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
 
 
 def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int = 0) -> GroupKey:
-    """The group key in a silo's bundle.
+    """Check a silo's bundle and return its group key.
 
     Args:
-        bundle: from `wrap`.
-        own: the silo's keys.
         administrator: the pinned Ed25519 public key.
-        held_epoch: of the group key that the silo holds; 0 if none.
+        held_epoch: epoch of the group key that the silo holds; 0 if none.
 
     Raises:
-        ProtocolError: which of the checks it failed.
+        ProtocolError: the failed check.
     """
     message = _signed_part(bundle, administrator)
-    # From here on, all is as the administrator wrote it.
+    # The signature is valid: everything below is as the administrator wrote it.
     end = _HEAD_BYTES + int.from_bytes(message[_HEAD_BYTES - 4 : _HEAD_BYTES], "little")
     head, public, body = message[_HEAD_BYTES:end], message[end : end + KEY_BYTES], message[end + KEY_BYTES :]
     try:
@@ -196,7 +181,7 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
 
 
 def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
-    """All of a bundle but its signature, which is the pinned administrator's."""
+    """Bundle without its signature, after a check of the signature by the pinned administrator."""
     if not _HEAD_BYTES + SIGNATURE_BYTES <= len(bundle) <= MAX_BUNDLE_BYTES or not bundle.startswith(_MAGIC):
         raise ProtocolError(_SENDER, "bundle", f"{len(bundle)} bytes that are no key bundle")
     signer = bundle[len(_MAGIC) : len(_MAGIC) + KEY_BYTES]
@@ -210,7 +195,6 @@ def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
 
 
 def _open(own: SiloKeys, public: bytes, body: bytes, header: bytes) -> bytes | None:
-    """Group key and context, or None."""
     try:
         shared = X25519PrivateKey.from_private_bytes(own.exchange).exchange(X25519PublicKey.from_public_bytes(public))
         secret = _cipher(shared, public, own.public.exchange, header).decrypt(_NONCE, body, header)
@@ -220,27 +204,22 @@ def _open(own: SiloKeys, public: bytes, body: bytes, header: bytes) -> bytes | N
 
 
 def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes, header: bytes) -> AESGCM:
-    """The wrapping cipher. Its key is used once, so its nonce may be constant."""
+    """Wrapping cipher. Its key is used once, so its nonce may be constant."""
     info = b"fedsync key wrap 1\0" + hashlib.sha256(header).digest()
     return AESGCM(hkdf(shared, ephemeral + recipient, info))
 
 
 def server_file(server: ServerKeys, signing: bytes) -> bytes:
-    """The server's file: JSON, signed by the administrator, public throughout."""
+    """Encode the server's file: JSON, signed by the administrator, all public."""
     body = _server_body(server)
     return _ServerFile(**dict(body), signature=sign(signing, _SERVER, body.canonical())).model_dump_json().encode()
 
 
 def read_server_file(data: bytes, source: str, administrator: bytes | None = None) -> ServerKeys:
-    """The content of the server's file.
-
-    Args:
-        data: of the file.
-        source: how errors call it.
-        administrator: the Ed25519 public key that must have signed it; left out, the one in the file.
+    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file.
 
     Raises:
-        ConfigError: it is damaged, another version's or another administrator's.
+        ConfigError: the file is damaged, or of another version or administrator.
     """
     remedy = "Copy the server.json that `fedsync keys issue` wrote"
     try:

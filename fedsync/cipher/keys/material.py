@@ -1,10 +1,9 @@
-"""The keys of encrypted aggregation: who holds what, and what is derived from it.
+"""Keys of encrypted aggregation, their holders, and the keys derived from them.
 
-The silos share a *group secret* that the server never sees: a BFV context with its secret key, and 32 bytes from
-which every other shared key is derived. One group secret and one list of members make an *epoch*; whoever comes
-or goes starts the next. Besides, each silo has two pairs of its own: X25519 to agree on keys, Ed25519 to sign.
-How the group secret reaches the silos is in `fedsync.cipher.keys.keywrap`; the files are in
-`fedsync.cipher.keys.keyring`.
+The silos share a *group secret* that the server never sees: a BFV context with its secret key, and 32 bytes from which
+every other shared key is derived. One group secret and one list of members form an *epoch*. Every change of members
+starts the next epoch. Each silo also has two key pairs of its own: X25519 to agree on keys, Ed25519 to sign.
+`fedsync.cipher.keys.keywrap` transports the group secret to the silos; `fedsync.cipher.keys.keyring` has the files.
 
 Source: HKDF, RFC 5869; AES-GCM, NIST SP 800-38D; X25519, RFC 7748; Ed25519, RFC 8032.
 """
@@ -33,7 +32,7 @@ SIGNATURE_BYTES = 64
 FINGERPRINT_BYTES = 16
 MAX_EPOCH = 2**32 - 1
 MAX_BLOB_BYTES = 2**31 - 2**16
-"""What one AES-GCM call takes, with room to spare [bytes]."""
+"""Limit of one AES-GCM call, with room to spare [bytes]."""
 
 _NONCE = bytes(12)
 _TAG_BYTES = 16
@@ -41,7 +40,7 @@ _BLOB_MAGIC = b"FSBLOB1\0"
 
 
 class Purpose(StrEnum):
-    """What a key derived from the group key is for: no two uses share one. Never rename."""
+    """Purposes of keys derived from the group key: no two uses share a key. Never rename."""
 
     FINGERPRINT = "fingerprint"
     PAD = "pad"
@@ -52,15 +51,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PublicKeys:
-    """The public half of a silo's keys.
-
-    Args:
-        exchange: X25519 public key, 32 bytes.
-        signing: Ed25519 public key, 32 bytes.
-
-    Raises:
-        ValueError: a key has another length.
-    """
+    """Public half of a silo's keys: X25519 and Ed25519, 32 bytes each; else `ValueError`."""
 
     exchange: bytes
     signing: bytes
@@ -71,7 +62,7 @@ class PublicKeys:
 
     @property
     def usable(self) -> bool:
-        """Whether a secret can be agreed on with the exchange key. With a point of low order it would be zero."""
+        """Whether a secret can be agreed on with the exchange key; with a point of low order it would be zero."""
         try:
             X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.exchange))
         except ValueError:
@@ -86,16 +77,11 @@ class PublicKeys:
 
 @dataclass(frozen=True, slots=True)
 class SiloKeys:
-    """The secret half of a silo's keys; it never leaves the silo.
-
-    Args:
-        name: of the silo.
-        exchange: X25519 private key, 32 bytes.
-        signing: Ed25519 private key, 32 bytes.
+    """Secret half of a silo's keys, X25519 and Ed25519, 32 bytes each; it never leaves the silo.
 
     Raises:
         ConfigError: the name is not allowed.
-        ValueError: a key has another length.
+        ValueError: a key has the wrong length.
     """
 
     name: str
@@ -113,11 +99,11 @@ class SiloKeys:
         return cls(name, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES))
 
     def sign(self, context: bytes, data: bytes) -> bytes:
-        """Ed25519 signature, 64 bytes. ``context`` says what is signed: one never passes for another."""
+        """Ed25519 signature, 64 bytes. ``context`` separates uses: a signature never passes for one of another use."""
         return sign(self.signing, context, data)
 
     def agree(self, other: PublicKeys, context: bytes, length: int = KEY_BYTES) -> bytes:
-        """A secret of ``length`` bytes that only this silo and another can compute, for each ``context`` its own.
+        """Derive a secret of ``length`` bytes that only this silo and the other can compute, one per ``context``.
 
         Raises:
             ValueError: the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
@@ -133,14 +119,14 @@ class SiloKeys:
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """One epoch's group secret with the list of those who hold it. Only silos and the administrator have it.
+    """Group secret of one epoch with the list of its holders. Only silos and the administrator have it.
 
     Args:
         epoch: counts from 1.
         context: serialised BFV context with its secret key.
         key: 32 bytes; use `derive`, never the key itself.
         members: public keys of every silo, by name.
-        administrator: Ed25519 public key of who issued it, 32 bytes.
+        administrator: Ed25519 public key of the issuer, 32 bytes.
 
     Raises:
         ValueError: a value is out of range.
@@ -152,7 +138,7 @@ class GroupKey:
     members: Mapping[str, PublicKeys]
     administrator: bytes
     fingerprint: bytes = field(init=False)
-    """16 bytes that stand for context, key and epoch on the wire, and tell nothing about them."""
+    """16 bytes that identify context, key and epoch on the wire, and disclose nothing about them."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.epoch <= MAX_EPOCH:
@@ -163,22 +149,19 @@ class GroupKey:
         object.__setattr__(self, "fingerprint", self.derive(Purpose.FINGERPRINT, salt, FINGERPRINT_BYTES))
 
     def derive(self, purpose: Purpose, salt: bytes = b"", length: int = KEY_BYTES) -> bytes:
-        """A key of ``length`` bytes (8,160 at most) for one purpose in this epoch.
+        """Derive a key of ``length`` bytes (8,160 at most) for one purpose in this epoch.
 
-        Args:
-            purpose: keys for different purposes tell nothing about each other.
-            salt: public, for example a fresh nonce; each value gives another key.
-            length: bytes.
+        Keys for different purposes disclose nothing about each other. ``salt`` is public, for example a fresh nonce;
+        each value gives another key.
         """
         return hkdf(self.key, salt, f"fedsync group 1/{self.epoch}/{purpose}".encode(), length)
 
     def conceal(self, digest: bytes) -> bytes:
-        """A digest, 32 bytes, that the server may compare: of something that it could guess and hash itself."""
+        """Keyed digest, 32 bytes, for the server to compare; the server could guess the input of a plain digest."""
         return hmac.digest(self.derive(Purpose.NAME), digest, "sha256")
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
-    """HKDF-SHA256 (RFC 5869)."""
     return HKDF(hashes.SHA256(), length, salt, info).derive(secret)
 
 
@@ -188,12 +171,10 @@ def sign(private: bytes, context: bytes, data: bytes) -> bytes:
 
 
 def verification_key(private: bytes) -> bytes:
-    """Ed25519 public key, 32 bytes, of a private one."""
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def is_signed(public: bytes, context: bytes, data: bytes, signature: bytes) -> bool:
-    """Whether an Ed25519 signature is that of ``public`` over ``data`` under ``context``."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed(context, data))
     except (InvalidSignature, ValueError):
@@ -209,18 +190,14 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
     """Encrypt bytes so that only a holder of the group key can read them, and nobody can change them.
 
     Args:
-        group: the epoch's group key.
-        purpose: what the blob is; it opens under no other.
-        associated: not in the blob, but it must be the same when the blob is opened (who, which version).
-        data: at most `MAX_BLOB_BYTES`.
+        purpose: purpose of the blob; the blob opens under no other.
+        associated: bytes outside the blob that must be the same when it is opened (silo, version).
+        data: at most `MAX_BLOB_BYTES`, else `ValueError`.
 
     Returns:
         Magic, epoch, salt, ciphertext and tag: 60 bytes more than ``data``.
 
-    Raises:
-        ValueError: too much data.
-
-    Source: AES-256-GCM. The key is derived from a fresh salt and used once, so the nonce can be constant and the
+    Source: AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be constant, and the
     number of blobs has no bound.
     """
     if len(data) > MAX_BLOB_BYTES:
@@ -232,10 +209,11 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
 
 
 def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
-    """The data of `seal_blob`, called with the same arguments.
+    """Decrypt a blob of `seal_blob`, called with the same arguments.
 
     Raises:
-        ProtocolError: no blob, another epoch's, sealed for something else or with another key, or damaged.
+        ProtocolError: the blob is malformed or damaged, or was sealed in another epoch, for another use or with another
+            key.
     """
     start = len(_BLOB_MAGIC) + 4
     if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:

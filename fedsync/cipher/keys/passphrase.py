@@ -1,7 +1,7 @@
-"""Key files at rest under a passphrase, if their owner wants: scrypt makes the key, AES-256-GCM seals the file.
+"""Optional passphrase on key files at rest: scrypt makes the key, AES-256-GCM seals the file.
 
-A folder's key files are all sealed or all plain. Who needs the passphrase asks for it here, in this order: what a
-command was given, the environment variable that the owner named, the system's keyring, whoever sits at the terminal.
+A folder's key files are all sealed or all plain. The passphrase is looked up here in this order: the command's
+argument, the environment variable that the owner named, the system's keyring, a prompt at the terminal.
 
 Source: scrypt, RFC 7914; AES-GCM, NIST SP 800-38D.
 """
@@ -25,18 +25,18 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from fedsync.common.errors import ConfigError
 
 NAMED_BY = "FEDSYNC_PASSPHRASE_ENV"
-"""Environment variable with the name of the one that has the passphrase; without it, `DEFAULT`."""
+"""Environment variable that names the variable with the passphrase; without it, `DEFAULT`."""
 
 DEFAULT = "FEDSYNC_PASSPHRASE"
 SERVICE = "fedsync"
-"""What the system's keyring calls the passphrase; the user name there is the folder of the keys."""
+"""Service name of the passphrase in the system's keyring; the user name there is the folder of the keys."""
 
 GIVEN: ContextVar[str | None] = ContextVar("passphrase", default=None)
-"""The passphrase that a command was given, for folders old and new."""
+"""Passphrase given to a command, for existing and new folders."""
 
 _MAGIC = b"FSKEYFILE1\0"
 _COST = 16
-"""Binary logarithm of scrypt's cost: 64 MiB, and a fraction of a second a file."""
+"""Binary logarithm of scrypt's cost: 64 MiB, and a fraction of a second per file."""
 
 _MAX_COST = 20
 _SALT_BYTES = 32
@@ -45,23 +45,18 @@ _KEYRING_S = 10.0
 
 
 def is_sealed(data: bytes) -> bool:
-    """Whether these are the bytes of a key file under a passphrase."""
     return data.startswith(_MAGIC)
 
 
 def seal_file(data: bytes, passphrase: str) -> bytes:
-    """The bytes of a key file under a passphrase: magic, cost [1], salt [32], ciphertext and its tag."""
+    """Seal a key file: magic, cost [1], salt [32], ciphertext and its tag."""
     head = _MAGIC + bytes([_COST]) + secrets.token_bytes(_SALT_BYTES)
-    # The key is made of a fresh salt and used once, so the nonce can be constant.
+    # The key is derived from a fresh salt and used once, so the nonce can be constant.
     return head + AESGCM(_key(passphrase, head)).encrypt(_NONCE, data, head)
 
 
 def open_file(data: bytes, passphrase: str, path: Path) -> bytes:
-    """The inverse of `seal_file`.
-
-    Raises:
-        ConfigError: the passphrase is another, or the file is damaged.
-    """
+    """Decrypt a file of `seal_file`; raise `ConfigError` if the passphrase is wrong or the file is damaged."""
     end = len(_MAGIC) + 1 + _SALT_BYTES
     head = data[:end]
     try:
@@ -73,11 +68,7 @@ def open_file(data: bytes, passphrase: str, path: Path) -> bytes:
 
 
 def find_passphrase(folder: Path) -> str:
-    """The passphrase of a folder of keys.
-
-    Raises:
-        ConfigError: nobody knows it.
-    """
+    """Look up the passphrase of a folder of keys; raise `ConfigError` if no source has it."""
     name = os.environ.get(NAMED_BY) or DEFAULT
     found = GIVEN.get() or os.environ.get(name) or _from_keyring(str(folder.resolve())) or _typed(folder)
     if not found:
@@ -95,7 +86,7 @@ def _key(passphrase: str, head: bytes) -> bytes:
 
 
 def _from_keyring(user: str) -> str | None:
-    """What the package ``keyring`` finds, if it is installed; one that waits for somebody is not waited for."""
+    """Password from the package ``keyring``, if installed; gives up after `_KEYRING_S` if a person must act."""
     found: list[str | None] = []
 
     def ask() -> None:

@@ -1,16 +1,16 @@
-"""What travels with a masked update: commitments to the seeds of its masks, and shares of the seeds for other silos.
+"""Annex of a masked update: commitments to the seeds of its masks, and shares of the seeds for other silos.
 
     context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
     to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
 
-*Work* is how much is behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's head:
+*Work* is the amount of work behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's head:
 together with the SHA-256 of the rest they give the annex's digest.
 
-A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, so under its tag and its signature:
-whatever is revealed or put together later is what the silo had when it sealed, or is refused.
+A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, and so under its tag and its
+signature. A seed that is later revealed or reconstructed is refused unless the silo had it when it sealed.
 
-*Shares* are of every seed: the own one first, then the pair seeds by name. The key that seals them follows from the two
-silos' pairs for the run and the context, so the server cannot read them, and silos know whose they are.
+*Shares* are of every seed: first the own seed, then the pair seeds by name. Their sealing key follows from the two
+silos' pairs for the run and the context. So the server cannot read shares, and silos know whose shares they are.
 """
 
 from __future__ import annotations
@@ -39,18 +39,12 @@ def commitment(seed: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """Seeds of one silo's masks, or one holder's shares of them.
-
-    Args:
-        own: of the mask that it drew alone.
-        pairs: of those that it has with others, by their names.
-    """
+    """Seeds of one silo's masks (its own, and with other silos by name), or one holder's shares of them."""
 
     own: bytes = field(repr=False)
     pairs: Mapping[str, bytes] = field(repr=False)
 
     def only(self, names: Sequence[str]) -> Seeds:
-        """Without pairs with other silos than these."""
         return Seeds(self.own, {name: self.pairs[name] for name in names})
 
     def pack(self) -> bytes:
@@ -58,11 +52,7 @@ class Seeds:
 
     @classmethod
     def unpack(cls, data: bytes, sender: str, size: int = SECRET_BYTES) -> Seeds:
-        """The inverse of `pack`, for seeds or shares of ``size`` bytes.
-
-        Raises:
-            ProtocolError: the sender sent something else.
-        """
+        """Decode seeds or shares of ``size`` bytes, or raise `ProtocolError`."""
         own, pairs = unpack(data, sender, 2)
         if len(own) != size:
             raise ProtocolError(sender, "masks", f"a seed of {len(own)} bytes, not {size}")
@@ -71,15 +61,7 @@ class Seeds:
 
 @dataclass(frozen=True, slots=True)
 class Annex:
-    """See the module.
-
-    Args:
-        context: what the masks are bound to.
-        work: behind the update.
-        own: commitment to the seed of the silo's own mask.
-        pairs: commitments to the seeds of its pair masks, by the other silo's name.
-        sealed: shares for others, by their names.
-    """
+    """Decoded annex; the module describes its format."""
 
     context: bytes
     work: WorkDone
@@ -92,16 +74,7 @@ class Annex:
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
-        """The inverse of `pack`.
-
-        Args:
-            data: the annex.
-            silo: whose update it came with.
-            sender: who sent it now, for errors.
-
-        Raises:
-            ProtocolError: the sender sent something else.
-        """
+        """Decode the annex of ``silo``'s update; raise `ProtocolError` if ``sender`` sent something else."""
         context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
@@ -112,11 +85,7 @@ class Annex:
         return annex
 
     def check(self, seeds: Seeds, dropped: set[str], sender: str) -> None:
-        """Check that seeds are those that were committed to, of the own mask and of those with ``dropped`` silos.
-
-        Raises:
-            ProtocolError: they are not.
-        """
+        """Check own seed and pair seeds with ``dropped`` silos against the commitments, or raise `ProtocolError`."""
         told = {name: commitment(seed) for name, seed in seeds.pairs.items()}
         if told.keys() != dropped or not dropped <= self.pairs.keys() or commitment(seeds.own) != self.own:
             raise ProtocolError(sender, "reveals", "other seeds than were asked for, or than were committed to")
@@ -127,15 +96,12 @@ class Annex:
 def seal(
     own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: WorkDone, seeds: Seeds
 ) -> Annex:
-    """The annex of one update.
+    """Make the annex of one update.
 
     Args:
         own: the silo's pair for the run.
-        roster: that of every silo, this one included.
-        threshold: shares that give a seed back.
-        context: what the masks are bound to, 32 bytes.
-        work: behind the update.
-        seeds: of all its masks.
+        roster: pair of every silo, this silo included.
+        threshold: number of shares that reconstruct a seed.
     """
     holders = {name: number for number, name in enumerate(sorted(roster), 1)}
     names = sorted(seeds.pairs)
@@ -151,16 +117,10 @@ def seal(
 
 
 def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:
-    """This silo's shares of another's seeds.
-
-    Args:
-        annex: of the other's update.
-        dealer: the other.
-        keys: its pair for the run.
-        own: this silo's.
+    """Decrypt this silo's shares of the seeds of ``dealer``, another silo with ``keys`` for the run.
 
     Raises:
-        ProtocolError: they were not sealed for it in this context.
+        ProtocolError: the shares were not sealed for this silo in this context.
     """
     sealed = annex.sealed.get(own.name, b"")
     key = _key(own, dealer, own.name, keys, annex.context)
@@ -173,5 +133,5 @@ def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> S
 
 
 def _key(own: SiloKeys, dealer: str, holder: str, other: PublicKeys, context: bytes) -> bytes:
-    """Another key for each direction and context."""
+    """Derive a separate key for each direction and context."""
     return own.agree(other, b"mask shares 1\0" + pack([context, dealer.encode(), holder.encode()]))

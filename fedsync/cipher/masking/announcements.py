@@ -1,4 +1,4 @@
-"""The server's book of what silos announced for masks, from which it makes rosters."""
+"""Server's collection of announcements for masks, from which it makes rosters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from fedsync.cipher.masking.mask_roster import RUN_BYTES
 
 
 class Announcements:
-    """Rosters, as silos send their announcements, leave and come back.
+    """Rosters of silos that announce, leave and return.
 
-    Masks cancel between silos that were sent one roster. So it stays the same while a version lasts, also if a silo
-    leaves. Who comes meanwhile is sent one that has it, cannot be added up with the others, and is in the next.
+    Masks cancel only between silos that were sent the same roster. The roster therefore stays fixed for the duration of
+    a version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
+    added to the others. It is part of the next version's roster.
 
     Attributes:
-        here: announcement of each silo that is here.
+        here: announcement of each present silo.
     """
 
     def __init__(self) -> None:
@@ -23,21 +24,20 @@ class Announcements:
         self._fixed: dict[str, bytes] | None = None
 
     def put(self, silo: str, announcement: bytes) -> None:
-        """The silo is here, and announces this; checked by `fedsync.cipher.masking.mask_roster.announced`."""
+        """Record a present silo's announcement, checked by `fedsync.cipher.masking.mask_roster.announced`."""
         self.here[silo] = announcement
 
     def leave(self, silo: str) -> None:
-        """The silo is gone; until it comes again, no roster of a later version has it."""
+        """Remove a silo that left from the rosters of later versions, until it returns."""
         self.here.pop(silo, None)
 
     def renew(self) -> None:
-        """There is a new version."""
         self._fixed = None
 
     def roster(self, silo: str) -> bytes:
-        """What a silo is sent; see `fedsync.cipher.masking.mask_roster.MaskRoster`.
+        """Roster to send to a silo; see `fedsync.cipher.masking.mask_roster.MaskRoster`.
 
-        Silos are in one run if they say so; who announces another than most do is left out.
+        Silos state their run. Silos that announce another run than most silos are left out.
         """
         if self._fixed is None:
             self._fixed = dict(self.here)

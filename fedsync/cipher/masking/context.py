@@ -1,15 +1,15 @@
-"""The digest that masks are bound to: of all that decides what an update is.
+"""Digest of everything that defines an update; masks are bound to it.
 
-What the server says of the run is in R (`fedsync.silo.run_text`). What it says in an order is here: every field of
-the order, but for those that differ between silos of one round by design.
+The server's statements about the run are in R (`fedsync.silo.run_text`). Its statements in an order are here: every
+field of the order, except fields that differ by design between silos of one round.
 
-| field | is not bound, for |
+| field | reason why it is not bound |
 |---|---|
-| update_id, seed, round | each silo has its own; `round` is a number for people, and training code is not told it |
+| update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
 | base_version | D of that version is bound |
-| batch_size, max_steps | balancers choose them; the work that was done is bounded (`fedsync.cipher.masking.masked_work`) |
+| batch_size, max_steps | balancers choose them; the work done is bounded (`fedsync.cipher.masking.masked_work`) |
 | budget_s | likewise; whether there is a budget is bound |
-| behind | it is a name; whether there is one is bound |
+| behind | it is a name; whether there is a name is bound |
 """
 
 from __future__ import annotations
@@ -26,14 +26,12 @@ OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", 
 
 
 def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
-    """The digest that masks are bound to, 32 bytes.
+    """Compute the digest that masks are bound to, 32 bytes.
 
     Args:
         run: the run's digest.
-        order: of the update.
-        chain: digest of all that led to the version that it starts from, 32 bytes.
-        attempt: of the round from this version.
-        roster: who takes part.
+        chain: digest of the history that led to the order's base version, 32 bytes.
+        attempt: attempt of the round from this version.
     """
     names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
     # A float's repr is exact.

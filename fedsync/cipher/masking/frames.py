@@ -1,9 +1,9 @@
-"""Byte strings one after the other, each behind its length: the form of all that silos say to each other about masks.
+"""Length-prefixed byte strings: the format of all messages between silos about masks.
 
     frames    each: length [4], little-endian | bytes
     by name   name, value, name, value, ...; names in ascending order, each once
 
-There is one encoding of each value, so a digest of the encoding is a digest of the value.
+Each value has exactly one encoding, so a digest of the encoding is a digest of the value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from fedsync.common.errors import ProtocolError
 
 MAX_BYTES = 2**24
-"""Of one message."""
+"""Largest message."""
 
 _LENGTH = 4
 
@@ -24,16 +24,7 @@ def pack(frames: Iterable[bytes]) -> bytes:
 
 
 def unpack(data: bytes, sender: str, count: int | None = None) -> list[bytes]:
-    """The inverse of `pack`.
-
-    Args:
-        data: what came.
-        sender: of it, for errors.
-        count: of the frames that there must be; None takes any number.
-
-    Raises:
-        ProtocolError: the sender sent something else.
-    """
+    """Decode frames, or raise `ProtocolError`; ``count`` is the required number, None allows any."""
     if len(data) > MAX_BYTES:
         raise ProtocolError(sender, "masks", f"{len(data)} bytes, at most {MAX_BYTES}")
     frames: list[bytes] = []
@@ -54,16 +45,7 @@ def pack_named(values: Mapping[str, bytes]) -> bytes:
 
 
 def unpack_named(data: bytes, sender: str, size: int | None = None) -> dict[str, bytes]:
-    """The inverse of `pack_named`.
-
-    Args:
-        data: what came.
-        sender: of it, for errors.
-        size: of each value [bytes]; None takes any.
-
-    Raises:
-        ProtocolError: the sender sent something else.
-    """
+    """Decode named values, or raise `ProtocolError`; ``size`` is the size of each value [bytes], None allows any."""
     frames = unpack(data, sender)
     try:
         names = [frame.decode() for frame in frames[::2]]

@@ -1,19 +1,19 @@
-"""A silo's masks over a run: its pair of keys, which masks it may put on, and what it tells of those that it did.
+"""Log of one silo's masks over a run: its pair of keys, the masks used, and the answers about them.
 
-Two updates under one pair mask give away their difference. Pair masks follow from the run's pairs and the context, so
-they would come out the same again in another process. Therefore a *book* is on disk, beside the long-lived keys: the
-pair's private half, and which masks were ever put on, entered before what they blind can leave. It is not in the
-trainer's folder, which may be cleared away and of which a server can ask for several.
+Two updates under one pair mask disclose their difference. Pair masks follow from the run's pairs and the context.
+Another process would compute the same masks again. A *log* is therefore on disk, beside the long-lived keys. It holds
+the pair's private half and every mask ever used. A mask is logged before the data that it blinds can leave. The log is
+not in the trainer's folder: that folder may be cleared, and a server can ask for several.
 
-| the book is | then |
+| state of the log | consequence |
 |---|---|
-| gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask comes again |
-| damaged | nothing is masked: there is no telling whether the pair is the one that was announced |
-| an older copy | pair masks may come again, but not the own mask, and the seed of that stays hidden: a list of |
+| gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask repeats |
+| damaged | nothing is masked: the pair may differ from the announced pair |
+| an older copy | pair masks may repeat, but not the own mask, and the seed of the own mask stays hidden: a list of |
 |  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.mask_questions`) |
-| not used for a week, when another is made | removed: who gets hold of the keys later finds no mask with them |
+| not used for a week, when another is made | removed: later possession of the keys discloses no mask |
 
-Seeds of masks are never on disk. Who is restarted cannot reveal them; the other silos can.
+Seeds of masks are never on disk. A restarted silo cannot reveal them; the other silos can.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import Payload
 
 MAX_ATTEMPTS = 1000
-"""Attempts at one version that a silo takes part in."""
+"""Largest number of attempts at one version that a silo takes part in."""
 
 _FOLDER, _LOCK = "masks", "lock"
 _STALE_S = 7 * 86_400.0
 _ROUNDS = 4
-"""Rounds whose masks are remembered; a sum is opened as soon as it is committed."""
+"""Rounds whose masks are kept in memory; a sum is opened as soon as it is committed."""
 
 _MAX_BYTES = 2**16
 
 
 class MaskLog:
-    """The book of one run.
+    """Log of used masks in one run.
 
     Args:
-        ring: the silo's keys; the book is a file in their folder, or in memory where they are in none.
+        ring: the silo's keys; the log is a file in their folder, or in memory where they have no folder.
         run: the run's digest, 32 bytes.
 
     Raises:
-        ConfigError: the file is damaged, or the disk does not take it.
+        ConfigError: the file is damaged or cannot be written.
     """
 
     def __init__(self, ring: Ring, run: bytes) -> None:
@@ -73,13 +73,13 @@ class MaskLog:
                 _remove_stale(file)
 
     def enter(self, base: int, attempt: int) -> None:
-        """Put down that masks are put on; on disk when this returns.
+        """Log the use of masks; the entry is on disk when this returns.
 
-        Versions only go up, so of those before the newest none is ever masked again.
+        Versions only go up, so masks of versions before the newest are never used again.
 
         Raises:
-            ProtocolError: these masks were put on before, or those of a later version.
-            ConfigError: the file is damaged or another than before, or the disk does not take it.
+            ProtocolError: these masks were used before, or masks of a later version were.
+            ConfigError: the file is damaged, has another pair than before, or cannot be written.
         """
         with self._held() as file:
             if file is not None:
@@ -100,7 +100,6 @@ class MaskLog:
 
     @contextmanager
     def _held(self) -> Iterator[Path | None]:
-        """The file, which no other process reads or writes meanwhile."""
         if self._folder is None:
             yield None
             return
@@ -116,29 +115,13 @@ class MaskLog:
 
 
 def kept_pair(ring: Ring, run: bytes) -> SiloKeys | None:
-    """The silo's keys with its pair for a run, if its book is still there; nothing is made or changed.
-
-    Args:
-        ring: the silo's keys, in their folder.
-        run: the run's digest, 32 bytes.
-
-    Raises:
-        ConfigError: the book is damaged.
-    """
+    """The silo's keys with its pair for a run, if the log still exists; `ConfigError` if the log is damaged."""
     file = None if ring.folder is None else ring.folder / _FOLDER / run.hex()
     return fresh_pair(ring.own, _read(file)[0]) if file is not None and file.exists() else None
 
 
 class Masking:
-    """One silo's masks.
-
-    Args:
-        ring: the silo's keys.
-        run: the run's digest, 32 bytes; masks are of one run only.
-
-    Raises:
-        ConfigError: the book of used masks is damaged, or the disk does not take it.
-    """
+    """Masks of one silo in one run; `ConfigError` if the log of used masks is damaged or cannot be written."""
 
     def __init__(self, ring: Ring, run: bytes) -> None:
         self._run = run
@@ -148,7 +131,7 @@ class Masking:
 
     @property
     def announcement(self) -> bytes:
-        """What other silos are to know of this one; see `fedsync.cipher.masking.mask_roster`."""
+        """This silo's announcement to other silos; see `fedsync.cipher.masking.mask_roster`."""
         return announce(self._log.pair, self._run)
 
     @property
@@ -157,22 +140,21 @@ class Masking:
 
     @property
     def unrevealed(self) -> bool:
-        """Whether the masks of the newest update may have to be taken off yet. Others can, if enough are left."""
+        """Whether the newest update's masks may still have to be removed. Other silos can do so, if enough are left."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
     def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, limit: Limit) -> MaskRound:
-        """Masks for the update that an order asks for.
+        """Make masks for the update of an order.
 
         Args:
-            order: all of it that is the same for all silos of a round is bound.
-            chain: digest of all that led to the version that it starts from, 32 bytes.
-            attempt: of the round from this version; see `fedsync.cipher.masking.attempts`.
-            roster: who takes part.
-            limit: how much work is behind the update, and may be behind others in a sum with it.
+            order: the order; all fields that are the same for all silos of a round are bound.
+            chain: digest of the history that led to the order's base version, 32 bytes.
+            attempt: attempt of the round from this version; see `fedsync.cipher.masking.attempts`.
+            limit: work behind the update, and its largest allowed ratio to the work behind other updates.
 
         Raises:
-            ProtocolError: they were used before, or the roster has not this silo's pair.
-            ConfigError: it cannot be put on disk that they are used.
+            ProtocolError: the masks were used before, or the roster does not have this silo's pair.
+            ConfigError: the log cannot be written.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
         masks = MaskRound(self._log.pair, roster, context, limit)
@@ -183,7 +165,7 @@ class Masking:
         return masks
 
     def settle(self, version: int) -> None:
-        """This version is here, so no sum of updates that began before it is still to be opened: forget their seeds."""
+        """Forget seeds of updates that began before ``version``: no sum of these updates remains to be opened."""
         for context, (base, _) in list(self._rounds.items()):
             if base < version:
                 self._forget(context)
@@ -193,10 +175,10 @@ class Masking:
         self._revealed.discard(context)
 
     def answer(self, payload: Payload) -> Payload:
-        """Sign who is in a sum, or reveal what takes the masks off it.
+        """Sign the list of a sum, or reveal seeds that remove its masks.
 
         Raises:
-            ProtocolError: the masks are not known here, or what is asked would tell too much; see `MaskRound`.
+            ProtocolError: the masks are not known here, or the answer would disclose too much; see `MaskRound`.
         """
         question = read_question(payload)
         if question.context not in self._rounds:
@@ -215,7 +197,7 @@ def _damaged(file: Path) -> ConfigError:
 
 
 def _read(file: Path) -> tuple[bytes, tuple[int, tuple[int, ...]]]:
-    """The pair's private half, and the newest version whose masks were put on, and in which attempts."""
+    """Read the pair's private half, and the newest masked version with its attempts."""
     words = read_private(file, _MAX_BYTES).decode("ascii", "replace").split()
     try:
         exchange, (base, *attempts) = bytes.fromhex(words[0]), map(int, words[1:])

@@ -1,4 +1,4 @@
-"""What the server asks silos so that the masks come off a sum, and what they answer.
+"""Questions of the server and answers of silos that remove the masks from a sum.
 
     sign       context, survivors: by name the stub of the annex of the update that is in the sum
     reveal     context, signatures of that list by name, annexes of those survivors that are lost by name
@@ -31,12 +31,10 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """The list that survivors sign: whose updates are in the sum, and which updates.
+    """List that survivors sign: the silos in the sum, and their updates.
 
-    Args:
-        context: of their masks.
-        annexes: stub of each one's annex, by name; see `fedsync.cipher.encoding.sealed_wire.annex_stub`. The annex has the
-            commitment to a seed that was drawn for this update alone, so a list is of these very updates.
+    ``annexes`` are the stubs of the survivors' annexes by name, see `fedsync.cipher.encoding.sealed_wire.annex_stub`. An annex
+    has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
     """
 
     context: bytes
@@ -46,29 +44,20 @@ class Survivors:
         return pack([self.context, pack_named(self.annexes)])
 
     def works(self) -> list[WorkDone]:
-        """The amount of work behind each update.
-
-        Raises:
-            ProtocolError: a stub is none, or of other masks.
-        """
+        """Work behind each update; raise `ProtocolError` if a stub is malformed or has another context."""
         heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
         if any(context != self.context for context, _ in heads):
             raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
         return [WorkDone.unpack(work, SERVER) for _, work in heads]
 
     def sign(self, own: SiloKeys) -> bytes:
-        """64 bytes."""
         return own.sign(_LIST, self._text())
 
     def signed_by(self, signing: bytes, signature: bytes) -> bool:
         return is_signed(signing, _LIST, self._text(), signature)
 
     def check(self, signatures: Mapping[str, bytes], keys: Mapping[str, PublicKeys], threshold: int) -> None:
-        """Check that enough survivors signed this list.
-
-        Raises:
-            ProtocolError: they did not, or somebody else did.
-        """
+        """Check that enough survivors, and nobody else, signed this list; raise `ProtocolError` otherwise."""
         if len(signatures) < threshold:
             raise ProtocolError(SERVER, "survivors", f"{len(signatures)} signatures, {threshold} are needed")
         for name, signature in signatures.items():
@@ -78,7 +67,7 @@ class Survivors:
 
 @dataclass(frozen=True, slots=True)
 class SignQuestion:
-    """Sign who is in a sum."""
+    """Request to sign the list of silos in a sum."""
 
     survivors: Survivors
 
@@ -92,12 +81,11 @@ class SignQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RevealQuestion:
-    """Reveal what takes the masks off the sum whose list was signed.
+    """Request to reveal seeds that remove the masks from the sum whose list was signed.
 
     Args:
-        context: of its masks.
-        signatures: of the list, by name.
-        lost: annexes of survivors that cannot be asked, by name.
+        signatures: signatures of the list, by name.
+        lost: annexes of survivors that no longer answer, by name.
     """
 
     context: bytes
@@ -110,7 +98,7 @@ class RevealQuestion:
 
 @dataclass(frozen=True, slots=True)
 class SignAnswer:
-    """The signature of the list, 64 bytes."""
+    """Signature of the list, 64 bytes."""
 
     context: bytes
     signature: bytes
@@ -121,12 +109,11 @@ class SignAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RevealAnswer:
-    """What a survivor reveals.
+    """Seeds and shares that a survivor reveals.
 
     Args:
-        context: of its masks.
-        seeds: its own, and of its pairs with silos that dropped out.
-        shares: likewise its shares of the seeds of lost survivors, by their names.
+        seeds: its own seed, and its pair seeds with silos that dropped out.
+        shares: its shares of the same two kinds of seeds of lost survivors, by their names.
     """
 
     context: bytes
@@ -139,11 +126,7 @@ class RevealAnswer:
 
 
 def read_question(payload: Payload) -> SignQuestion | RevealQuestion:
-    """What the server asks.
-
-    Raises:
-        ProtocolError: it is no question.
-    """
+    """Parse the server's question, or raise `ProtocolError`."""
     match _frames(payload, SERVER):
         case [kind, context, annexes] if kind == _SIGN:
             return SignQuestion(Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES)))
@@ -154,11 +137,7 @@ def read_question(payload: Payload) -> SignQuestion | RevealQuestion:
 
 
 def read_answer(silo: str, payload: Payload) -> SignAnswer | RevealAnswer:
-    """What a silo answers.
-
-    Raises:
-        ProtocolError: it is no answer.
-    """
+    """Parse a silo's answer, or raise `ProtocolError`."""
     match _frames(payload, silo):
         case [kind, context, signature] if kind == _SIGNED and len(signature) == SIGNATURE_BYTES:
             return SignAnswer(context, signature)
@@ -174,7 +153,7 @@ def _payload(*frames: bytes) -> Payload:
 
 
 def _frames(payload: Payload, sender: str) -> list[bytes]:
-    """The frames of a message; the second is a context."""
+    """Frames of a message; the second is a context."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "masks", f"{payload.dtype} {payload.shape} instead of bytes")
     frames = unpack(payload.tobytes(), sender)

@@ -1,19 +1,20 @@
-"""Who takes part in masks, under which keys: the *roster*.
+"""*Roster* of the silos that take part in masks, and their keys.
 
-For each run a silo makes an X25519 pair of its own and *announces* it: the public half, signed under its long-lived key
-together with the run's digest. The server collects announcements and sends all of them, the roster, with each order.
-Pair masks come from these pairs alone, so who gets hold of a silo's long-lived keys later finds no mask with them.
+For each run a silo makes a fresh X25519 pair and *announces* it: the public half and the run's digest, signed together
+under its long-lived key. The server collects announcements and sends all of them, the roster, with each order. Pair
+masks come from these pairs alone. Somebody who obtains a silo's long-lived keys later therefore finds no mask with
+them.
 
-A server may send whatever roster it likes, but
+A server may send any roster, but
 
 - it cannot write an announcement: each is signed by a silo that the administrator gave a key;
-- it cannot use one of another run: the signature is over the run's digest;
-- a silo that finds another key than its own under its name takes no part, and of too few none signs a list;
+- it cannot use an announcement of another run: the signature covers the run's digest;
+- a silo that finds another key than its own under its name takes no part, and no silo signs a list of too few silos;
 - the roster's digest is in the context of masks: between silos that were sent different rosters no mask cancels.
 
-The *threshold* t of n silos against a server that has k of them on its side: 2 t > n + k, and t <= n. Then there
-cannot be two lists of survivors with t signatures each: honest silos sign one list, the k sign both, so there would be
-2 t <= (n - k) + 2 k signatures at most. And k silos have fewer than t shares.
+The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. Two lists of
+survivors with t signatures each are then impossible. Honest silos sign one list and the k silos sign both, so there are
+at most (n - k) + 2 k = n + k signatures, but two lists need 2 t. The k silos also have fewer than t shares.
 
 Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """
@@ -35,52 +36,28 @@ _SIGNED = b"mask announcement 1"
 
 
 def least_survivors(colluding: int) -> int:
-    """Silos that a sum must have: with two honest ones, neither is told from the other."""
+    """Number of silos that a sum needs: two honest updates cannot be told apart."""
     return colluding + 2
 
 
 def threshold(silos: int, colluding: int) -> int:
-    """Signatures that a list needs, and shares that a seed needs.
-
-    Args:
-        silos: n, of the roster.
-        colluding: k, of them, on the server's side.
-    """
+    """Number of signatures that a list needs, and of shares that a seed needs, for n silos and k colluding silos."""
     return (silos + colluding) // 2 + 1
 
 
 def fresh_pair(own: SiloKeys, exchange: bytes | None = None) -> SiloKeys:
-    """A silo's keys with a pair for one run in the place of its long-lived X25519 pair.
-
-    Args:
-        own: the long-lived keys.
-        exchange: the private half, 32 bytes; None draws it.
-    """
+    """Replace a silo's long-lived X25519 pair by a pair for one run; ``exchange`` None draws the private half."""
     return replace(own, exchange=exchange or secrets.token_bytes(KEY_BYTES))
 
 
 def announce(pair: SiloKeys, run: bytes) -> bytes:
-    """What a silo announces, 128 bytes: the run's digest, the public half of its pair, and the signature.
-
-    Args:
-        pair: from `fresh_pair`.
-        run: the run's digest.
-    """
+    """Make an announcement, 128 bytes: run digest, public half of the `fresh_pair`, and signature."""
     text = run + pair.public.exchange
     return text + pair.sign(_SIGNED, text)
 
 
 def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, PublicKeys]:
-    """The run's digest and the keys in an announcement.
-
-    Args:
-        announcement: as `announce` made it.
-        signing: the silo's Ed25519 key.
-        sender: who sent it, for errors.
-
-    Raises:
-        ProtocolError: it is not the silo's.
-    """
+    """Read run digest and keys from an announcement; `ProtocolError` if unsigned by ``signing`` or unusable."""
     text, signature = announcement[:-SIGNATURE_BYTES], announcement[-SIGNATURE_BYTES:]
     if len(announcement) != ANNOUNCEMENT_BYTES or not is_signed(signing, _SIGNED, text, signature):
         raise ProtocolError(sender, "announcement", "the key for masks is not signed by its silo")
@@ -92,10 +69,10 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
-    """Who takes part.
+    """Silos that take part in masks.
 
     Args:
-        keys: by name: the run's X25519 key, the long-lived Ed25519 key.
+        keys: by name: the run's X25519 key and the long-lived Ed25519 key.
         colluding: k.
         digest: SHA-256 of the announcements.
     """
@@ -114,16 +91,12 @@ class MaskRoster:
 
     @classmethod
     def read(cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int) -> MaskRoster:
-        """A roster that the server sent.
+        """Read a roster that the server sent: announcements by name, see `fedsync.cipher.masking.frames`.
 
-        Args:
-            data: announcements, by name; see `fedsync.cipher.masking.frames`.
-            members: the long-lived keys of all silos that the administrator knows.
-            run: the run's digest.
-            colluding: k.
+        ``members`` are the long-lived keys of all silos that the administrator knows.
 
         Raises:
-            ProtocolError: an announcement is nobody's, or not of this run.
+            ProtocolError: an announcement is of an unknown silo, is invalid, or is of another run.
         """
         announcements = unpack_named(data, SERVER, ANNOUNCEMENT_BYTES)
         unknown = announcements.keys() - members.keys()

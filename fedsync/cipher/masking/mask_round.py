@@ -1,18 +1,18 @@
-"""One silo's part in one sum of masked updates: its seeds, what it commits to, what it signs and what it reveals.
+"""One silo's part in one masked sum: its seeds, commitments, signature and reveals.
 
 | state | next | by |
 |---|---|---|
 | fresh | masked | `mask`, chunk after chunk, each once |
 | masked | signed | `sign`: one list of survivors, for ever |
-| signed | signed | `reveal`, with t signatures of that list, as often as is asked: own seed, seeds with silos that |
+| signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, seeds with silos that |
 |  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
 
-For a silo in the list, nobody gives its pair seeds with others in the list, nor shares of them; for one that is not in
-it, nobody gives its own seed, nor shares of that. As there is one list with t signatures at most
-(`fedsync.cipher.masking.mask_roster`), never both kinds of mask come off one update.
+For a silo in the list, nobody reveals its pair seeds with others in the list, nor shares of them. For a silo not in the
+list, nobody reveals its own seed, nor shares of it. At most one list has t signatures
+(`fedsync.cipher.masking.mask_roster`). So the two kinds of mask are never both removed from one update.
 
-Fewer than t shares say nothing of a seed. The k silos on the server's side have k shares of each. The other shares of a
-seed are given by the rule above only.
+Fewer than t shares disclose nothing about a seed. The k silos on the server's side have k shares of each seed. The
+other shares of a seed are given by the rule above only.
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """
@@ -37,30 +37,18 @@ _PAIR = b"mask pair 2\0"
 
 
 def pair_seeds(own: SiloKeys, keys: Mapping[str, PublicKeys], context: bytes) -> dict[str, bytes]:
-    """Seeds of the masks that a silo has with each other one, by name.
-
-    Args:
-        own: the silo's keys with its pair for the run.
-        keys: of all in the roster.
-        context: what the masks are bound to, 32 bytes.
-    """
+    """Seeds of the masks that a silo has with each other silo, by name; ``own`` has its pair for the run."""
     return {name: own.agree(other, _PAIR + context) for name, other in keys.items() if name != own.name}
 
 
 class MaskRound:
-    """See the module. Its masks blind one update, once, and none after it signed.
+    """Masks of one silo for one update. They blind it once, and nothing after the silo signed.
 
-    The own mask is drawn here. Pair masks follow from the keys and the context, so nobody may make a second round with
-    both the same: see `fedsync.cipher.masking.mask_log`.
-
-    Args:
-        own: the silo's keys with its pair for the run.
-        roster: who takes part.
-        context: what the masks are bound to, 32 bytes.
-        limit: how much work is behind the update, and how much more or less may be behind the others.
+    The own mask is drawn here. Pair masks follow from the keys and the context. So a second round with the same keys
+    and context must never be made: see `fedsync.cipher.masking.mask_log`.
 
     Raises:
-        ProtocolError: the silo is not in the roster with that pair.
+        ProtocolError: the silo is not in the roster with its pair for the run.
     """
 
     def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, limit: Limit) -> None:
@@ -76,14 +64,9 @@ class MaskRound:
         self._masked = 0
 
     def mask(self, slots: Slots, first: int = 0) -> Slots:
-        """Masked slots, int64 [chunks, 4096], which look uniform within +-t/2.
+        """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2.
 
-        Args:
-            slots: int64 [chunks, 4096].
-            first: number of the first of the chunks; they come in order, each once.
-
-        Raises:
-            PolicyError: a mask would be put on twice.
+        ``first`` is the number of the first chunk; chunks come in order, each once, or `PolicyError` is raised.
         """
         if first != self._masked or self._survivors is not None:
             raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
@@ -93,11 +76,11 @@ class MaskRound:
         return masked(slots, [(self._seeds.own, True), *pairs], first)
 
     def sign(self, survivors: Survivors) -> bytes:
-        """Sign whose updates are in the sum, 64 bytes; one list, whatever is asked.
+        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked.
 
         Raises:
-            ProtocolError: this silo's update is not among them, they are not of the roster or too few, one is much more
-                work than another, or another list was signed before.
+            ProtocolError: this silo's update is not in the list; silos are too few or not of the roster; the work of
+                updates differs too much; or another list was signed before.
         """
         names = survivors.annexes.keys()
         if self._survivors not in (None, survivors):
@@ -115,10 +98,11 @@ class MaskRound:
         return survivors.sign(self._own)
 
     def reveal(self, question: RevealQuestion) -> RevealAnswer:
-        """What takes the masks off the sum, once enough silos signed the list that was signed here.
+        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here.
 
         Raises:
-            ProtocolError: too few did, nothing was signed here, or the annex of a lost silo is not the one in the list.
+            ProtocolError: too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
+                list.
         """
         survivors = self._survivors
         if survivors is None:
@@ -129,7 +113,6 @@ class MaskRound:
         return RevealAnswer(self.context, self._seeds.only(dropped), shares)
 
     def _shares(self, survivors: Survivors, name: str, data: bytes) -> Seeds:
-        """This silo's shares of the seeds of a survivor."""
         if survivors.annexes.get(name) != annex_stub(data) or name == self._own.name:
             raise ProtocolError(SERVER, "shares", f"the annex of {name!r} is not the one in the list")
         of = Annex.unpack(data, name, SERVER)

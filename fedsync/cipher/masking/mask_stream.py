@@ -1,4 +1,4 @@
-"""Masks as numbers: those that a seed stands for, added to slots or taken off them, modulo the suite's t."""
+"""Expansion of seeds to masks, added to slots or subtracted, modulo the suite's t."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedsync.cipher.suites.suite import BFV_PLAIN
 
 
 def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slots:
-    """Slots plus or minus masks, modulo t and centred."""
+    """Add (True) or subtract (False) the masks of seeds, modulo t and centred."""
     streams = [(_stream(seed, first), added) for seed, added in masks]
     half, plain = BFV_PLAIN // 2, np.int64(BFV_PLAIN)
     out = np.empty_like(slots)
-    # A chunk at a time stays in the cache, whatever the number of masks.
+    # One chunk at a time stays in the cache for any number of masks.
     for into, chunk in zip(out, slots, strict=True):
         total = np.remainder(chunk, plain).view(np.uint64)
         for stream, added in streams:
@@ -31,5 +31,4 @@ def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slo
 
 
 def _stream(seed: bytes, first: int) -> Numbers:
-    """Numbers below t of one mask, from one chunk on."""
     return Numbers(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), BFV_PLAIN, first)

@@ -1,17 +1,17 @@
 """Amounts of work behind masked updates, and the bound within which masks hide an update among others.
 
-A mask hides an update among those that it is added to. If one silo does two hundred steps and the others do one, the
-sum is that silo's update. So each update says in its annex how much work is behind it, the list of survivors repeats
-that, and no silo signs a list in which one update is more than ``work_ratio`` times the work of another. The factor is
-in the run's specification. Each silo's owner says how large it may be (``seal.work_ratio`` in silo.yaml).
+A mask hides an update among the updates that it is added to. If one silo does two hundred steps and the others do one,
+the sum is that silo's update. Each update therefore states in its annex the work behind it, and the list of survivors
+repeats these numbers. No silo signs a list in which one update has more than ``work_ratio`` times the work of another.
+The ratio is in the run's specification. Each silo's owner limits it (``seal.work_ratio`` in silo.yaml).
 
 | figure | bounds |
 |---|---|
-| steps | how far training leads |
-| samples | what an update counts where the mean is weighed by them |
-| way | sum of the learning rates of all steps, in units of the order's: a schedule makes equal steps unequal; times |
-| | the samples where these are the update's weight, for it is as large in the sum |
-| budget | what training code that counts no steps of its own is told of time |
+| steps | distance that training can cover |
+| samples | weight of an update where the mean is weighed by samples |
+| way | sum of the learning rates of all steps, in units of the order's rate: a schedule makes equal steps unequal; |
+| | times the samples where samples are the update's weight, because the update is as large in the sum |
+| budget | time that the order tells training code that counts no steps |
 
 An update that only scores is zeros, and no work.
 """
@@ -35,13 +35,14 @@ _POINT = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The work behind an update.
+    """Work behind an update.
 
     Args:
         steps: local steps.
-        samples: that they processed.
-        way: sum of learning rates, in units of the order's by 2^-20, times the weight in samples if updates have one.
-        budget: milliseconds that the order had, 0 without a limit.
+        samples: samples processed.
+        way: sum of learning rates, in units of the order's rate by 2^-20, times the weight in samples if updates have
+            one.
+        budget: milliseconds that the order allowed, 0 without a limit.
     """
 
     BYTES: ClassVar = _PACKED.size
@@ -53,7 +54,7 @@ class WorkDone:
 
     @classmethod
     def of(cls, order: WorkOrder, done: WorkReport, way: float) -> Self:
-        """The work done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
+        """Work done of an order; ``way`` in units of its learning rate, times the weight if that is by samples."""
         if order.scores_only:
             return cls(0, 0, 0, 0)
         budget = 0 if order.budget_s is None else max(1, min(round(order.budget_s * 1000), 2**63))
@@ -64,11 +65,7 @@ class WorkDone:
 
     @classmethod
     def unpack(cls, data: bytes, sender: str) -> Self:
-        """The inverse of `pack`.
-
-        Raises:
-            ProtocolError: the sender sent something else.
-        """
+        """Decode what `pack` wrote, or raise `ProtocolError`."""
         if len(data) != cls.BYTES:
             raise ProtocolError(sender, "work", f"{len(data)} bytes, not {cls.BYTES}")
         found = cls(*_PACKED.unpack(data))
@@ -79,23 +76,21 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The work behind a silo's own update, and how many times the work of one update may be that of another."""
+    """Work behind a silo's own update, and the largest allowed ratio of the work of two updates."""
 
     work: WorkDone
     ratio: float
 
 
 def comparable(works: Collection[WorkDone], ratio: float) -> bool:
-    """Whether no figure of one is more than ``ratio`` times that of another."""
+    """Whether, for every figure, the largest value is at most ``ratio`` times the smallest."""
     return all(max(figure) <= ratio * min(figure) for figure in zip(*map(astuple, works), strict=True))
 
 
 def most_comparable(works: Mapping[Key, Collection[WorkDone]], ratio: float) -> set[Key]:
-    """Comparable updates: figure by figure the most that are left, of equals those with more work.
+    """Select comparable updates: figure by figure the largest set, and among equal sets the set with more work.
 
-    Args:
-        works: of each update, or of all that are in a region's sum.
-        ratio: as in `comparable`.
+    ``works`` has the work of each update, or of all updates in a region's sum.
     """
     left = dict(works)
     for at in range(len(fields(WorkDone))):
@@ -109,6 +104,5 @@ def most_comparable(works: Mapping[Key, Collection[WorkDone]], ratio: float) -> 
 
 
 def _span(works: Collection[WorkDone], at: int) -> tuple[int, int]:
-    """Least and largest value of a figure."""
     figure = [astuple(work)[at] for work in works]
     return min(figure), max(figure)

@@ -1,35 +1,35 @@
-"""Masks inside the encryption: so that the server and k silos together see the sum of the others, and nothing else.
+"""Masks inside the encryption: the server and k silos together see only the sum of the other silos.
 
-All silos share one secret key, so a server that has a silo on its side could decrypt every update. With masks, what
-it decrypts is uniform. Before encryption, silo i of a roster adds to its slots, modulo t,
+All silos share one secret key, so a server with a silo on its side could decrypt every update. With masks, the
+decrypted values are uniform. Before encryption, silo i of a roster adds to its slots, modulo t,
 
     an own mask from a seed b_i that it draws for this update, and for every other silo j of the roster
     a pair mask from a seed s_ij that only the two can compute: plus if i < j, minus otherwise.
 
-In the sum of the whole roster the pair masks cancel. In the sum of those whose updates came, the *survivors*, what is
-left are their own masks, and their pair masks with silos that dropped out. Survivors reveal the seeds of these, and of
-those that are lost meanwhile the others put the seeds together from shares (`fedsync.cipher.masking.mask_round`).
+The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates arrived. Their sum
+keeps their own masks, and their pair masks with silos that dropped out. Survivors reveal the seeds of these masks. If a
+survivor is lost before it reveals, the others reconstruct its seeds from shares (`fedsync.cipher.masking.mask_round`).
 
-Seeds are bound to the *context*: the digest of all that decides what an update is and that is the same for all silos of
-a round. A server that has others do something else, as train at a rate of 1e-30, or from another model, gives them
-another context, and no mask between them and its victim cancels: the sum opens to nothing.
+Seeds are bound to the *context*: the digest of everything that defines an update and that is the same for all silos of
+a round. A server may order other silos to do something else, such as training at a rate of 1e-30, or from another
+model. Those silos then have another context, and no mask between them and the victim cancels: the sum opens to nothing.
 
-Not bound, for they differ by design: batch size, number of steps, and the seconds of a budget. They are bounded: no
-silo signs a list in which one update is several times the work of another (`fedsync.cipher.masking.masked_work`).
+Batch size, number of steps, and the seconds of a budget are not bound, because they differ by design. They are bounded:
+no silo signs a list in which one update has several times the work of another (`fedsync.cipher.masking.masked_work`).
 
-| part | against |
+| part | protects against |
 |---|---|
-| context | a server that gives others work that moves nothing; lists, rosters and runs that are not the same for all |
-| pairs made for one run (`roster`) | who finds the long-lived keys afterwards |
-| bound of work (`work`) | a server that has the others do next to nothing, so that the sum is its victim's update |
-| own masks | a server that says a silo dropped out, and has its update |
-| one list, t signatures (`mask_round`) | a server that shows two groups two lists, for both kinds of mask of a silo |
+| context | a server that gives other silos work that moves nothing; lists, rosters and runs that differ between silos |
+| pairs made for one run (`roster`) | an attacker who obtains the long-lived keys afterwards |
+| bound of work (`work`) | a server that lets the others do next to nothing, so that the sum is its victim's update |
+| own masks | a server that has a silo's update and claims that the silo dropped out |
+| one list, t signatures (`mask_round`) | a server that shows two lists to two groups, for both kinds of a silo's mask |
 | shares (`annex`) | silos that are lost between upload and reveal |
 | commitments (`annex`) | silos and a server that reveal other seeds than were used |
-| the book of used masks (`mask_log`) | a server that asks twice, and disks that are set back |
+| log of used masks (`mask_log`) | a server that asks twice, and disks that are restored to an older state |
 
-Not covered: a silo may mask with other seeds than it committed to, or deal or tell shares that fit nothing. The first
-spoils the sum, the second leaves it closed; neither opens anything.
+Not covered: a silo may mask with other seeds than it committed to, or deal or reveal invalid shares. The first spoils
+the sum, the second leaves the sum closed; neither opens anything.
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4, and
 section 6.2 for the active adversary.
@@ -50,15 +50,15 @@ from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 
 
 class Unmasker:
-    """Takes the masks off a sum, with seeds that are what survivors committed to.
+    """Remover of the masks of a sum, with seeds that match the survivors' commitments.
 
     Args:
-        opening: what came with the sum; see `pack_opening`.
-        members: of the sum, whose tag has been checked: it covers their annexes' digests.
+        opening: seeds that came with the sum; see `pack_opening`.
+        members: members of the sum, whose tag has been checked: the tag covers their annexes' digests.
 
     Raises:
-        ProtocolError: an annex or a seed is missing, or is not the one that was sealed or committed to, or the updates
-            are of different contexts.
+        ProtocolError: an annex or a seed is missing; or differs from the sealed annex or the commitment; or the updates
+            have different contexts.
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:
@@ -73,7 +73,7 @@ class Unmasker:
         if len(rosters) != 1:
             raise ProtocolError(SERVER, "reveals", "updates under masks of different contexts")
         dropped = set(rosters.pop()[1] - entries.keys())
-        # What was added is subtracted.
+        # Masks with the opposite sign: an added mask is subtracted.
         self._masks: list[tuple[bytes, bool]] = []
         for name, (_, data) in entries.items():
             seeds = Seeds.unpack(data, SERVER)
@@ -82,28 +82,25 @@ class Unmasker:
             self._masks += [(seed, name > other) for other, seed in seeds.pairs.items()]
 
     def unmask(self, slots: Slots, first: int = 0) -> Slots:
-        """Sums of slots as they were before masking, int64 [chunks, 4096], within +-t/2."""
+        """Remove the masks from sums of slots, int64 [chunks, 4096], within +-t/2."""
         return masked(slots, self._masks, first)
 
 
 def pack_opening(annexes: Mapping[str, bytes], seeds: Mapping[str, Seeds]) -> bytes:
-    """What takes the masks off a sum, for `Unmasker`: of each survivor its annex, and its seeds."""
+    """Encode annex and seeds of each survivor for `Unmasker`."""
     return pack_named({name: pack([annex, seeds[name].pack()]) for name, annex in annexes.items()})
 
 
 def own_seeds(opening: bytes) -> dict[str, bytes]:
-    """Seeds of the survivors' own masks, by name, in what `pack_opening` made."""
+    """Seeds of the survivors' own masks, by name, from the bytes of `pack_opening`."""
     entries = {name: unpack(data, SERVER, 2) for name, data in unpack_named(opening, SERVER).items()}
     return {name: Seeds.unpack(seeds, SERVER).own for name, (_, seeds) in entries.items()}
 
 
 class Masked:
-    """A `Sealer` that masks before sealing and unmasks after opening.
+    """Sealer (`bfv` with the form `MASKED`) that masks before sealing and unmasks after opening.
 
-    Args:
-        inner: `bfv` with the form `MASKED`.
-        round: to seal in; None if it only opens.
-        unmasker: to open with; None if it only seals.
+    ``round`` may be None for a sealer that only opens, ``unmasker`` for a sealer that only seals.
     """
 
     def __init__(self, inner: Sealer, round: MaskRound | None = None, unmasker: Unmasker | None = None) -> None:

@@ -1,10 +1,10 @@
-"""A secret in shares: any ``threshold`` of them give it back, fewer say nothing about it.
+"""Shares of a secret: any ``threshold`` shares reconstruct it, fewer disclose nothing.
 
-The secret is the value at 0 of a polynomial whose other coefficients are drawn anew and uniform, modulo a prime above
-2^256; the share of holder x is the value at x. Through fewer points than ``threshold`` there is exactly one polynomial
-for each secret, so each secret is as likely as before: this holds against any computer.
+The secret is the value at 0 of a polynomial modulo a prime above 2^256. The other coefficients are drawn anew and
+uniform. The share of holder x is the value at x. Through fewer points than ``threshold`` there is exactly one
+polynomial for each secret, so every secret is as likely as before. This holds against any computer.
 
-A share that was changed gives another secret, and nothing here notices: whoever joins shares has to know a commitment.
+A changed share gives another secret, and this module cannot detect it: the caller of `join` must know a commitment.
 
 Source: Shamir 1979, "How to share a secret".
 """
@@ -24,13 +24,12 @@ SHARE_BYTES = 33
 def split(
     secret: bytes, threshold: int, holders: Iterable[int], draw: Callable[[int], int] = secrets.randbelow
 ) -> dict[int, bytes]:
-    """Shares by holder, 33 bytes each.
+    """Split a secret of 32 bytes into shares by holder, 33 bytes each.
 
     Args:
-        secret: 32 bytes.
-        threshold: shares that give it back, at least 1.
+        threshold: number of shares that reconstruct the secret, at least 1.
         holders: numbers from 1 on.
-        draw: a uniform number below its argument.
+        draw: returns a uniform number below its argument.
 
     Raises:
         ValueError: a value is out of range.
@@ -43,11 +42,7 @@ def split(
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, 32 bytes, of as many shares as its threshold, by holder.
-
-    Raises:
-        ValueError: these are not shares of one secret.
-    """
+    """Reconstruct the secret, 32 bytes, from ``threshold`` shares by holder; `ValueError` if they do not fit."""
     values = {holder: int.from_bytes(share, "little") for holder, share in shares.items()}
     secret = 0
     for holder, value in values.items():
@@ -62,7 +57,6 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(coefficients: list[int], at: int) -> int:
-    """Of the polynomial, the lowest coefficient first."""
     value = 0
     for coefficient in reversed(coefficients):
         value = (value * at + coefficient) % PRIME

@@ -1,14 +1,15 @@
-"""The server's part in taking masks off a sum: it carries lists, signatures, annexes and seeds between silos.
+"""Server's part in removing masks from a sum: it relays lists, signatures, annexes and seeds between silos.
 
-It has no key. It checks all that silos tell it, because who told nonsense can be done without like one that is lost.
+The server has no key. It checks everything that silos send, because a silo that sent nonsense can be replaced like a
+lost silo.
 
-| state | silos are asked | next |
+| state | request to silos | next |
 |---|---|---|
 | signing | each survivor: sign the list | revealing, with t signatures; closed if fewer than t silos are left |
-| revealing | *helpers*, the t who signed first: reveal, and tell your shares of the others' seeds | done, with all |
+| revealing | *helpers*, the first t to sign: reveal, and send shares of the other silos' seeds | done, with all |
 |  |  | seeds; if a helper is lost, all who have signed by then help; closed if fewer than t are left |
 
-So nobody waits for the slowest silos: with t answers the sum is open, whoever else was lost, and wherever.
+So the slowest silos delay nothing: with t answers the sum is open, whichever other silos were lost, and at any step.
 """
 
 from __future__ import annotations
@@ -36,12 +37,11 @@ logger = foreign.logger(__name__)
 
 
 class Unmasking:
-    """Collects what opens one masked sum; see the module.
+    """Collector of the seeds that open one masked sum; the module has its states.
 
     Args:
-        annexes: of the updates in the sum, by silo; all of one context.
+        annexes: annexes of the updates in the sum, by silo; all of one context.
         signing: silos' Ed25519 keys by name.
-        colluding: k; see `fedsync.cipher.masking.mask_roster`.
     """
 
     def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:
@@ -63,7 +63,6 @@ class Unmasking:
 
     @property
     def done(self) -> bool:
-        """Whether the seeds of every survivor can be had."""
         return all(name in self._told or len(self._shares[name]) >= self._threshold for name in self._data)
 
     @property
@@ -79,7 +78,7 @@ class Unmasking:
         return self._first if not self._first & self._lost else self._signatures.keys() - self._lost
 
     def questions(self) -> dict[str, Payload]:
-        """What is to be asked now, by silo; each question comes up once."""
+        """Questions to send now, by silo; each question is returned once."""
         if self.done or self.closed:
             return {}
         if not self._first:
@@ -98,11 +97,7 @@ class Unmasking:
         return dict(list(self._signatures.items())[: self._threshold])
 
     def answer(self, silo: str, payload: Payload) -> None:
-        """A silo's answer; one about an earlier sum, which needed it no more, changes nothing.
-
-        Raises:
-            ProtocolError: it is none, or not true.
-        """
+        """Take a silo's answer, or raise `ProtocolError` if it is false; answers about earlier sums are ignored."""
         answer = read_answer(silo, payload)
         if answer.context != self._list.context:
             return
@@ -132,11 +127,11 @@ class Unmasking:
             self._shares[name][self._numbers[silo]] = shares
 
     def give_up(self, silo: str) -> None:
-        """The silo does not answer: the others are asked for what it knows."""
+        """Mark a silo as lost; the other silos are asked for its seeds."""
         self._lost |= {silo} & self._data.keys()
 
     def opening(self) -> bytes | None:
-        """All seeds, for silos; see `fedsync.cipher.masking.masks.Unmasker`. None if shares fit no commitment."""
+        """All seeds, for silos; see `fedsync.cipher.masking.masks.Unmasker`. None if shares do not fit a commitment."""
         seeds = {}
         for name, annex in self._annexes.items():
             try:
@@ -151,11 +146,7 @@ class Unmasking:
         return pack_opening(self._data, seeds)
 
     def _joined(self, name: str) -> Seeds:
-        """A survivor's seeds, from shares.
-
-        Raises:
-            ValueError: they belong to no seed.
-        """
+        """Reconstruct a survivor's seeds from shares, or raise `ValueError` if the shares belong to no seed."""
         chosen = dict(sorted(self._shares[name].items())[: self._threshold])
         own = join({number: shares.own for number, shares in chosen.items()})
         pairs = {other: join({n: shares.pairs[other] for n, shares in chosen.items()}) for other in self._dropped}

@@ -1,4 +1,4 @@
-"""The chain of links that the server keeps, and sums of sealed updates; nothing here needs a key."""
+"""Chain of links that the server keeps, and sums of sealed updates; nothing here needs a key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Chain:
         return self.first + len(self.links)
 
     def continues(self, version: int) -> bool:
-        """Whether links lead on from this version, or it is the newest."""
+        """Whether links continue from this version, or it is the newest."""
         return self.first <= version <= self.newest
 
     def since(self, version: int) -> tuple[Link, ...]:
@@ -35,15 +35,15 @@ class Chain:
         self.links.append(Link(LinkKind.ADD, (entry,)))
 
     def pause(self) -> None:
-        """The next version is as the newest; ``paused`` counts these."""
+        """Add a version equal to the newest; ``paused`` counts these."""
         self.links.append(Link(LinkKind.EMPTY))
         self.paused += 1
 
     def undo(self, back_to: int) -> None:
-        """The next version takes back all that was added since ``back_to``.
+        """Add a version that reverts everything added since ``back_to``.
 
         Raises:
-            PolicyError: some of it is forgotten, or is an undoing itself.
+            PolicyError: a part is forgotten, or is an UNDO link itself.
         """
         if not self.continues(back_to):
             raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
@@ -54,17 +54,12 @@ class Chain:
         self.links.append(Link(LinkKind.UNDO if entries else LinkKind.EMPTY, entries))
 
     def forget(self, before: int) -> None:
-        """Forget the links that lead to versions up to ``before``, which must be one that `continues`."""
         self.links = self.links[before - self.first :]
         self.first = before
 
 
 def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple[Iterator[Words], wire.Tag]:
-    """The sum of updates, or regions' sums, on one grid: its words span by span, added when asked for, and its tag.
-
-    Raises:
-        PolicyError: more than can be opened.
-    """
+    """Sum of updates or regions' sums on one grid: words span by span, added on demand, and the tag."""
     count = sum(len(envelope.head.members) for envelope in envelopes)
     if count > limit:
         raise PolicyError(f"{count} updates in one sum, at most {limit} can be opened")
@@ -75,7 +70,7 @@ def total(envelopes: Sequence[wire.Envelope], adder: Adder, limit: int) -> tuple
 
 
 def members_of(envelopes: Sequence[wire.Envelope]) -> tuple[Member, ...]:
-    """The updates in a sum as it names them: in their order, which is that of their ids where a region's is in it."""
+    """Updates in a sum, in the order of the sum; ordered by id if a region's sum is part of it."""
     members = tuple(member for envelope in envelopes for member in envelope.head.members)
     alone = len(members) == len(envelopes)
     return members if alone else tuple(sorted(members, key=lambda member: member.update_id))

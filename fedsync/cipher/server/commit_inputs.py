@@ -1,4 +1,4 @@
-"""What a commit's updates come to before they are added up."""
+"""Per-commit inputs of the encrypted sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsync.model.layout import Vector
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """What a commit brings, and whose updates are in it."""
+    """Link entry of a commit, and the members of its sums."""
 
     entry: LinkEntry
     members: tuple[Member, ...]
@@ -27,10 +27,10 @@ class Gathered:
     """Updates of a commit, and regions' sums.
 
     Args:
-        by_grid: what may be added up.
-        singles: all updates; of those that came in a sum what is not words.
-        clear: what they change of the values in the clear, float32 [clear values].
-        summed: there is a region's sum.
+        by_grid: envelopes that may be added up, by grid.
+        singles: all updates; those from a region's sum have no words.
+        clear: change of the values in the clear, float32 [clear values].
+        summed: whether there is a region's sum.
     """
 
     by_grid: Mapping[bytes, list[wire.Envelope]]
@@ -44,12 +44,9 @@ class Gathered:
 
     @classmethod
     def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
-        """Those that count, by id; of what does not count they make up the weight.
+        """Group the counting updates; they are scaled up for the weight of updates that do not count.
 
-        Args:
-            updates: each by the ids of all that is in it.
-            weights: of the commit, of more updates perhaps.
-            clear_values: how many are in the clear.
+        ``updates`` has each update by the ids of all that it contains; ``weights`` may cover more updates.
         """
         share = sum(weights[update_id] for update_id in updates) / sum(weights.values())
         clear = np.zeros(clear_values, dtype=np.float32)

@@ -1,10 +1,10 @@
-"""Single updates of the last versions, sealed, on the server's disk: so that who spoiled one can be found afterwards.
+"""Single updates of the last versions, sealed, on the server's disk: evidence to find a silo that spoiled an update.
 
-The server had each of them anyway, before it added them up, and can open none. It keeps them for a number of versions
-and of bytes, in the run's folder, and gives them out if owners consent: see `fedsync.cipher.tracing`.
+The server had each update anyway, before it added them up, and can open none. It keeps updates for a number of versions
+and bytes, in the run's folder. It gives them out if owners consent: see `fedsync.cipher.tracing`.
 
-    17.0.updates  the first message that went into version 17, as it came; what its silo sent in the clear may follow
-    17.notice     what owners are shown, with the updates in their order; it comes last, so what has none is not whole
+    17.0.updates  first message of version 17, as received; the silo's values in the clear may follow
+    17.notice     notice for owners, with the updates in their order; written last: without it, a version is incomplete
 
 An update that waited for its commit in a file is that file under another name, so keeping it costs nothing.
 """
@@ -32,19 +32,18 @@ from fedsync.model.chunked_arrays import file_part
 logger = foreign.logger(__name__)
 
 FOLDER = "evidence"
-"""Name of the folder, in that of the run's files."""
 
 NOTICE, UPDATES = ".notice", ".updates"
 
 
 class Evidence:
-    """Keeps updates in a folder. A disk that takes nothing costs nothing but the trace.
+    """Store of updates in a folder. If the disk refuses files, only the evidence is lost.
 
     Args:
-        folder: for the files; made when the first is written.
+        folder: folder for the files; made on first use.
         run: the run's identity.
-        versions: that are kept, the newest.
-        most_bytes: that all files together may have.
+        versions: number of newest versions to keep.
+        most_bytes: upper bound of all files together.
     """
 
     def __init__(self, folder: Path, run: str, versions: int, most_bytes: int) -> None:
@@ -58,13 +57,13 @@ class Evidence:
     def begin(
         self, version: int, updates: Sequence[wire.Envelope], members: int, clear: bytes = b"", roster: bytes = b""
     ) -> None:
-        """Write the updates that are to make a version; other arguments as of `Notice`."""
+        """Write the updates of a coming version; other arguments as in `Notice`."""
         self._begun = None
         size = sum(update.head.nbytes for update in updates)
         if size > self._most_bytes:
             self._warn(f"they have {size} bytes, and {self._most_bytes} may be kept")
             return
-        # No words: the notice is in memory until the version is made.
+        # Without words: the notice stays in memory until the version is made.
         slips = tuple(replace(one, words=np.empty((0, one.head.form.words), dtype=np.uint64)) for one in updates)
         try:
             private_folder(self._folder)
@@ -77,15 +76,15 @@ class Evidence:
         self._begun = Notice(self._run, version, members, slips, clear, roster)
 
     def without(self, why: str) -> None:
-        """The next version is made of what is no single updates."""
+        """Skip the next version, which has no single updates."""
         self._begun = None
         self._warn(why)
 
     def settle(self, seeds: Mapping[str, bytes] | None = None) -> None:
-        """The version is made; what is older than what may be kept goes.
+        """Complete the version's evidence, and remove evidence that exceeds the limits.
 
         Args:
-            seeds: of silos' own masks, as they were revealed.
+            seeds: revealed seeds of silos' own masks.
         """
         if self._begun is None:
             return
@@ -111,7 +110,7 @@ class Evidence:
 
 
 def versions(folder: Path) -> list[int]:
-    """Versions of which something is kept, newest first."""
+    """Versions with kept files, newest first."""
     names: Iterable[str] = {file.name.partition(".")[0] for file in folder.glob(f"*{UPDATES}")}
     return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
 
@@ -122,19 +121,17 @@ def give_out(
     """Write the updates of a version into a file for an examiner, if enough owners consent.
 
     Args:
-        folder: where they are kept.
-        version: that they made.
-        examiner: name of the silo that is to examine them.
-        consents: what each file is called, and its bytes.
-        keys: of the epoch in which the run was.
+        examiner: name of the examining silo.
+        consents: name in error messages and bytes of each file.
+        keys: keys of the run's epoch.
         out: file to write, for its owner alone.
 
     Returns:
-        What counts, and why the rest does not.
+        The consents that count, and why the others do not.
 
     Raises:
-        ConfigError: the version is not kept, or nothing can be written.
-        ProtocolError: too few consents count, or what is kept is of another group.
+        ConfigError: the version is not kept, the keys are of another epoch, or nothing can be written.
+        ProtocolError: too few consents count, or the kept files are of another group.
     """
     file = _notice_file(folder, version)
     if not file.exists():
@@ -157,10 +154,10 @@ def give_out(
 
 
 def _keep(update: wire.Envelope, path: Path) -> None:
-    """Have a file that begins with an update's message."""
+    """Make a file that begins with an update's message."""
     part = file_part(update.words)
     if part is not None and part.offset == update.head.nbytes - update.words.nbytes - wire.TRAILER_BYTES:
-        # Another disk may take no link.
+        # A hard link to another disk is impossible: copy then.
         with suppress(OSError):
             os.link(part.path, path)
             path.chmod(OWNER_FILE)

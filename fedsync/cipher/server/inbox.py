@@ -1,4 +1,4 @@
-"""What silos send the server under encryption, from the order to the commit: checked as far as no key is needed."""
+"""Messages of silos to the server under encryption, from order to commit; checked as far as possible without a key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedsync.model.transfer import Payload
 logger = foreign.logger(__name__)
 
 _NAMES: Names = {"ordered": "_ordered", "spoiled": "_spoiled"}
-"""What a checkpoint holds besides updates as they came; attempts begin anew in another process."""
+"""Content of a checkpoint besides the received updates; attempts begin anew in another process."""
 
 
 Masks = tuple[bytes, frozenset[str]]
@@ -36,15 +36,15 @@ Masks = tuple[bytes, frozenset[str]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """A sealed update that waits for its commit, or the sum of a region's.
+    """Sealed update that waits for its commit, or a region's sum.
 
     Args:
-        message: as it came.
-        envelope: what is sealed of it; of a region's sum the aggregate that names all members.
-        clear: what is not sealed of it; of a region's sum the members' mean.
-        scale: its silos were to seal on the grid of this number.
-        singles: who sent what, without words where it is a region's sum; else the envelope itself.
-        masks: which updates it may be added up with: context and roster of its masks, or nothing where there are none.
+        message: the message as received.
+        envelope: sealed part; for a region's sum, the aggregate that names all members.
+        clear: values in the clear; for a region's sum, the members' mean.
+        scale: number of the grid on which its silos had to seal.
+        singles: slips of the members for a region's sum; else the envelope itself.
+        masks: context and roster of the masks: updates with equal values may be added up; None without masks.
     """
 
     message: Payload
@@ -73,7 +73,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """Where an order starts from: version, number of the grid, attempt."""
+    """Start of an order: version, number of the grid, attempt."""
 
     base: int
     scale: int
@@ -81,14 +81,7 @@ class _Ordered:
 
 
 class Inbox:
-    """Takes updates that were ordered.
-
-    Args:
-        plan: how updates are sealed.
-        keys: what the server may know.
-        adder: of the plan's suite.
-        files: where updates wait.
-    """
+    """Checks and store of ordered updates."""
 
     def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: ArrayKeeper) -> None:
         self._plan = plan
@@ -101,7 +94,7 @@ class Inbox:
         self._spoiled: set[str] = set()
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
-        """An order starts from ``version``, on the grid that silos agreed on as the ``scale``-th."""
+        """Register an order that starts from ``version``, on the ``scale``-th grid that silos agreed on."""
         silo = update_id.rpartition("/")[0]
         attempt = self._attempts.begin(silo, version) if self._plan.masked else 0
         self._ordered[update_id] = _Ordered(version, scale, attempt)
@@ -110,11 +103,7 @@ class Inbox:
         return self._attempts.of(silo, version) if self._plan.masked else 0
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Keep a sealed update, after every check that needs no key.
-
-        Raises:
-            ProtocolError: it is not what was ordered, or not the silo's.
-        """
+        """Keep a sealed update after every check that needs no key; raise `ProtocolError` at the first failure."""
         ordered = self._order_of(silo, update_id)
         clear_bytes = 4 * self._plan.clear_values
         cut = len(update) - clear_bytes
@@ -133,8 +122,8 @@ class Inbox:
         """Keep the sum of a region's updates, after every check that needs no key.
 
         Raises:
-            ProtocolError: a member is not what was ordered, or is here already, or not its silo's; or members cannot
-                be in one sum.
+            ProtocolError: a member was not ordered, is present already, or is not its silo's; or members cannot be in
+                one sum.
         """
         if not update_ids or len(set(update_ids)) != len(update_ids):
             raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")
@@ -176,19 +165,11 @@ class Inbox:
         return read.context, roster
 
     def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
-        """What a silo says of the size of its updates.
-
-        Raises:
-            ProtocolError: it says something else.
-        """
+        """Read a silo's statement about the size of its updates, or raise `ProtocolError`."""
         return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
-        """The key that the silo signs with.
-
-        Raises:
-            ProtocolError: it has none.
-        """
+        """Signing key of a silo; raise `ProtocolError` if the administrator issued none."""
         public = self._keys.senders.get(silo)
         if public is None:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
@@ -207,15 +188,11 @@ class Inbox:
         )  # fmt: skip
 
     def take(self, update_ids: Iterable[str], newest: int) -> dict[str, Update]:
-        """Updates for a commit; they are not kept any longer.
+        """Remove and return the updates for a commit that follows on version ``newest``.
 
-        Which grid silos agreed on, and what led to a version, the server does not know, so what most of them say
-        counts. Under masks only those updates count that have one context and roster: those with most updates, of
-        equals the first.
-
-        Args:
-            update_ids: of the commit.
-            newest: version, on which the commit follows.
+        The server does not know the grid that silos agreed on, nor the history of a version. So the majority of the
+        updates decides. Under masks, only updates of one context and roster count: the largest set, and of equal sets
+        the first.
         """
         named = tuple(update_ids)
         parts = [update_id for update_id in named if update_id in self._pending and not self._whole(update_id, named)]
@@ -244,7 +221,7 @@ class Inbox:
     def _agree(
         self, taken: dict[str, Update], of: Callable[[Update], int], word: Callable[[Update], bytes], why: str
     ) -> None:
-        """Of the updates that should say the same leave what most say; equals too, unless masks are to come off."""
+        """Keep the updates whose statement is the most frequent; keep ties, too, unless masks must be removed."""
         said = Counter((of(update), word(update)) for update in taken.values())
         most = {number: max(said[pair] for pair in said if pair[0] == number) for number, _ in said}
         usual = {pair for pair, count in said.items() if count == most[pair[0]]}
@@ -253,11 +230,10 @@ class Inbox:
         _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
 
     def _whole(self, update_id: str, named: Sequence[str]) -> bool:
-        """Whether all that is in a sum with an update is named, too."""
         return set(self._pending[update_id].update_ids) <= set(named)
 
     def _spoil(self, update_id: str) -> None:
-        """A region's sum cannot count any more, as one of it does not: neither do the others."""
+        """Drop a region's sum, because one of its updates does not count."""
         update = self._pending.get(update_id)
         for other in () if update is None else update.update_ids:
             self._spoiled.add(other)
@@ -272,12 +248,11 @@ class Inbox:
         self._ordered.pop(update_id, None)
 
     def state(self) -> Mapping[str, Any]:
-        """All that must survive a restart, as values that pickle."""
         pending = {one.update_ids: (one.envelope.head.sender, one.message) for one in self._pending.values()}
         return {**named(self, _NAMES), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
-        """Go on from another's `state`, at this version of the model."""
+        """Continue from another inbox's `state`, at ``version`` of the model."""
         fill(self, _NAMES, state)
         for update_ids, (sender, message) in state["pending"].items():
             if len(update_ids) > 1:
@@ -289,7 +264,7 @@ class Inbox:
 
 
 def work_of(head: wire.Head) -> WorkDone:
-    """The amount of work behind a masked update that was checked when it arrived."""
+    """Work behind a masked update that was checked on arrival."""
     return Annex.unpack(head.annex, head.sender, head.sender).work
 
 
@@ -300,7 +275,7 @@ def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -
 
 
 def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelope]:
-    """Greetings by name, without those of another model or run than most silos mean: no silo would open the sum."""
+    """Greetings by name, without those of another model or run than most silos': no silo would open their sum."""
     grids = Counter(one.head.grid for _, one in sorted(greetings.items()))
     ((grid, _),) = grids.most_common(1)
     chains = Counter(one.head.members[0].chain for one in greetings.values() if one.head.grid == grid)

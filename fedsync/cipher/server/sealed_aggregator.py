@@ -1,12 +1,12 @@
-"""The server's side under encryption: it adds sealed updates, keeps the sums, and has no key.
+"""Server's side under encryption: adds sealed updates and keeps the sums, without a key.
 
-The model lives at the silos. The server keeps what was committed since some version as a chain of *links*, one for each
-version, and sends a silo those that it lacks. What a link adds never changes and is never joined with another, so that
-all silos do the same sums in the same order and have the same model to the last bit.
+The model lives at the silos. The server keeps the commits since some version as a chain of *links*, one for each
+version. It sends each silo the links that the silo lacks. A link's additions never change and are never merged with
+another's. So all silos add the same sums in the same order and have the same model to the last bit.
 
-A sum can be opened only if all in it were quantised on one grid. Silos agree on the next grid whenever the updates
-of a *quorum* were committed since the last time; what was sealed before that and committed later makes a sum of
-its own.
+A sum can be opened only if all its updates were quantised on one grid. Silos agree on the next grid whenever the
+updates of a *quorum* were committed since the last agreement. Updates sealed before that and committed later form a
+separate sum.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fedsync.model.transfer import NO_PAYLOAD, Payload
 logger = foreign.logger(__name__)
 
 MAX_LINKS = 48
-"""Links kept before a silo is asked for a snapshot, which replaces those before it."""
+"""Links kept before the server asks a silo for a snapshot, which replaces older links."""
 
 _NAMES: Names = {
     "first": "_chain.first",
@@ -64,30 +64,28 @@ _NAMES: Names = {
     "savepoint": "_savepoint",
     "announcements": "_announcements.here",
 }
-"""What a checkpoint holds: what comes from silos, and not what was given at the start."""
+"""Content of a checkpoint: data from silos, without the construction arguments."""
 
 SUMS = "sums"
-"""Name of the folder of sums, in that of the run's files; it is there as long as the run is at work."""
 
 MAX_SNAPSHOT_EXTRA = 2**20
-"""Bytes that a sealed snapshot may have beside its models."""
+"""Bytes of a sealed snapshot beyond its models, at most."""
 
 
 def upload_bytes(plan: EncryptionPlan) -> int:
-    """Largest update, in bytes: words, header, annex, and what travels in the clear."""
+    """Largest update [bytes]: words, header, annex, and values in the clear."""
     annex = wire.MAX_ANNEX if plan.masked else 0
     return plan.chunks * plan.form.chunk_bytes + 4 * plan.clear_values + annex + 4096
 
 
 class EncryptedAggregator:
-    """A `fedsync.model.transfer.Aggregator` without a key.
+    """`fedsync.model.transfer.Aggregator` without a key.
 
     Args:
-        plan: how updates are sealed.
-        keys: what the server may know.
+        keys: the server's public knowledge of the keys.
         initial: version 0 in the clear, where silos cannot build it themselves.
         evidence: keeps single updates of the last versions on disk; None keeps none.
-        folder: for sums, and for updates that wait; None keeps them in memory. What is in it goes.
+        folder: folder for sums and waiting updates; its content is removed. None keeps them in memory.
     """
 
     def __init__(
@@ -117,7 +115,7 @@ class EncryptedAggregator:
         self._announcements = Announcements()
         self._unmasking: tuple[Unmasking, Brought] | None = None
 
-    # Silos come, and are sent what they lack.
+    # Joining silos, and catch-ups for them.
 
     @property
     def upload_bytes(self) -> int:
@@ -132,11 +130,11 @@ class EncryptedAggregator:
         return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """A silo is here. What it says of the size of its updates counts if no order has gone out yet.
+        """Register a present silo. Its statement about the size of its updates counts until the first order.
 
         Raises:
-            ProtocolError: the greeting is not one, or is missing while it counts; the silo has no key; or it cannot
-                hold that version.
+            ProtocolError: the greeting is malformed, or missing while it counts; the silo has no key; or the silo
+                cannot hold that version.
         """
         if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
@@ -163,13 +161,13 @@ class EncryptedAggregator:
         self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:
-        """The silo holds this version.
+        """Record the version that a silo holds.
 
-        One that nothing leads on from, as after its disk was set back, is as good as none: it is sent the model from
+        A version that no link continues, as after a restored disk, counts as none. The silo then gets the model from
         the beginning, or a snapshot.
 
         Raises:
-            ProtocolError: there is no such version yet, or never, or no such silo.
+            ProtocolError: the version or the silo does not exist.
         """
         self._inbox.key_of(silo)
         if not -1 <= version <= self._chain.newest:
@@ -186,7 +184,7 @@ class EncryptedAggregator:
         raise PolicyError("under encryption no silo's own model travels")
 
     def outgoing(self, silo: str, subject: Subject = Subject.LAST) -> Payload:
-        """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current one."""
+        """A `CatchUp`, uint8 [bytes], from the version that the silo holds to the current version."""
         if self._unmasking is not None:
             raise PolicyError("the newest sum waits for silos to reveal their masks")
         if self._calibration is None:
@@ -205,11 +203,11 @@ class EncryptedAggregator:
         usual = usual_greetings(self._calibrations)
         if len(usual) < self._plan.members:
             raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
-        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # silos that come later are in none, either
+        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # later silos are in none, either
         self._calibrations.clear()
 
     def _catch_up(self, held: int) -> CatchUp:
-        """From ``held``, or from a version that can be sent whole where no link begins there."""
+        """Catch-up from ``held``, or from a version that can be sent whole where no link begins at ``held``."""
         chain, newest = self._chain, self._chain.newest
         if chain.continues(held):
             return CatchUp(Start.HELD, held, newest, chain.since(held))
@@ -223,10 +221,10 @@ class EncryptedAggregator:
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """All that leads from the beginning to a version, or to the newest, uint8 [bytes]: for who was in no round.
+        """Everything from the beginning to a version or the newest, uint8 [bytes], for parties that were in no round.
 
         Raises:
-            PolicyError: it is forgotten.
+            PolicyError: the first links are forgotten.
         """
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
@@ -235,7 +233,6 @@ class EncryptedAggregator:
         return replace(found, version=version, links=found.links[:version]).encode()
 
     def _total(self, envelopes: Sequence[wire.Envelope], version: int, chunks: int) -> Payload:
-        """The sum of updates on one grid, as it is sent; it leads to ``version``."""
         plan, keys = self._plan, self._keys
         words, tag = total(envelopes, self._adder, plan.limit)
         first, members = envelopes[0].head, members_of(envelopes)
@@ -245,7 +242,7 @@ class EncryptedAggregator:
         )  # fmt: skip
         return self._files.write(head.nbytes, wire.unsigned(head, words, tag))
 
-    # Updates arrive and are committed.
+    # Arrival and commit of updates.
 
     def begin(self, update_id: str) -> None:
         self._inbox.begin(update_id, self._chain.newest, self._scale)
@@ -257,12 +254,10 @@ class EncryptedAggregator:
         self._inbox.put_sum(relay, update_ids, payload)
 
     def commit(self, commit: Commit) -> None:
-        """Add the updates of a commit; their weights are inside already.
-
-        What travels in the clear is weighed here.
+        """Add the updates of a commit; sealed values are already weighted, values in the clear are weighted here.
 
         Raises:
-            PolicyError: the commit is one that sums alone cannot make.
+            PolicyError: the commit cannot be made from sums alone.
         """
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
@@ -292,7 +287,7 @@ class EncryptedAggregator:
             self._add(brought)
 
     def _add(self, brought: Brought) -> None:
-        """The next version, and where enough silos have voted, the next grid."""
+        """Start the next version and, after enough votes of silos, the next grid."""
         self._chain.add(brought.entry)
         if self._evidence is not None:
             self._evidence.settle(own_seeds(bytes(brought.entry.reveals)) if self._plan.masked else {})
@@ -308,12 +303,11 @@ class EncryptedAggregator:
         self._renew()
 
     def _renew(self) -> None:
-        """There is a new version."""
         self._made.clear()
         if self._plan.masked:
             self._announcements.renew()
 
-    # Masks have to come off before a sum can be opened.
+    # Masks must be removed before a sum can be opened.
 
     @property
     def blocked(self) -> bool:
@@ -324,7 +318,7 @@ class EncryptedAggregator:
 
     def answer(self, silo: str, answer: Payload) -> None:
         if self._unmasking is None:
-            return  # enough others answered before
+            return  # enough other silos have answered already
         self._unmasking[0].answer(silo, answer)
         self._close()
 
@@ -334,7 +328,6 @@ class EncryptedAggregator:
             self._close()
 
     def _close(self) -> None:
-        """End the unmasking if all is there, or can never be."""
         if self._unmasking is None:
             return
         unmasking, brought = self._unmasking
@@ -349,7 +342,7 @@ class EncryptedAggregator:
             self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
 
     def keep_best(self, version: int) -> None:
-        """Silos have the models."""
+        """Do nothing: silos have the models."""
 
     def notes(self) -> list[str]:
         rounds, why = self._chain.paused, "they held the updates of too few silos, or masks did not come off"
@@ -359,7 +352,7 @@ class EncryptedAggregator:
         self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
-        """The next version takes back all that was added since the savepoint."""
+        """Add a version that reverts everything added since the savepoint."""
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
         self._renew()
@@ -367,11 +360,11 @@ class EncryptedAggregator:
     def discard(self, update_id: str) -> None:
         self._inbox.discard(update_id)
 
-    # The chain stays short.
+    # Snapshots keep the chain short.
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether there are so many links since the last that another is worth more."""
+        """Whether enough links follow the last snapshot to make another worthwhile."""
         return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
 
     @property
@@ -379,10 +372,10 @@ class EncryptedAggregator:
         return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Keep a sealed model for silos that hold none of the versions that links begin with, once it is attested.
+        """Keep a sealed model, once attested, for silos that hold no version at which links begin.
 
         Raises:
-            ProtocolError: too large, not signed by the silo, or of a version that no link begins with.
+            ProtocolError: the snapshot is too large, not signed by the silo, or of a version at which no link begins.
         """
         if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {self.snapshot_bytes}")
@@ -395,21 +388,21 @@ class EncryptedAggregator:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what lies before a snapshot, as soon as it may be relied on."""
+        """Forget links before a snapshot, as soon as the snapshot may be relied on."""
         kept = self._snapshots.settle(len(self._chain.links))
         if kept is None:
             return
-        # What the savepoint needs must stay, or there would be no way back.
+        # Links since the savepoint must stay, or a rollback would be impossible.
         self._chain.forget(kept.version if self._savepoint is None else min(kept.version, self._savepoint))
         self._held = {silo: held if self._chain.continues(held) else -1 for silo, held in self._held.items()}
         self._made.clear()
 
     def state(self) -> Mapping[str, Any]:
-        """Sums and pending updates, for `restore` in another process; nothing in it needs a key to be made."""
+        """Sums and pending updates, for `restore` in another process; making the state needs no key."""
         return {**named(self, _NAMES), "unmasking": self._unmasking is not None, "inbox": self._inbox.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from another aggregator's `state`. A sum whose masks were to come off stays closed."""
+        """Continue from another aggregator's `state`. A sum that was being unmasked stays closed."""
         fill(self, _NAMES, state)
         if state["unmasking"]:
             self._pause()
@@ -417,5 +410,5 @@ class EncryptedAggregator:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """First and newest version that links connect, for people and tests."""
+        """First and newest version that links connect."""
         return self._chain.first, self._chain.newest

@@ -1,8 +1,8 @@
-"""A relay under encryption: it adds sealed updates of its region as the server would, and has no key either.
+"""Relay under encryption: adds sealed updates of its region as the server would, also without a key.
 
-Updates may be in one sum if they were sealed on one grid, from one version and one past, in one attempt and, where they
-have masks, under one context and roster. A silo that differs from the others of its region comes in a sum of its own,
-so it costs them nothing: which of both counts is decided by the server, as if they had come alone.
+Updates may be in one sum if they have the same grid, base version, past and attempt and, with masks, the same context
+and roster. A silo that differs from the others of its region comes in a separate sum, so it costs the others nothing.
+The server decides which of the sums counts, as if the updates had come alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsync.model.transfer import Payload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Single:
-    """An update that waits for its sum."""
+    """Update that waits for its sum."""
 
     message: Payload
     envelope: wire.Envelope
@@ -41,7 +41,7 @@ class _Single:
 
     @property
     def beside(self) -> tuple[object, ...]:
-        """What is the same for all that may be in a sum with it."""
+        """Properties that all updates in one sum share."""
         head = self.envelope.head
         names = None
         if head.annex:
@@ -51,12 +51,9 @@ class _Single:
 
 
 class SealedRegion:
-    """A `fedsync.model.region_sums.RegionAdder` without a key.
+    """`fedsync.model.region_sums.RegionAdder` without a key.
 
-    Args:
-        plan: how updates are sealed.
-        keys: what a server may know.
-        folder: for updates that wait; None keeps them in memory. What is in it goes.
+    ``folder`` holds waiting updates, and its content is removed; None keeps them in memory.
     """
 
     def __init__(self, plan: EncryptionPlan, keys: ServerKeys, folder: Path | None = None) -> None:
@@ -77,7 +74,7 @@ class SealedRegion:
         public = keys.senders.get(silo)
         if public is None:
             raise ProtocolError(silo, "sender", "the administrator issued no key to a silo of this name")
-        # Which attempt it is the server knows, and looks at.
+        # Only the server knows the attempt, and checks it.
         expected = wire.Expected(
             wire.Kind.UPDATE, plan.form, plan.packing, silo, base, None, keys.epoch, keys.fingerprint,
             None, plan.chunks, update_id, public,

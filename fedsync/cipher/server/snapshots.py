@@ -1,10 +1,10 @@
-"""Sealed models that silos sent for those who join: which of them the server may rely on.
+"""Sealed models from silos for silos that join, and the server's choice which to rely on.
 
-The server cannot look into a snapshot, and the silo that made it may lie. What a silo seals afterwards is bound to the
-chain of sums and states that it followed, so updates that start from the snapshot's version, or a later one, attest it:
-a silo that begins with a snapshot wants them from so many silos that with its author they are half of all, or more.
+The server cannot read a snapshot, and its author may lie. Later updates of a silo are bound to the chain of sums and
+states that the silo followed. So updates that start from the snapshot's version, or a later one, attest the snapshot. A
+silo that begins with a snapshot requires such updates. Their silos and the author must be at least half of all silos.
 
-| a snapshot is | when | links before it |
+| state of a snapshot | condition | links before it |
 |---|---|---|
 | candidate | it came | are kept |
 | attested | enough others have committed updates that start from its version or a later one | are forgotten |
@@ -26,13 +26,7 @@ logger = foreign.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptSnapshot:
-    """A sealed model.
-
-    Args:
-        silo: that made it.
-        version: of the model.
-        sealed: uint8 [bytes].
-    """
+    """Sealed model, uint8 [bytes], of a version, by a silo."""
 
     silo: str
     version: int
@@ -40,10 +34,10 @@ class KeptSnapshot:
 
 
 class Snapshots:
-    """The snapshot that joiners begin with, and a newer one that may take its place.
+    """Snapshot that joining silos begin with, and a newer candidate to replace it.
 
     Args:
-        needed: silos, a snapshot's author among them, that must attest it.
+        needed: number of silos that must attest a snapshot, its author included.
     """
 
     def __init__(self, needed: int) -> None:
@@ -55,25 +49,20 @@ class Snapshots:
 
     @property
     def newest(self) -> int:
-        """Version of the newest; 0 where there is none, for with that the chain begins."""
+        """Version of the newest snapshot; 0 without one, because the chain begins with version 0."""
         newest = self.candidate or self.relied
         return 0 if newest is None else newest.version
 
     def offer(self, snapshot: KeptSnapshot) -> None:
-        """A silo sent one: the next candidate."""
         self.candidate, self.attesters = snapshot, {snapshot.silo}
 
     def attest(self, members: Iterable[Member]) -> None:
-        """These updates were committed after the candidate."""
+        """Count updates that were committed after the candidate."""
         if self.candidate is not None:
             self.attesters |= {one.silo for one in members if one.round >= self.candidate.version}
 
     def settle(self, links: int) -> KeptSnapshot | None:
-        """The candidate, if it may be relied on from now on.
-
-        Args:
-            links: that are kept.
-        """
+        """Return the candidate if it may be relied on from now on; ``links`` is the number of kept links."""
         chosen = self.candidate
         if chosen is None:
             return None

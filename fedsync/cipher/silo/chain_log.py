@@ -1,20 +1,20 @@
-"""The newest versions of each run that a silo came to, and their D, beside the silo's keys.
+"""Log of the newest versions that a silo reached in each run, and their D, beside the silo's keys.
 
-A silo follows one chain of a run. What it remembers of the chain is in the trainer's folder, which may be cleared away,
-and of which a server can ask for several. So that nobody leads it along a second chain in another folder, or after that
-one is gone, the newest D are kept here, too. They are entered before the model of their version is on disk or used.
+A silo follows one chain of a run. Its memory of the chain is in the trainer's folder. That folder may be cleared, and a
+server can ask for several. The newest D are therefore also kept here. They prevent a second chain in another folder, or
+after the first folder is gone. They are logged before the model of their version is on disk or used.
 
-A run has another name once its server lost a checkpoint, and may then go on from before what silos had heard. A server
-that lies can say so, too. What it gains is bounded:
+A run gets another name when its server lost a checkpoint. It may then continue from a version older than the newest
+that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
 
 | a run under | is followed |
 |---|---|
-| the name that was entered last | as far as it leads on from there |
+| the name that was logged last | as far as it continues the logged chain |
 | a new name | if it leads through the oldest version of the `KEPT_VERSIONS` newest; at most `MOST_NAMES` in all |
 | a name that another has followed | no more |
 
-Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of this epoch the
-`KEPT_RUNS` newest stay. Of the others stays that there were such, and that they are over.
+Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of the current epoch, the
+`KEPT_RUNS` newest runs stay. Of older runs, the log keeps only that they existed and are over.
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ from fedsync.common.locks import taken
 logger = foreign.logger(__name__)
 
 KEPT_VERSIONS = 8
-"""Newest versions that are entered: a server keeps three checkpoints, so an honest one goes back less far."""
+"""Newest versions that are logged: a server keeps three checkpoints, so an honest server goes back less far."""
 
 MOST_NAMES = 4
-"""Names that a run may have had."""
 
 KEPT_RUNS = 64
-"""Runs of one key epoch that are remembered."""
 
 CHAINS = "chains"
-"""Folder beside the silo's keys, with a file for each run that a silo has come to a version of."""
+"""Folder beside the silo's keys, with a file for each run in which the silo reached a version."""
 
 _LOCK, _OVER = "chains.lock", "over"
 _MAX_BYTES = 2**11
@@ -55,12 +53,7 @@ _ROTATE = "Have the administrator rotate the keys: `fedsync keys rotate`. Until 
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """What is known of a run.
-
-    Args:
-        names: that it had, hashed, the newest last.
-        chains: D of the newest versions.
-    """
+    """Log entries of a run: its hashed names, the newest last, and D of the newest versions."""
 
     names: tuple[str, ...]
     chains: Mapping[int, bytes]
@@ -71,7 +64,6 @@ class _Entries:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _Entries:
-        """The inverse of `to_bytes`; raises `ValueError` if it is none."""
         names, *lines = data.decode("ascii").split("\n")
         pairs = [line.split(" ") for line in lines]
         chains = {int(version): bytes.fromhex(chain) for version, chain in pairs}
@@ -81,12 +73,9 @@ class _Entries:
 
 
 class ChainLog:
-    """Of one run.
+    """Chain log of one run, a file in the folder of the silo's keys, or in memory where they have no folder.
 
-    Args:
-        ring: the silo's keys; the log is a file in their folder, or in memory where they are in none.
-        run: R, see `fedsync.cipher.silo.history`.
-        name: that it has now.
+    ``run`` is R, see `fedsync.cipher.silo.history`; ``name`` is the run's present name.
     """
 
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
@@ -99,10 +88,10 @@ class ChainLog:
 
     @property
     def followed(self) -> dict[int, bytes]:
-        """D by version, of those that the run has to lead to; empty before there is one.
+        """D by version, of the versions that the run must lead to; empty before the first version.
 
         Raises:
-            ConfigError: the file is damaged, or the run is one that is followed no more.
+            ConfigError: the file is damaged, or the run is no longer followed.
         """
         entries = self._read()
         if entries is None:
@@ -114,24 +103,21 @@ class ChainLog:
         return {oldest: entries.chains[oldest]}
 
     def check(self) -> None:
-        """See that the run is followed under this name; raises as `followed`."""
+        """Check that the run is followed under this name; raises as `followed`."""
         _ = self.followed
 
     def enter(self, known: Mapping[int, bytes]) -> None:
-        """Put down what the silo comes to; on disk when this returns.
-
-        Args:
-            known: D by version; the newest are entered.
+        """Log the newest of the ``known`` D by version; the log is on disk when this returns.
 
         Raises:
-            ConfigError: the disk does not take it, or the run went on under another name meanwhile.
+            ConfigError: the log cannot be written, or the run continued under another name meanwhile.
         """
         with self._held():
             entries = self._read() or _Entries((self._name,), {})
             if entries.names[-1] != self._name:
                 self._check_new(entries)
                 entries = replace(entries, names=(*entries.names, self._name))
-            # Another name leads back a few versions, and the next one does not lead back further.
+            # A new name may go back a few versions, but the following name must not go back further.
             oldest = min(entries.chains, default=0)
             newest = sorted(version for version in known if version >= oldest)[-KEPT_VERSIONS:]
             self._memory = replace(entries, chains={version: known[version] for version in newest})
@@ -166,7 +152,7 @@ class ChainLog:
             raise ConfigError(str(path), problem, _ROTATE) from None
 
     def _tidy(self) -> None:
-        """Forget runs of earlier epochs, and of this one all but the newest, which are over then."""
+        """Forget runs of earlier epochs, and mark all but the newest runs of this epoch as over."""
         if self._folder is None:
             return
         found: list[tuple[float, str]] = []
@@ -179,13 +165,13 @@ class ChainLog:
         surplus = [run for _, run in sorted(found)[: max(0, len(found) - (KEPT_RUNS - 1))]]
         over = self._over() | {bytes.fromhex(run) for run in surplus}
         if not surplus or len(over) * DIGEST_BYTES > _MAX_OVER_BYTES:
-            return  # none, or so many that the files stay: a run that is forgotten could be played again
+            return  # none, or so many that the files stay: the messages of a forgotten run could be replayed
         write_private(self._folder / f"{self._epoch}-{_OVER}", b"".join(sorted(over)))
         for run in surplus:
             (self._folder / f"{self._epoch}-{run}").unlink(missing_ok=True)
 
     def _over(self) -> set[bytes]:
-        """R of the runs that are over, and of which nothing else is known."""
+        """R of the runs that are over; nothing else is known of them."""
         path = None if self._folder is None else self._folder / f"{self._epoch}-{_OVER}"
         if path is None or not path.exists():
             return set()
@@ -196,7 +182,6 @@ class ChainLog:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """No other process changes the log meanwhile."""
         if self._folder is None:
             yield
             return

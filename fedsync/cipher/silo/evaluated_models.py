@@ -1,16 +1,17 @@
-"""Which models a silo has evaluated for the server: none twice on the same samples, and each split in its time.
+"""Record of the models that a silo has evaluated for the server: each at most once on the same samples.
 
-The same evaluation in two sums, one with other silos than the other, would be the difference of those silos. And the
-test split is for what came of the run: a server that could ask as it likes would have it decide what the run does.
+Two sums with the same evaluation, but with different other silos, would disclose the difference of those silos. And the
+test split is only for the result of a run. A server with free access to it would let the test split decide what the run
+does.
 
-| on the | a silo evaluates | unless |
+| split | a silo evaluates | unless |
 |---|---|---|
-| validation split | the newest model, when an order brings it | it did so before |
-| test split | each subject once, in an order that changes nothing | it evaluated the same model there before |
+| validation | the newest model, when an order brings it | it evaluated the model before |
+| test | each subject once, in an order that changes nothing | it evaluated the same model there before |
 
-What was evaluated is on disk before an update with it leaves, so a trainer that is restarted knows it. The record is
-beside the silo's keys, one for each run R (`fedsync.cipher.silo.history`). So a trainer of the same run in another
-folder knows it, too, and the record stays when the folder of a trainer is removed.
+Evaluations are recorded on disk before an update with their result leaves, so a restarted trainer knows them. The
+record is beside the silo's keys, one for each run R (`fedsync.cipher.silo.history`). So a trainer of the same run in
+another folder knows it, too. The record also survives the removal of a trainer's folder.
 """
 
 from __future__ import annotations
@@ -30,21 +31,20 @@ from fedsync.common.locks import taken
 from fedsync.core.orders import Split, Subject, WorkOrder
 
 FILE = "asked.json"
-"""Beside the silo's state, where its keys are in no folder."""
+"""File beside the silo's state, for silos whose keys are in no folder."""
 
 _FOLDER, _LOCK = "asked", "asked.lock"
 
 _KEPT = 64
-"""Evaluations of rounds that are remembered."""
 
 
 @dataclass(slots=True)
 class Asked:
-    """What was evaluated.
+    """Record of evaluations.
 
     Args:
-        file: where it is written down; None keeps it in memory.
-        rounds: digest of each model, and the update that took along what was found; the newest last.
+        file: file of the record; None keeps it in memory.
+        rounds: digest of each model, and the update that carried its result; the newest last.
         tests: the same by subject.
     """
 
@@ -54,31 +54,29 @@ class Asked:
 
     @classmethod
     def load(cls, file: Path | None) -> Asked:
-        """The record in a file, which is empty if there is none."""
         asked = cls(file)
         asked._read()
         return asked
 
     @classmethod
     def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
-        """The record of a run.
+        """Load the record of a run.
 
         Args:
-            ring: the silo's keys.
             run: R.
-            state: the silo's state, beside which the record is where the keys are in no folder; None for memory.
+            state: file of the silo's state. The record is beside it if the keys are in no folder; None: in memory.
         """
         if ring.folder is None:
             return cls.load(None if state is None else state.parent / FILE)
         folder, name = private_folder(ring.folder / _FOLDER), f"{ring.group.epoch}-{run.hex()}"
         for old in folder.iterdir():
-            # A run without a log of its chain is over, or has not come to a version: it has asked nothing.
+            # A run without a chain log is over, or has reached no version: it has asked for no evaluation.
             if old.name not in (name, _LOCK) and not (ring.folder / CHAINS / old.name).exists():
                 old.unlink(missing_ok=True)
         return cls.load(folder / name)
 
     def _read(self) -> None:
-        """The content of the file. A file that cannot be read counts as if all had been tested."""
+        """Read the file. An unreadable file counts as if every subject had been tested."""
         if self.file is None or not self.file.exists():
             return
         try:
@@ -90,7 +88,6 @@ class Asked:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """The record as it is on disk, which no other trainer changes meanwhile."""
         if self.file is None:
             yield
             return
@@ -103,14 +100,9 @@ class Asked:
             raise ConfigError(str(self.file), f"cannot be written: {error.strerror}", remedy) from error
 
     def admits(self, order: WorkOrder, model: str) -> bool:
-        """Whether what the order found may go out; it is written down then.
+        """Whether the result of an order may leave; if so, it is recorded on disk (`ConfigError` if that fails).
 
-        Args:
-            order: what was asked; the same order, repeated, finds the same.
-            model: digest of what was evaluated.
-
-        Raises:
-            ConfigError: the disk does not take it.
+        A repeated order is admitted again, because it finds the same. ``model`` is the digest of the evaluated model.
         """
         with self._held():
             return self._admits(order, model)

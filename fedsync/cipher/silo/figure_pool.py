@@ -1,36 +1,37 @@
-"""What leaves a silo besides its update, where metrics are sealed; and the figures that silos tell together.
+"""Data that a silo discloses besides its update under sealed metrics, and pools of figures that silos publish together.
 
-| what | told to the server | because |
+| data | disclosed to the server | reason |
 |---|---|---|
 | update, greeting, snapshot, seeds of masks | sealed for silos | their sizes are the same for all silos |
-| name, device, version held, layout of the model | yes | who is asked for what |
+| name, device, version held, layout of the model | yes | the server must address requests |
 | declared speed, room in memory, largest batch that fitted | yes | batch sizes follow from them |
 | steps, samples and seconds of an order, speeds in its course | yes | the server orders and times them |
-| seconds of overhead | their sum | one kind of it is the evaluation, which takes longer for more samples |
-| training loss, evaluation | in the header | the server hears of pools, see below |
-| training samples held | in the header, as a weight | a public number stands in their place: ``cipher.examples`` |
+| seconds of overhead | their sum | one part is the evaluation, which takes longer for more samples |
+| training loss, evaluation | in the header | the server gets pools, see below |
+| training samples held | in the header, as a weight | a public number replaces them: ``cipher.examples`` |
 | test samples held | in the header | |
-| squared norm of the update, where the server tunes the run | in the header | the server hears of pools, see below |
-| other figures (`WorkReport.metrics`) | no | nothing decides by them |
-| answer to `EvaluateModel` | pools | the model is not looked at: the server could choose it |
+| squared norm of the update, where the server tunes the run | in the header | the server gets pools, see below |
+| other figures (`WorkReport.metrics`) | no | no decision uses them |
+| answer to `EvaluateModel` | pools | the model is not examined: the server could choose it |
 
-A version may hold the updates of few silos, or of one: its figures would be that silo's. So silos add up the figures of
-one version after the other and tell the server once all silos of a quorum are among them; where some stay away, once
-there are twice as many updates as that and more than half of the silos are. Then a new pool begins, so no two pools
+A version may hold the updates of few silos or of one silo, whose figures its sums would disclose. So silos add up the
+figures of successive versions. They tell the server once all silos of a quorum are included. If some silos stay away,
+twice as many updates as the quorum, from more than half of its silos, suffice. Then a new pool begins, so no two pools
 share an update. All silos see the same versions, so all have the same pools.
 
-Where all silos of a quorum evaluated for one version, its evaluations alone are told. So is the last version of a run,
-whose score comes in a version that changes nothing (`fedsync.evaluation.final_evaluation`).
+If all silos of a quorum evaluated for one version, its evaluations alone are published. This includes the last version
+of a run, whose score comes in a version that changes nothing (`fedsync.evaluation.final_evaluation`).
 
-What is found on the test split is told for each model by itself, and of the same silos each time (`Panel`). Else the
-server could leave one out of the second answer, of a model that hardly differs from the first: it says how silos train.
+Results on the test split are published separately for each model, and always of the same silos (`Panel`). Otherwise the
+server could leave one silo out of the second answer, for a model that hardly differs from the first: the server decides
+how silos train.
 
-A silo does not evaluate one model for the server twice, and evaluates none if the server says so. Of a version that not
-all of its silos have evaluated, no evaluation counts: else the server could ask all silos but one twice.
+A silo evaluates no model twice for the server, and none if the server says so. If not all silos of a version evaluated,
+no evaluation of the version counts. Otherwise the server could ask all silos but one twice.
 
-What is told are means of four digits. A silo's training loss counts once for each update, however many samples the
-server had it train on, and so does the squared norm of its update: else the server could give the others one sample
-each. Four digits, because a longer fraction tells how many samples are behind it.
+Published figures are means of four digits. A silo's training loss counts once for each update, however many samples the
+server ordered, and so does the squared norm of the update. Otherwise the server could give the other silos one sample
+each. Longer fractions would disclose the number of samples behind them.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ _DIGITS = 4
 
 @dataclass(frozen=True, slots=True)
 class FigurePool:
-    """Sums over the updates since the last pool that was told.
+    """Sums over the updates since the last published pool.
 
     Args:
-        silos: whose updates are in it.
-        updates: how many there are.
-        loss: sum of their mean training losses; None where not all told theirs.
-        evaluators: of ``silos``, those whose evaluations are in it.
+        silos: silos whose updates are in the pool.
+        updates: number of these updates.
+        loss: sum of their mean training losses; None where not all reported a loss.
+        evaluators: those of ``silos`` whose evaluations are in the pool.
         evaluated: newest version that one of them evaluated; -1 for none.
         evaluation: sums of these evaluations.
         began: newest version when the pool began.
-        offered: newest version that one of them evaluated and whose model silos can still keep: that with which the
-            pool began, or one that was the newest when that evaluation came; -1 for none.
+        offered: newest evaluated version whose model silos can still keep: the version at which the pool began, or a
+            version that was the newest when its evaluation came; -1 for none.
     """
 
     silos: frozenset[str] = frozenset()
@@ -88,14 +89,12 @@ class FigurePool:
         quorum: int,
         metrics: Sequence[AnyMetric] = (),
     ) -> tuple[FigurePool, PooledFigures | None]:
-        """The pool once ``version`` is in it, and what the server is told if that was enough.
+        """Add ``version`` to the pool; return the pool, and the published figures if they are of enough silos.
 
         Args:
-            version: of the model.
-            tally: of all sums of the version; it has no answer to another question than that of rounds.
-            members: of all of them.
-            quorum: silos whose figures are enough.
-            metrics: what is worked out of the sums of evaluations.
+            tally: tally of all sums of the version; it holds no answer to another question than that of rounds.
+            members: members of all sums.
+            quorum: number of silos whose figures are enough.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)
@@ -107,7 +106,7 @@ class FigurePool:
             loss=total((self.loss, tally.loss)),
         )
         if tally.evaluation is not None and counts:
-            # Where all silos evaluated, what few found in versions before is told by nobody.
+            # Where all silos evaluated, earlier evaluations of few silos are dropped unpublished.
             before = FigurePool() if len(silos) >= max(2, quorum) else self
             offered = [each for each in (self.began, version - 1) if each in bases]
             found = [each for each in (before.evaluation, tally.evaluation) if each is not None]
@@ -123,14 +122,14 @@ class FigurePool:
         return FigurePool(), pool._figures(version, least, metrics)
 
     def _figures(self, version: int, least: int, metrics: Sequence[AnyMetric]) -> PooledFigures:
-        """What the server is told, at this version, of at least so many silos."""
+        """Published figures at this version, of at least ``least`` silos."""
         score = None
         if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
             score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
         return PooledFigures(version, _mean(self.loss, self.updates), score)
 
     def to_json(self) -> list[Any]:
-        """For a silo's file; floats come back bit by bit."""
+        """Encode for a silo's file; floats are restored bit by bit."""
         found = self.evaluation
         sums = None if found is None else [found.loss, found.correct, found.samples, dict(found.sums)]
         versions = self.evaluated, self.began, self.offered
@@ -138,7 +137,7 @@ class FigurePool:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> FigurePool:
-        """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
+        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, updates, loss, evaluators, sums, evaluated, began, offered = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
         found = None if sums is None else _evaluation(*sums)
@@ -152,12 +151,12 @@ def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
 
 
 def number_or_none(value: Any) -> float | None:
-    """A figure from JSON; raises `TypeError` or `ValueError` if it is none."""
+    """Figure from JSON; raise `TypeError` or `ValueError` if it is malformed."""
     return None if value is None else float(value)
 
 
 def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
-    """Whether a version's evaluation is of all its silos, and not in truth of few, the others having no samples."""
+    """Whether a version's evaluation covers all its silos, and not only few because others have no samples."""
     if tally.evaluation is None or tally.evaluators != tally.count:
         return False
     return tally.holders == tally.count or (len(silos) == tally.count and tally.holders >= least)
@@ -165,23 +164,17 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Whose test samples the answers of a run are of: those of the first that was told.
-
-    Args:
-        silos: who answered.
-        samples: that they have together.
-    """
+    """Silos whose test samples the answers of a run cover, as in the first published answer, and their samples."""
 
     silos: frozenset[str]
     samples: int
 
     def to_json(self) -> list[Any]:
-        """For a silo's file."""
         return [sorted(self.silos), self.samples]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Panel:
-        """The inverse of `to_json`; raises `TypeError` or `ValueError` if it is none."""
+        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, samples = value
         return cls(frozenset(str(silo) for silo in silos), int(samples))
 
@@ -194,11 +187,9 @@ def answer(
     metrics: Sequence[AnyMetric],
     panel: Panel | None,
 ) -> tuple[Panel | None, PooledFigures | None]:
-    """Of a version that answers a question, whose answers there are now, and what the server is told: a sum by itself.
+    """Process a version that answers a question: return the panel, and the published figures of this sum alone.
 
-    Args:
-        panel: of the answers before; None before there is one.
-        version: as the others, of `FigurePool.after`.
+    ``panel`` is that of the earlier answers; None before the first. Other arguments are as in `FigurePool.after`.
     """
     silos, found, least = frozenset(member.silo for member in members), tally.evaluation, fewest(quorum)
     if found is None or not found.samples or not _counts(tally, silos, least) or len(silos) < least:
@@ -211,12 +202,11 @@ def answer(
 
 
 def fewest(quorum: int) -> int:
-    """Silos that figures are told of at least: two, and more than half of a quorum."""
+    """Least number of silos for published figures: two, and more than half of a quorum."""
     return max(2, quorum // 2 + 1)
 
 
 def _score(version: int, found: Evaluation, metrics: Sequence[AnyMetric]) -> Score:
-    """Means and numbers of a sum."""
     numbers = {each.name: number(each, np.array(found.sums[each.statistic.key])) for each in metrics}
     told = {name: _rounded(value) for name, value in numbers.items() if value is not None}
     return Score(version, _mean(found.correct, found.samples), _mean(found.loss, found.samples), told)
@@ -231,7 +221,7 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """What silos can add up of what ``silo`` found: all sums of the run, or nothing.
+    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros.
 
     Raises:
         ConfigError: there are more samples than a header can count.

@@ -1,20 +1,20 @@
-"""What a silo remembers of its run: a digest of all that led to each version, and what each version did.
+"""History of a run at a silo: for each version a digest of everything that led to it, and the effect of its link.
 
     R    of the run: its name, its specification as the server sent it, key epoch and group
     C_v  of the content of the link that led to version v; see `added_content` and `link_content`
     A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added; under a key of the group,
-         or the server, which sees D, could try out what the exponents of a few tensors are
-    S_v  which of the link's sums were added: what no silo may seal brings nothing, see `fedsync.cipher.silo.opening`
+         because the server sees D and could otherwise try out the exponents of a few tensors
+    S_v  set of the link's sums that were added: spoiled sums are skipped, see `fedsync.cipher.silo.opening`
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
-Each update names the D of the version that it starts from, under its tag. So a silo that accepts another's update knows
-that both took the same sums in the same order and have the same model to the last bit; a server that tells silos
-different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions: an update that
-started earlier is refused, and so is taking back what was added earlier. All that it remembers is in D, so whoever
-begins with another silo's snapshot has the same past as those who attest it.
+Each update names, under its tag, the D of the version that it starts from. A silo that accepts another silo's update
+therefore knows that both took the same sums in the same order and have the same model to the last bit. A server that
+tells silos different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions. It
+refuses updates that started earlier, and undoing of links that were added earlier. D covers everything that a silo
+remembers. So a silo that begins with another silo's snapshot has the same past as the silos that attest the snapshot.
 
-What a link did is remembered, too: only what was added can be taken back, in the reverse order, and once.
+The effect of each link is remembered, too: only added links can be undone, in reverse order, and once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECORD = struct.Struct(f"<BQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
 
 
 def digest_of(*parts: bytes | memoryview) -> bytes:
-    """SHA-256 of parts, none of which can pass for a part of its neighbour."""
+    """SHA-256 of parts with their lengths, so that no part can pass for a part of its neighbour."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))
@@ -44,30 +44,21 @@ def digest_of(*parts: bytes | memoryview) -> bytes:
 
 
 def run_digest(run: str, specification: bytes, epoch: int, fingerprint: bytes) -> bytes:
-    """R: the same at every silo of a run, and of no other run.
+    """R: the same at every silo of a run, and different for every other run.
 
-    Args:
-        run: name of the run.
-        specification: SHA-256 of the text of the run's specification as the server sent it.
-        epoch: of the group key.
-        fingerprint: of the group key.
+    ``specification`` is the SHA-256 of the run's specification as the server sent it.
     """
     return digest_of(b"fedsync run 1", run.encode(), specification, epoch.to_bytes(8, "little"), fingerprint)
 
 
 def added_content(sums: Sequence[Head], clear: bytes | memoryview) -> bytes:
-    """C of a link that adds: all of its sums that their senders knew, and what travels in the clear."""
+    """C of an ADD link: everything in its sums that their senders knew, and the values in the clear."""
     parts = [digest_of(*(member_context(head, member) for member in head.members)) for head in sums]
     return digest_of(b"fedsync link 1", LinkKind.ADD.name.encode(), *parts, hashlib.sha256(clear).digest())
 
 
 def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
-    """C of a link.
-
-    Args:
-        kind: of the link.
-        entries: version and `added_content` of each, in the link's order.
-    """
+    """C of a link; ``entries`` are version and `added_content` of each entry, in the link's order."""
     if kind is LinkKind.ADD:
         ((_, content),) = entries
         return content
@@ -77,12 +68,12 @@ def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """What one version did.
+    """Effect of one version.
 
     Args:
-        kind: of the link that led to it; of version 0: `LinkKind.EMPTY`.
+        kind: kind of the link that led to the version; for version 0 `LinkKind.EMPTY`.
         content: C.
-        counted: S, bit i for sum i of a link that adds.
+        counted: S, bit i for sum i of an ADD link.
     """
 
     kind: LinkKind
@@ -92,21 +83,16 @@ class LinkRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecords:
-    """What the last versions did.
-
-    Args:
-        newest: version.
-        last: what led to the last versions, ``newest`` last; at most `WINDOW`.
-    """
+    """Effects of the last versions, the ``newest`` version last; at most `WINDOW`."""
 
     newest: int
     last: tuple[LinkRecord, ...]
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], counted: int = 0) -> LinkRecords:
-        """With one more version; arguments as for `link_content` and `LinkRecord`.
+        """Append one version; arguments as for `link_content` and `LinkRecord`.
 
         Raises:
-            ProtocolError: it takes back something else than what was added last, or that a second time.
+            ProtocolError: an UNDO link reverts something other than the last remaining additions, or reverts twice.
         """
         if kind is LinkKind.UNDO:
             self._check_undo(entries)
@@ -114,17 +100,16 @@ class LinkRecords:
         return LinkRecords(self.newest + 1, (*self.last, record)[-WINDOW:])
 
     def counted(self, version: int) -> int:
-        """S of a version that is remembered."""
         return self.last[version - self.newest - 1].counted
 
     def _check_undo(self, entries: Sequence[tuple[int, bytes]]) -> None:
-        """See that the entries are what was added last, newest first.
+        """Check that the entries are the last additions, newest first.
 
-        What took back is never passed over, so what it took back is behind it for good.
+        An UNDO record is never skipped, so versions that it reverted can never be reverted again.
         """
         records, at = self.last, len(self.last) - 1
         for version, content in entries:
-            # Versions that brought nothing have nothing to be taken back.
+            # Empty versions have nothing to revert.
             while at >= 0 and records[at].kind is LinkKind.EMPTY:
                 at -= 1
             if at < 0 or version != self.newest - (len(records) - 1 - at):
@@ -138,28 +123,27 @@ class LinkRecords:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a silo remembers of its run; see the module.
+    """Memory of a run at a silo; the module has the theory.
 
     Args:
         run: R.
-        records: what the last versions did; none before there is a model.
-        chains: D of each of them.
+        records: effects of the last versions; empty before there is a model.
+        chains: D of each of these versions.
     """
 
     MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size
-    """Of `to_bytes`."""
+    """Upper bound of the length of `to_bytes`."""
 
     run: bytes
     records: LinkRecords = LinkRecords(-1, ())
     chains: tuple[bytes, ...] = ()
 
     def begin(self, calibration: bytes, state: bytes) -> History:
-        """At version 0, with C_0 and A_0."""
         chain = digest_of(b"fedsync chain 2", self.run, calibration, state)
         return History(self.run, LinkRecords(0, (LinkRecord(LinkKind.EMPTY, calibration),)), (chain,))
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes, counted: int = 0) -> History:
-        """One version later, with A_v; other arguments and errors as of `LinkRecords.after`."""
+        """History one version later, with A_v; other arguments and errors as in `LinkRecords.after`."""
         records = self.records.after(kind, entries, counted)
         kept = len(records.last) - 1
         return History(self.run, records, self.chains[-kept:])._led_to(state)
@@ -174,7 +158,7 @@ class History:
         return len(chains) > 1 and self == History(self.run, records, chains[:-1])._led_to(state)
 
     def _led_to(self, state: bytes) -> History:
-        """With the newest D, which is missing yet."""
+        """Append the newest D, which is still missing."""
         *behind, newest = self.records.last
         before = _packed(behind, self.chains)
         version, counted = (number.to_bytes(8, "little") for number in (self.records.newest, newest.counted))
@@ -182,12 +166,11 @@ class History:
         return History(self.run, self.records, (*self.chains, chain))
 
     def chain(self, version: int) -> bytes | None:
-        """D of a version; None if it is not remembered, or was not reached."""
+        """D of a version; None if the version is forgotten or was not reached."""
         at = version - self.records.newest - 1
         return self.chains[at] if -len(self.chains) <= at < 0 else None
 
     def known(self) -> dict[int, bytes]:
-        """D by version."""
         return dict(enumerate(self.chains, self.records.newest + 1 - len(self.chains)))
 
     def to_bytes(self) -> bytes:
@@ -196,11 +179,7 @@ class History:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> tuple[History, int]:
-        """The inverse of `to_bytes`, and how many of the bytes it took.
-
-        Raises:
-            ValueError: these are not such bytes.
-        """
+        """Decode what `to_bytes` wrote; return history and bytes read. `ValueError` if malformed."""
         if len(data) < _HEAD.size:
             raise ValueError("it ends within its history")
         newest, count, run = _HEAD.unpack_from(data)

@@ -1,10 +1,10 @@
-"""Models of earlier versions that a silo keeps: the best so far, and one whose score is still to come.
+"""Models of earlier versions that a silo keeps: the best, and a candidate whose score is pending.
 
-Which is the best follows from figures that silos find together (`fedsync.cipher.silo.figure_pool`), so all silos keep
-the same one. Version, score and digest are in the state's digest, and with it in what silos attest to each other.
+The choice of the best follows from figures that silos find together (`fedsync.cipher.silo.figure_pool`), so all silos
+keep the same model. Version, score and digest are in the state's digest, and so in what silos attest to each other.
 
-Each has a file of its own beside the silo's state, which is written before the state names it, and goes after the state
-names another: whenever the process dies, what the state names is there.
+Each model has a separate file beside the silo's state. The file is written before the state names it, and removed after
+the state names another. Whenever the process dies, the files that the state names exist.
 """
 
 from __future__ import annotations
@@ -25,19 +25,12 @@ from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
 from fedsync.model.layout import Vector
 
 FOLDER = "models"
-"""Beside the silo's state."""
+"""Folder beside the silo's state."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptModel:
-    """One of them.
-
-    Args:
-        version: of the model.
-        model: float32 [values].
-        digest: SHA-256 of the model, hexadecimal.
-        score: of the version; None where it is still to come.
-    """
+    """Model of an earlier version, float32 [values], with its SHA-256 (hexadecimal); ``score`` None is pending."""
 
     version: int
     model: Vector
@@ -49,30 +42,20 @@ class KeptModel:
         return cls(version, model, digest(model).hex(), score)
 
     def to_json(self) -> list[Any]:
-        """All but the model."""
         score = self.score
         told = None if score is None else [score.version, score.accuracy, score.loss, dict(score.metrics)]
         return [self.version, self.digest, told]
 
     @classmethod
     def from_json(cls, value: list[Any], model: Vector) -> KeptModel:
-        """The inverse of `to_json`.
-
-        Raises:
-            TypeError: it is none.
-            ValueError: it is none, or of another model.
-        """
+        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed or of another model."""
         version, expected, told = value
         if digest(model).hex() != expected:
             raise ValueError(f"another model than that of version {version}")
         return cls(int(version), model, expected, None if told is None else _score(*told))
 
     def in_file(self, folder: Path) -> KeptModel:
-        """The same with its model in a file.
-
-        Raises:
-            ConfigError: the disk does not take it.
-        """
+        """Store the model in a file and return a copy that maps it; raise `ConfigError` if the disk refuses."""
         file = file_of(folder, self.to_json())
         lies = file_part(self.model)
         if lies is None or lies.path != file:
@@ -82,7 +65,6 @@ class KeptModel:
 
 
 def surpasses(score: Score, best: KeptModel | None, rule: Selection) -> bool:
-    """Whether the model that the score is of takes the place of the best one."""
     leader = Leader()
     if best is not None and best.score is not None:
         leader = leader.after(rule, best.score, {}, ())
@@ -90,15 +72,14 @@ def surpasses(score: Score, best: KeptModel | None, rule: Selection) -> bool:
 
 
 def file_of(folder: Path, kept: list[Any]) -> Path:
-    """Where the model lies of which `KeptModel.to_json` said this."""
+    """File of the model that `KeptModel.to_json` described."""
     version, expected, _ = kept
-    # By the model's digest, for a version may come again, in a run that lost its newest checkpoint.
+    # Named by the model's digest: a version may repeat in a run that lost its newest checkpoint.
     name = hashlib.sha256(f"{int(version)} {expected}".encode()).hexdigest()
     return folder / f"{name[:32]}.bin"
 
 
 def remove_others(folder: Path, kept: Iterable[KeptModel]) -> None:
-    """Remove what is not kept any more."""
     if folder.is_dir():
         known = {file_of(folder, each.to_json()) for each in kept}
         for file in set(folder.iterdir()) - known:

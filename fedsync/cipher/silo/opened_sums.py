@@ -1,4 +1,4 @@
-"""The model of a run that is over, from all of its sums: for silos that keep nothing of that run."""
+"""Model of a finished run, computed from all of its sums, for silos that keep nothing of that run."""
 
 from __future__ import annotations
 
@@ -21,22 +21,19 @@ from fedsync.model.transfer import Payload
 def model_of(
     plan: EncryptionPlan, ring: Ring, sealer: Sealer, run: str, specification: bytes, received: Payload, first: Vector
 ) -> Vector:
-    """The model that sums from the beginning lead to, float32 [plan.layout.size].
+    """Compute the model that sums from the beginning lead to, float32 [plan.layout.size].
 
-    Nothing is opened before all of it is known to be what silos sealed for that run, in sums of enough of them. It is
-    what a silo makes of the same sums that was in the run, to the last bit.
+    Nothing is opened before everything is verified: silos sealed it for that run, in sums of enough silos. The result
+    equals, to the last bit, the model of a silo that was in the run and has the same sums.
 
     Args:
-        plan: how updates of the run were sealed.
-        ring: the silo's keys.
-        sealer: of the plan's suite, with the group's secret.
         run: name under which the run began.
         specification: SHA-256 of its specification as the server sent it.
         received: a `CatchUp` from the beginning.
-        first: the model before any training.
+        first: model before any training.
 
     Raises:
-        ProtocolError: it is something else.
+        ProtocolError: ``received`` is something else.
         SpoiledSum: silos meant another run.
     """
     digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)

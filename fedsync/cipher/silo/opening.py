@@ -1,28 +1,28 @@
-"""Opens sums that were authenticated, and does to the model what their links say.
+"""Opening of authenticated sums, and application of their links to the model.
 
-What comes out is a pure function of the sums, in order, so that all silos have the same model to the last bit: each
-link is added by itself, in the order of versions and of its sums, with float32 operations that round alike everywhere.
+The result is a pure function of the sums, in order, so all silos have the same model to the last bit. Each link is
+added separately, in the order of versions and of its sums, with float32 operations that round identically everywhere.
 
-Authentic is what some silo sealed, and a silo may lie. A sum is *spoiled* if what is in it no silo may seal:
+An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if it contains what no silo may seal:
 
-| what | noticed by |
+| content | detected by |
 |---|---|
 | the past of another run or fork | its members' D, before it is opened |
 | a grid that nobody agreed on | its grid, before it is opened |
-| an older version than the newest, where silos keep control variates: the server's doing | the same |
+| an older version than the newest, where silos keep control variates: caused by the server | the same |
 | a header that is no sum of headers | `tally.read` |
-| masks of other seeds than were committed to | the same, for what opens then is random |
+| masks of other seeds than were committed to | the same, because the opened values are random |
 | values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
 | a change of the model beyond `MOST`, by a header that claims so | its values |
 
-A spoiled sum brings nothing, at no silo, and the run goes on. That is decided by what is authenticated and by the
-silo's own state, which all silos of one D share; it is remembered which sums were added (S of
-`fedsync.cipher.silo.history`), so that no more is taken back later. Nothing of it is told to anybody: who spoils sums
-costs the run their updates, and the silo's log names these.
+A spoiled sum changes nothing, at any silo, and the run continues. The decision depends on authenticated data and on the
+silo's own state, which all silos of one D share. The set of added sums is remembered (S of
+`fedsync.cipher.silo.history`), so that a later undo reverts no more. Nobody is told about it: a silo that spoils sums
+costs the run its updates, and the silo's log names these updates.
 
-Where the run has an optimizer, the model moves by what it makes of a link's change; see
-`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. Links that take back are
-refused then: no silo knows what the moments were.
+Where the run has an optimizer, the optimizer turns a link's change into the model's step; see
+`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. UNDO links are then refused:
+no silo knows the earlier moments.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ logger = foreign.logger(__name__)
 _MEMORY = ArrayKeeper()
 
 MOST = 2.0**64
-"""No value of a model changes by more in one version: so many versions bring no infinity."""
+"""Largest change of a model's value in one version, so that even many versions reach no infinity."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """What one entry brings.
+    """Effect of one entry.
 
     Args:
-        change: of the model, float32 [values], which nobody else has.
-        tally: of its headers; None if no sum counts.
+        change: change of the model, float32 [values], a private array.
+        tally: tally of the headers; None if no sum counts.
         counted: sums that count.
-        shown: exponents of the tensors that its largest values need, as of a single update; empty if no sum counts.
-        spoiled: silos in sums of which one sealed what no silo may; of what a server can bring about none is here.
+        shown: exponents of the tensors that the largest values need, as for a single update; empty if no sum counts.
+        spoiled: silos in sums that only a silo can have spoiled; sums that a server can spoil are left out.
     """
 
     change: Vector
@@ -89,14 +89,7 @@ class _Opened:
 
 
 class Opener:
-    """Opens what `fedsync.cipher.silo.reading.CatchUpReader` has read; it changes nothing but the states it returns.
-
-    Args:
-        plan: how updates are sealed.
-        ring: the silo's keys.
-        sealer: of the plan's suite, with the group's secret.
-        pipeline: opens what is not masked.
-    """
+    """Opener of what `fedsync.cipher.silo.reading.CatchUpReader` read; it changes only the states that it returns."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, pipeline: Pipeline) -> None:
         self._plan = plan
@@ -105,11 +98,11 @@ class Opener:
         self._pipeline = pipeline
 
     def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
-        """Version 0. Of a calibration that is spoiled silos learn nothing, and agree after their first updates.
+        """Make version 0. A spoiled calibration is ignored; silos then agree on exponents after their first updates.
 
         Args:
-            calibration: what silos said of the size of their updates.
-            model: before any training.
+            calibration: silos' headers with the size of their updates.
+            model: model before any training.
             run: R.
         """
         plan, members = self._plan, calibration.head.members
@@ -122,7 +115,7 @@ class Opener:
             if slots.reshape(-1)[plan.grid(first).head :].any():
                 raise _spoiled("filling", "there are values in a calibration")
             spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
-            # There are no values yet that would bear out much.
+            # No values exist yet that would confirm larger exponents.
             first = tuple(
                 map(
                     min,
@@ -139,7 +132,7 @@ class Opener:
         return replace(state, history=state.history.begin(added_content([calibration.head], b""), concealed))
 
     def follow(self, state: ReplicaState, link: ReadLink) -> tuple[ReplicaState, PooledFigures | None]:
-        """The state one version later, and figures of enough silos, if there are with what was added."""
+        """Apply one link; return the state one version later, and published figures if there are any."""
         figures, counted = None, 0
         match link.kind:
             case LinkKind.ADD:
@@ -181,7 +174,7 @@ class Opener:
     def _stepped(
         self, optimizer: ServerOptimizer, state: ReplicaState, opened: _Opened, members: Sequence[Member]
     ) -> ReplicaState:
-        """The state with its model moved by what the optimizer makes of a change, in whose memory the model is then."""
+        """Move the model by the optimizer's step for a change; the new model reuses the memory of the change."""
         pace, change = optimizer.pace([state.version - member.round for member in members]), opened.change
         backing, counted = None, state.counted
         if optimizer.controls and opened.tally is not None:
@@ -199,7 +192,7 @@ class Opener:
     def _pooled(
         self, state: ReplicaState, opened: _Opened, added_up: Tally, members: Sequence[Member]
     ) -> tuple[ReplicaState, PooledFigures | None]:
-        """The state with the figures of one more version, whose change it has not yet; and those of enough silos."""
+        """Add one version's figures to the state, before its change is applied; return state and published figures."""
         plan, at = self._plan, state.version
         if added_up.question != ROUNDS:
             panel, figures = answer(at + 1, added_up, members, plan.quorum, plan.metrics, state.panel)
@@ -224,9 +217,9 @@ class Opener:
         return replace(state, pool=pool, best=best, offered=None), figures
 
     def _judged(self, state: ReplicaState, entry: ReadEntry) -> _Opened:
-        """What an entry brings without its spoiled sums.
+        """Effect of an entry without its spoiled sums.
 
-        Whether a sum is spoiled does not depend on the others, so they are opened twice at most.
+        Whether a sum is spoiled does not depend on the others, so the sums are opened at most twice.
         """
         spoiled: dict[int, ProtocolError] = {}
         grids, optimizer = self._grids(state), self._plan.optimizer
@@ -253,7 +246,7 @@ class Opener:
         return replace(opened, spoiled=tuple(sorted({member.silo for member in members_of(heads)})))
 
     def _added(self, state: ReplicaState, entry: ReadEntry) -> list[int]:
-        """The sums of an earlier version that were added, if all can still be opened."""
+        """Sums of an earlier version that were added, if all can still be opened."""
         counted, grids = state.history.records.counted(entry.version), self._grids(state)
         added = [index for index in range(len(entry.sums)) if counted >> index & 1]
         if all(entry.sums[index].head.grid in grids for index in added):
@@ -264,13 +257,9 @@ class Opener:
     def _change(
         self, state: ReplicaState, entry: ReadEntry, chosen: Sequence[int], spoiled: dict[int, ProtocolError]
     ) -> _Opened:
-        """What these sums of an entry change the model by.
+        """Change of the model by the chosen sums of an entry.
 
-        Args:
-            state: before.
-            entry: whose sums they are.
-            chosen: which.
-            spoiled: where those of them are put down that turn out to be spoiled; what is returned is of no use then.
+        ``spoiled`` receives the chosen sums that turn out to be spoiled; the result is then useless.
         """
         plan, weighting = self._plan, self._plan.weighting
         grids, (sealer, pipeline) = self._grids(state), self._unmasked(entry.unmasker)
@@ -280,7 +269,7 @@ class Opener:
             with _noted(spoiled, index):
                 tallies[index] = self._tally(sealer.open(one.first, one.head.members), one)
         change = np.zeros(plan.sealed.size, dtype=np.float32)
-        # What travels in the clear cannot be told apart by sums.
+        # Values in the clear cannot be split by sums, so they count only if all sums count.
         clear = entry.clear if len(tallies) == len(entry.sums) else np.zeros_like(entry.clear)
         if not tallies:
             return _Opened(plan.unite(change, clear))
@@ -289,7 +278,7 @@ class Opener:
         for index in tallies:
             one = entry.sums[index]
             slots = open_portions(one.spans(), one.head.members, pipeline, SERVER)
-            # A header may claim anything: what comes of it is looked at in the end.
+            # A header may claim anything: the resulting change is checked at the end.
             with _noted(spoiled, index), np.errstate(over="ignore", invalid="ignore"):
                 grids[one.head.grid].decode(slots, factor, change, len(one.head.members), SERVER)
         sane = _bounded(change)
@@ -300,7 +289,6 @@ class Opener:
         return state.scales.grids(self._plan, self._ring.group)
 
     def _unmasked(self, unmasker: Unmasker | None) -> tuple[Sealer, Pipeline]:
-        """What opens one entry's sums."""
         if unmasker is None:
             return self._sealer, self._pipeline
         sealer = Masked(self._sealer, unmasker=unmasker)
@@ -311,7 +299,7 @@ class Opener:
 
 
 def _moved(model: Vector, change: Vector, by: np.ufunc) -> Vector:
-    """The next model, in the memory of the change: nobody else has it, and a model is large."""
+    """Compute the next model in the memory of the change, which is private: a model is large."""
     for start, stop in spans(model.size, model.itemsize):
         by(model[start:stop], change[start:stop], out=change[start:stop])
         give_back(model)
@@ -319,7 +307,6 @@ def _moved(model: Vector, change: Vector, by: np.ufunc) -> Vector:
 
 
 def _bounded(change: Vector) -> bool:
-    """Whether no value is beyond `MOST`, or no number."""
     return bool(change.max(initial=0) <= MOST and change.min(initial=0) >= -MOST)
 
 
@@ -329,7 +316,7 @@ def _spoiled(check: str, detail: str) -> ProtocolError:
 
 @contextmanager
 def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
-    """What fails within was authentic: it is the doing of a silo that has the key, not of the server."""
+    """Record a failure as spoiling by a silo: the sum was authentic, so the server cannot have caused it."""
     try:
         yield
     except ProtocolError as error:

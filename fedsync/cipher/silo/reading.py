@@ -1,16 +1,16 @@
-"""What the server sends, read in three steps, before anything of it is opened.
+"""Reader of the server's catch-ups, in three steps, before any part is opened.
 
 1. *Decode*: every sum and the calibration are cut out and have the right form.
-2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. What they say of themselves is true from
-   here on, or their own lie.
-3. *Place*: each link fits those before it. Members are silos of the group, new, enough, and built on versions that this
-   silo knows; what is taken back was added last.
+2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. From here on, the members' statements about
+themselves are true, or the members' own lies.
+3. *Place*: each link fits the links before it. Members are silos of the group, new, enough, and built on versions that
+this silo knows; an UNDO link reverts what was added last.
 
-Only what passed all of it is opened, in `fedsync.cipher.silo.opening`: whoever can make a silo decrypt what no silo
-sealed, and sees whether that goes well, learns the key bit by bit.
+Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. An attacker who can make a silo decrypt
+what no silo sealed, and sees whether decryption succeeds, learns the key bit by bit.
 
-Of versions that the catch-up itself leads to, a silo computes D only after it opened what led there. So which of the
-members built on what this silo has is known in the end only: `ClaimedPasts`.
+For versions within the catch-up, a silo computes D only after it opened the links that lead there. So only the end
+shows which of the members built on this silo's past: `ClaimedPasts`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,7 @@ from fedsync.model.layout import Vector, as_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadEntry:
-    """What one version added.
-
-    Args:
-        version: that it led to.
-        content: C.
-        sums: on one grid each, authenticated.
-        clear: float32 [clear values].
-        unmasker: takes the masks off, if there are any.
-    """
+    """Additions of one version, with C (``content``), one authenticated sum per grid, and float32 [clear values]."""
 
     version: int
     content: bytes
@@ -58,26 +50,21 @@ class ReadEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadLink:
-    """What leads to the next version: see `fedsync.cipher.encoding.catch_up.Link`."""
+    """Link to the next version: see `fedsync.cipher.encoding.catch_up.Link`."""
 
     kind: LinkKind
     entries: tuple[ReadEntry, ...]
 
     @property
     def contents(self) -> tuple[tuple[int, bytes], ...]:
-        """Version and content of each entry."""
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
 class ClaimedPasts:
-    """What members say of the versions that they began with.
+    """Claims of the links' members about the versions that they began with.
 
-    One silo may name whatever D it likes, under its tag. So an update that names another D than this silo has brings
-    nothing, and that is all, unless more silos do so than may lie: then it is this silo that came another way.
-
-    Args:
-        links: whose members are meant.
-        lying: silos that may lie.
+    A silo may name any D under its tag. An update that names another D than this silo has is only ignored. But if more
+    silos do so than may lie (``lying``), this silo itself has another past.
     """
 
     def __init__(self, links: Sequence[ReadLink], lying: int) -> None:
@@ -86,33 +73,20 @@ class ClaimedPasts:
         self._lying = lying
 
     def check(self, known: Mapping[int, bytes]) -> None:
-        """See that others came to the versions that are known here as this silo did.
-
-        Args:
-            known: D by version.
-
-        Raises:
-            SpoiledSum: too many did not.
-        """
+        """Check that other silos reached the ``known`` versions with the same past, or raise `SpoiledSum`."""
         others = {one.silo: one.round for one in self._members if known.get(one.round, one.chain) != one.chain}
         if len(others) > self._lying:
             raise other_chain(min(others.values()), sorted(others))
 
     def attesters(self, version: int, known: Mapping[int, bytes]) -> set[str]:
-        """Silos that began with this version or a later one, and came there as this silo did, as far as is known."""
+        """Silos that began with this version or a later one and, as far as is known, have the same past."""
         late = (one for one in self._members if one.round >= version)
         return {one.silo for one in late if known.get(one.round, one.chain) == one.chain}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCatchUp:
-    """A catch-up of which all is what silos sealed.
-
-    Args:
-        calibration: where it begins with version 0.
-        links: in order.
-        claims: what members say of versions that the silo is not at yet.
-    """
+    """Verified catch-up; ``calibration`` is present where it begins with version 0."""
 
     calibration: Authentic | None
     links: tuple[ReadLink, ...]
@@ -120,14 +94,7 @@ class ReadCatchUp:
 
 
 class CatchUpReader:
-    """Reads what the server sends.
-
-    Args:
-        plan: how updates are sealed.
-        ring: the silo's keys.
-        authenticator: of the plan's suite.
-        run: R, see `fedsync.cipher.silo.history`.
-    """
+    """Reader of catch-ups in the run with digest R (``run``), see `fedsync.cipher.silo.history`."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, authenticator: Authenticator, run: bytes) -> None:
         self._plan = plan
@@ -136,15 +103,14 @@ class CatchUpReader:
         self._run = run
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
-        """All of it, once all of it is known to be what silos sealed; nothing is opened.
+        """Verify that silos sealed the whole catch-up; nothing is opened.
 
         Args:
-            received: the catch-up.
-            base: the state that it continues; None where it begins with version 0.
-            author: of the snapshot that ``base`` is from.
+            base: state that the catch-up continues; None where it begins with version 0.
+            author: author of the snapshot that ``base`` is from.
 
         Raises:
-            ProtocolError: a piece of it is not in order.
+            ProtocolError: a part fails a check.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
         sums = [[self._sums(entry) for entry in link.entries] for link in received.links]
@@ -166,16 +132,12 @@ class CatchUpReader:
     def check_claims(
         self, read: ReadCatchUp, known: Mapping[int, bytes], base: ReplicaState | None, author: str | None
     ) -> None:
-        """See that others came the same way, and that enough of them stand for a snapshot: its author may lie.
+        """Check that others have the same past, and that enough silos attest a snapshot: its author may lie.
 
-        Args:
-            read: the catch-up.
-            known: D by version, of those that the silo is at so far.
-            base: as for `read`.
-            author: as for `read`.
+        ``known`` are D by version, of the versions that the silo has reached; other arguments are as for `read`.
 
         Raises:
-            SpoiledSum: they did not, or do not.
+            SpoiledSum: too many silos have another past, or too few attest the snapshot.
         """
         read.claims.check(known)
         if base is None or author is None:
@@ -187,7 +149,7 @@ class CatchUpReader:
 
     @property
     def _lying(self) -> int:
-        """Silos that may lie: of two silos nobody can say which does."""
+        """Number of silos that may lie: of two silos nobody can say which lies."""
         return min(self._plan.colluding, (len(self._ring.group.members) - 1) // 2)
 
     # Decode.
@@ -233,7 +195,6 @@ class CatchUpReader:
     # Place.
 
     def _place(self, links: Sequence[ReadLink], base: ReplicaState | None) -> None:
-        """See that links fit those before them."""
         records = LinkRecords(0, ()) if base is None else base.history.records
         oldest = 0 if base is None else min(base.history.known())
         added = {} if base is None else dict(base.added)
@@ -262,14 +223,14 @@ class CatchUpReader:
 
 
 def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None:
-    """See that all came to these versions by the same way; raises `ProtocolError`."""
+    """Check that two histories agree on their common versions, or raise `ProtocolError`."""
     for version in known.keys() & others.keys():
         if known[version] != others[version]:
             raise other_chain(version)
 
 
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
-    """Silos that come to one version by different ways."""
+    """Error for silos that reached one version with different pasts."""
     detail = (
         f"{', '.join(silos)} did not come to version {version} as this silo did: by other sums, from another first "
         f"model, or with arithmetic of another kind of processor"
@@ -282,11 +243,7 @@ def members_of(sums: Sequence[Authentic]) -> tuple[Member, ...]:
 
 
 def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None:
-    """Put an update of a silo that has a key down as added, if it was not before.
-
-    Raises:
-        ProtocolError: it was, or is so old that it cannot be told.
-    """
+    """Record an update as added; raise `ProtocolError` for a repeated, too old or unknown update."""
     name, _, serial = member.update_id.rpartition("/")
     if name not in ring.group.members or not serial.isdecimal():
         raise ProtocolError(SERVER, "members", f"{member.update_id[:80]!r} is of no silo that has a key")
@@ -297,11 +254,7 @@ def admit(member: Member, added: dict[str, tuple[int, ...]], ring: Ring) -> None
 
 
 def clear_values(data: Piece, size: int) -> Vector:
-    """Values that travel in the clear, float32 [size].
-
-    Raises:
-        ProtocolError: another number of them, or not finite.
-    """
+    """Decode values in the clear, float32 [size]; raise `ProtocolError` for a wrong number or a non-finite value."""
     if len(data) != 4 * size:
         raise ProtocolError(SERVER, "length", f"{len(data)} bytes in the clear, not {4 * size}")
     values = np.frombuffer(data, dtype="<f4").astype(np.float32)

@@ -1,7 +1,7 @@
-"""The silo's side under encryption: it keeps the model, and seals what it sends.
+"""Silo's side under encryption: keeps the model, and seals outgoing messages.
 
-Every silo starts from the same model and adds the same sums, which only silos can open, so all have the same model.
-What a sum weighs and on which grid the next updates are sealed is in the sums, too.
+Every silo starts from the same model and adds the same sums, which only silos can open. So all silos have the same
+model. The sums also contain the weights and the grid of the next updates.
 """
 
 from __future__ import annotations
@@ -53,41 +53,38 @@ from fedsync.model.transfer import OtherVersion, Payload
 
 logger = foreign.logger(__name__)
 
-# What follows the silo's name in the name of its update: 1 and on, written in one way.
+# Suffix of an update's name behind the silo's name: a number from 1 on, with one spelling each.
 _SERIAL = "/[1-9][0-9]*"
 
 _CLIPPED = 0.01
-"""Share of an update that may be clipped before the silo's log says so."""
+"""Share of an update that may be clipped before the silo's log reports it."""
 
 ANY_MODEL = "any"
-"""Stands for the digest of a first model where silos are emulated, and the server may choose it."""
+"""Replaces the digest of a first model for emulated silos, where the server may choose the model."""
 
 SEALED = "sealed"
-"""Name of the folder in which updates are sealed."""
 
 MAX_POOLED = 8
-"""Pools of which the server is told at once, the newest."""
+"""Newest pools reported to the server at once."""
 
 
 class EncryptedReplica:
-    """A `fedsync.model.transfer.Replica` that keeps the model and seals updates.
+    """`fedsync.model.transfer.Replica` that keeps the model and seals updates.
 
     Args:
-        plan: how updates are sealed; the silo's own, not the server's say.
-        ring: the silo's keys.
-        sealer: of the plan's suite, with the group's secret.
+        plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
         initial: makes the model before any training.
-        measure: makes an update such as an order of this silo may come to, float32 [layout.size], and says how many
-            local steps and samples are behind it.
-        file: where the state is kept, and in whose folder updates are sealed, or None to keep all in memory.
-        run: name of the run; masks and what is sealed are of one run only.
-        pipeline: seals and opens what is not masked; by default ``sealer`` in this thread.
+        measure: makes an update as an order of this silo may produce, float32 [layout.size]; returns update, local
+            steps and samples.
+        file: file of the state; updates are sealed in its folder. None keeps everything in memory.
+        run: name of the run; masks and sealed data are valid in one run only.
+        pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
-        first_model: SHA-256 of the first model, hexadecimal, if another than the task's own may be sent; `ANY_MODEL`
-            takes whatever comes.
-        origin: name under which the run began, if it has another now: the server lost what silos had heard of, so
-            masks are new, and what was sealed before is of the same run.
+        first_model: SHA-256 of the first model, hexadecimal, if a model other than the task's own may be sent;
+            `ANY_MODEL` accepts any model.
+        origin: name under which the run began, if it has another name now. The server then lost versions that silos
+            saw: masks are new, and data sealed earlier belongs to the same run.
         way: sum of the learning rates of an order's first steps, in units of the order's.
     """
 
@@ -118,7 +115,7 @@ class EncryptedReplica:
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         self._pinned = first_model
         group = ring.group
-        # Versions come again under another name of the run, and masks must not.
+        # Versions may repeat under another name of the run, but masks must not.
         self._run, self._masked_run = (
             run_digest(name, specification, group.epoch, group.fingerprint) for name in (origin or run, run)
         )
@@ -136,7 +133,6 @@ class EncryptedReplica:
         self._asked = Asked.of_run(ring, self._run, file)
 
     def _kept(self) -> ReplicaState | None:
-        """What is on disk, if it is of this run."""
         if self._file is None:
             return None
         kept = ReplicaState.load(self._file, self._plan.layout.size, self._plan.header, self._plan.optimizer)
@@ -159,7 +155,6 @@ class EncryptedReplica:
 
     @property
     def best(self) -> KeptModel | None:
-        """The model that is kept as the best so far, with the score that silos found together."""
         return self._state.best
 
     @property
@@ -178,10 +173,10 @@ class EncryptedReplica:
     def counted(self, silo: str) -> int:
         return self._state.counted.get(silo, 0)
 
-    # What is sent.
+    # Sending.
 
     def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
-        """What silos find in an update's seal: rounded and clipped, by the same numbers as in `send`."""
+        """Update as silos find it in the seal: rounded and clipped, with the same random numbers as in `send`."""
         factor = self._factor(report.steps, report.samples)
         sealed, clear = self._plan.divide(update)
         grid = self._plan.grid(self._state.scales.exponents[-1])
@@ -191,7 +186,7 @@ class EncryptedReplica:
         return generator(order.seed, Stream.ROUNDING, self._ring.own.name)
 
     def greeting(self) -> Payload:
-        """How large this silo's updates are, sealed: one header chunk."""
+        """Seal this silo's votes on the size of its updates: one header chunk."""
         update, steps, samples = self._measure()
         votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
@@ -202,15 +197,15 @@ class EncryptedReplica:
         return _bytes(seal_message(head, [slots], Serial(self._sealer), self._authenticator, signing))
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """An update, float32 [layout.size], sealed; values that are not to be sealed follow in the clear.
+        """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear.
 
         Raises:
-            ConfigError: the silo weighs more than the plan allows, or it cannot be put on disk which masks it used.
-            ProtocolError: the update is to have another silo's name, or starts from a version that is not here, or one
-                was sealed under the masks of this attempt before.
+            ConfigError: the silo weighs more than the plan allows, or the log of used masks cannot be written.
+            ProtocolError: the update would have another silo's name, or starts from an unknown version, or an update
+                was already sealed under the masks of this attempt.
         """
         if not re.fullmatch(re.escape(self._ring.own.name) + _SERIAL, order.update_id):
-            # Three updates of this silo must not pass for those of three: who counts a sum's silos goes by these names.
+            # Three updates of this silo must not pass for three silos': a sum's silos are counted by these names.
             raise ProtocolError(SERVER, "update id", f"{order.update_id[:80]!r} is no update of this silo")
         plan, weighting = self._plan, self._plan.weighting
         weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
@@ -247,7 +242,7 @@ class EncryptedReplica:
         return message
 
     def _figures(self, order: WorkOrder, report: WorkReport) -> tuple[Evaluation | None, float | None, Question]:
-        """Evaluation and training loss for the header, where figures are sealed, and what was evaluated."""
+        """Evaluation, training loss and question for the header, where figures are sealed."""
         subject = order.subject, order.split
         if not self._plan.seal_metrics:
             return None, None, ROUNDS
@@ -257,7 +252,7 @@ class EncryptedReplica:
         return found, report.loss, subject
 
     def _evaluated_model(self, order: WorkOrder) -> str:
-        """Digest of the model that an order evaluates; those that a silo keeps for itself go by the order's name."""
+        """Digest of the model that an order evaluates; a silo's own models are identified by the order's update id."""
         if order.subject is Subject.BEST and self.best is not None:
             return self.best.digest
         return order.update_id if order.subject.own else digest(self._state.model).hex()
@@ -269,17 +264,17 @@ class EncryptedReplica:
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
-        """Where figures are sealed, what silos found together in the commits received last; see `FigurePool`.
+        """Pools that silos found together in the last received commits, where figures are sealed; see `FigurePool`.
 
-        That is of versions before the one that is here: sums take a commit to come back.
+        They are of versions before the present version: sums take a commit to return.
         """
         return self._pooled if self._plan.seal_metrics else None
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        """What the server is told of an order; `fedsync.cipher.silo.figure_pool` lists all that leaves a silo."""
+        """Part of a report that the server gets; see `fedsync.cipher.silo.figure_pool`."""
         if not self._plan.seal_metrics:
             return report
-        # Seconds of an evaluation, times the speed, would be its number of samples.
+        # Seconds of an evaluation, times the speed, would disclose its number of samples.
         kept = replace(report, loss=None, evaluation=None, metrics={}, overhead_s={}, pooled=self._pooled)
         return replace(kept, windows=tuple(window.coarse() for window in report.windows))
 
@@ -289,11 +284,11 @@ class EncryptedReplica:
         return self._masking.answer(question)
 
     def snapshot(self) -> Payload:
-        """The model that is here, and what led to it, sealed for other silos."""
+        """Seal the present model and its history for other silos."""
         return _bytes(seal_snapshot(self._ring, self._plan, self._state))
 
     def _factor(self, steps: int, samples: int) -> float:
-        """What an update is multiplied by before it is rounded: n_i / (cap |a_i|)."""
+        """Multiplier of an update before rounding: n_i / (cap |a_i|)."""
         plan = self._plan
         weight = plan.weighting.weight(self._examples, samples)
         if weight > plan.cap:
@@ -316,22 +311,22 @@ class EncryptedReplica:
             group.fingerprint, group.conceal(grid.digest), chunks, (member,), annex,
         )  # fmt: skip
 
-    # What is received.
+    # Receiving.
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Add what came to the model that is here; nothing changes unless all of it is in order and on disk.
+        """Apply a catch-up to the model; nothing changes unless everything is valid and on disk.
 
         Raises:
-            ConfigError: the disk does not take it.
-            OtherVersion: it continues another version.
-            ProtocolError: it is not what silos sealed, not all of it, or not what this silo followed before.
+            ConfigError: the state or the chain log cannot be written.
+            OtherVersion: the catch-up continues another version.
+            ProtocolError: silos did not seal all of it, or it contradicts what this silo followed before.
         """
         received = catch_up.decode(payload)
         if received.version != version or version < 0:
             raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
         roster = self._read_roster(received)
         self._chain_log.check()
-        if self._state.version != version:  # else a repeated order: what it brings is here already
+        if self._state.version != version:  # else a repeated order: its content was applied already
             state, pooled = self._follow(received)
             self._chain_log.enter(state.history.known())
             if self._file is not None:
@@ -343,12 +338,7 @@ class EncryptedReplica:
         return self._state.model
 
     def _read_roster(self, received: CatchUp) -> MaskRoster | None:
-        """Who takes part in masks.
-
-        Raises:
-            OtherVersion: the server has another key of this silo, or none.
-            ProtocolError: it is not what silos announced.
-        """
+        """Read the roster, or raise `OtherVersion` if the server has another key of this silo, or none."""
         if self._masking is None:
             return None
         members, own = self._ring.group.members, self._masking.pair
@@ -358,7 +348,7 @@ class EncryptedReplica:
         return roster
 
     def _follow(self, received: CatchUp) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
-        """The state that the catch-up leads to, and what silos found together on the way."""
+        """Apply the catch-up; return the new state and the pools published on the way."""
         base, author = self._base(received)
         followed = {**self._state.history.known(), **self._chain_log.followed}
         newest = max(followed, default=-1)
@@ -366,7 +356,7 @@ class EncryptedReplica:
             detail = f"it leads to version {received.version}, and this silo has been at {newest}"
             raise ProtocolError(SERVER, "version", detail)
         read = self._reader.read(received, base, author)
-        # All of it is what silos sealed: now it may be opened.
+        # Everything was verified as sealed by silos: now it may be opened.
         state = base or self._begin(received, read)
         known = state.history.known()
         check_alike(known, followed)
@@ -380,10 +370,10 @@ class EncryptedReplica:
         return state, tuple(pooled)
 
     def _base(self, received: CatchUp) -> tuple[ReplicaState | None, str | None]:
-        """The state that the catch-up continues, None at the beginning; and the silo whose snapshot that is.
+        """State that the catch-up continues (None at the beginning), and the author if it is a snapshot's.
 
-        A snapshot or the beginning replaces whatever is here, for the server may have nothing that leads on from it:
-        but it has to lead to what is here, and on.
+        A snapshot or the beginning replaces the present state, because the server may have nothing that continues it.
+        But the catch-up must lead to the present state, and on.
         """
         held = self._state.version
         if received.start is not Start.SNAPSHOT and received.base >= 0:
@@ -398,13 +388,12 @@ class EncryptedReplica:
         return state, author
 
     def _begin(self, received: CatchUp, read: ReadCatchUp) -> ReplicaState:
-        """Version 0."""
         if read.calibration is None:
             raise PolicyError("a catch-up from the beginning was read without its calibration")
         return self._opener.begin(read.calibration, self._first_model(received), self._run)
 
     def _first_model(self, received: CatchUp) -> Vector:
-        """The model before any training: the task's own, or the one that the owner of this silo expects."""
+        """Model before any training: the task's own, or the model that the silo's owner pinned."""
         if received.start is Start.HELD:
             return self._initial()
         model = clear_values(received.model, self._plan.layout.size)

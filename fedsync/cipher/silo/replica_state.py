@@ -1,4 +1,4 @@
-"""What a silo keeps between two orders under encryption, and its form in files and snapshots."""
+"""State that a silo keeps between two orders under encryption, and its format in files and snapshots."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from fedsync.model.server_optimizer import MOST_POWERS, Moments, ServerOptimizer
 logger = foreign.logger(__name__)
 
 MAX_GRIDS = 64
-"""Grids remembered: an update sealed on an older one cannot be opened any more."""
+"""Number of remembered grids: an update sealed on an older grid can no longer be opened."""
 
 CALIBRATED = 4
 """Octaves by which a calibration may raise an exponent: values up to 16 are not clipped in the first updates."""
 
 FREE = -8
-"""Exponents up to this one are taken on votes alone: a tensor of zeros has values some day."""
+"""Exponents up to this bound need only votes: a tensor of zeros will have values some day."""
 
 _HIDDEN = 3
-"""Bits by which a silo's largest value may be larger than any of the sum, where the others' hide it."""
+"""Bits by which a silo's largest value may exceed every value of the sum, where other silos' values hide it."""
 
 _LONGEST = -1.2345678901234567e-308
-"""A number with as many digits as any has."""
+"""A number with the largest possible number of digits."""
 
 _ALIGNED = 32
-"""As long as a checksum, so that values behind one are where a processor wants them."""
+"""Length of a checksum; values behind a checksum are then aligned for the processor."""
 
 SEEN = 64
-"""Serials remembered of each silo's updates; older ones count as added."""
+"""Remembered serials of each silo's updates; older serials count as added."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What silos agreed on so far, the same at all of them.
+    """Agreements of the silos on exponents, the same at all silos.
 
     Args:
-        exponents: of the tensors, one tuple for each time that they changed, the newest last, at most `MAX_GRIDS`.
-        count: updates that were added since the last agreement, also those that could not be opened.
-        voters: votes of each silo since then, one with each update that was opened.
+        exponents: exponents of the tensors, one tuple for each change, the newest last, at most `MAX_GRIDS`.
+        count: updates added since the last agreement, including those that could not be opened.
+        voters: votes of each silo since then, one with each opened update.
         votes: sum of their tallies, or None.
-        shown: of each tensor the exponent that the largest value of their sums needs; empty where there are no votes.
+        shown: exponent of each tensor that the largest value of their sums needs; empty where there are no votes.
     """
 
     exponents: tuple[tuple[int, ...], ...]
@@ -70,24 +70,23 @@ class Scales:
     shown: tuple[int, ...] = ()
 
     def grids(self, plan: EncryptionPlan, group: GroupKey) -> dict[bytes, QuantizationGrid]:
-        """What updates may be sealed on, by the concealed digest that is in their heads."""
+        """Grids that updates may be sealed on, by the concealed digest that is in their heads."""
         agreed = [plan.grid(exponents) for exponents in self.exponents]
         return {group.conceal(grid.digest): grid for grid in agreed}
 
     def after(
         self, count: int, tally: Tally | None, shown: Sequence[int], voters: Iterable[str], plan: EncryptionPlan
     ) -> Scales:
-        """Once the updates of one commit were added; silos agree anew when there are ``quorum`` of them.
+        """Count the updates of one commit; silos agree on new exponents after ``quorum`` updates.
 
-        A silo can write itself more votes than it has, at the cost of others'. So votes raise an exponent no further
-        than values bear out, in the sum of these updates, or than it was on a grid that is remembered.
+        A silo can claim more votes than it has, at the cost of others'. So votes raise an exponent only as far as the
+        values in the sum of these updates confirm, or as on a remembered grid.
 
         Args:
-            count: of the updates.
-            tally: the sum of the headers of those that were opened, or None.
-            shown: what their sum needs, exponents; nothing where there is none.
-            voters: whose updates those are.
-            plan: says how silos agree.
+            count: number of updates.
+            tally: sum of the headers of the opened updates, or None.
+            shown: exponents that their sum needs; empty where there is none.
+            voters: silo of each opened update.
         """
         known = [votes for votes in (self.votes, tally) if votes is not None]
         votes = together(known) if known else None
@@ -108,20 +107,18 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaState:
-    """Of one silo.
+    """State of one silo.
 
     Args:
-        version: of the model, -1 before anything came.
+        version: version of the model, -1 before the first.
         model: float32 [values].
-        scales: see `Scales`.
-        added: newest serials of each silo's updates that were added, ascending, so that none is added twice.
-        history: what led to it.
-        pool: figures that are not those of enough silos yet.
-        best: the best model so far, with its score; None before there is one.
-        offered: the model that the score of ``pool`` may be of, if that is an older one.
-        moments: what the run's optimizer remembers, if it has one.
-        panel: whose test samples answers are of; None before one was told.
-        counted: where silos keep control variates, the number of each one's newest update that a version has.
+        added: newest serials of each silo's added updates, ascending, so that no update is added twice.
+        pool: figures that do not cover enough silos yet.
+        best: best model, with its score; None before there is one.
+        offered: older model that the score of ``pool`` may belong to.
+        moments: memory of the run's optimizer, if it has one.
+        panel: silos whose test samples the answers cover; None before the first published answer.
+        counted: where silos keep control variates, the serial of each silo's newest update in a version.
     """
 
     version: int
@@ -138,17 +135,15 @@ class ReplicaState:
 
     @property
     def kept(self) -> tuple[KeptModel, ...]:
-        """Models of earlier versions."""
         return tuple(each for each in (self.best, self.offered) if each is not None)
 
     @property
     def digest(self) -> bytes:
-        """A: SHA-256 of all but the history, in one way of writing it."""
+        """A: SHA-256 of everything but the history, in a canonical encoding."""
         return digest_of(self._about(), *self._vectors)
 
     @property
     def _vectors(self) -> tuple[memoryview, ...]:
-        """Bytes of the model, and of each moment."""
         return tuple(as_bytes(each).data for each in (self.model, *self.moments.vectors))
 
     def _about(self) -> bytes:
@@ -174,12 +169,7 @@ class ReplicaState:
 
     @classmethod
     def most_bytes(cls, plan: EncryptionPlan, silos: Iterable[str]) -> int:
-        """No state of a run has more bytes: every number has as many digits as it can have.
-
-        Args:
-            plan: of the run.
-            silos: that have a key.
-        """
+        """Upper bound of the bytes of a run's states: every number has as many digits as it can have."""
         tensors, none = plan.header.tensors, np.empty(0, np.float32)
         number, names = 10**15, frozenset(silos)
         exponents = (MIN_EXPONENT,) * tensors
@@ -205,7 +195,6 @@ class ReplicaState:
 
     @property
     def whole(self) -> tuple[bytes | memoryview, ...]:
-        """Bytes for a snapshot: with all models."""
         return *self.pieces, *(as_bytes(each.model).data for each in self.kept)
 
     @classmethod
@@ -217,18 +206,15 @@ class ReplicaState:
         folder: Path | None = None,
         optimizer: ServerOptimizer | None = None,
     ) -> ReplicaState:
-        """The inverse of `whole`, or of `pieces`, for bytes that a holder of the group key wrote.
+        """Decode `whole` or `pieces`, for bytes that a holder of the group key wrote.
 
         Args:
-            data: the bytes.
-            values: of the model.
-            header: of the run.
-            folder: where the models of earlier versions are, if they are not behind the newest.
-            optimizer: of the run.
+            values: number of the model's values.
+            folder: folder of the models of earlier versions; None: they follow the newest model in ``data``.
 
         Raises:
-            OSError: one of those is not there.
-            ValueError: these are not such bytes, not of such a model, or not finite.
+            OSError: a model in ``folder`` is missing.
+            ValueError: the bytes are malformed, or of another model, or not finite.
         """
         history, at = History.from_bytes(data)
         length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
@@ -259,13 +245,9 @@ class ReplicaState:
         return cls(version, model, scales, added, history, pool, best, offered, moments, panel, counted)
 
     def save(self, file: Path) -> Self:
-        """Write the file; it is on disk when this returns.
+        """Write the file, which is on disk when this returns; return the state with models mapped from files.
 
-        Returns:
-            The same, whose models are maps of files; the next state replaces the file, not what is in it.
-
-        Raises:
-            ConfigError: the disk does not take it.
+        The next state replaces the file, not its content. Raise `ConfigError` if the disk refuses.
         """
         folder, parts = file.parent / FOLDER, self.pieces
         best, offered = (None if each is None else each.in_file(folder) for each in (self.best, self.offered))
@@ -287,14 +269,7 @@ class ReplicaState:
     def load(
         cls, file: Path, values: int, header: HeaderForm, optimizer: ServerOptimizer | None = None
     ) -> ReplicaState | None:
-        """What `save` wrote; None where there is no file, and, with a warning, where it is not whole.
-
-        Args:
-            file: where.
-            values: as for `from_bytes`.
-            header: as for `from_bytes`.
-            optimizer: as for `from_bytes`.
-        """
+        """Load what `save` wrote; None without a file, and, with a warning, if the file is damaged."""
         if not file.exists():
             return None
         try:
@@ -313,7 +288,6 @@ class ReplicaState:
 
 
 def _scales(about: Mapping[str, Any], header: HeaderForm) -> Scales:
-    """What a state says of what silos agreed on; raises as `ReplicaState.from_bytes`, or what its types raise."""
     exponents = tuple(tuple(int(e) for e in one) for one in about["exponents"])
     voters = {str(name): int(count) for name, count in about["voters"].items()}
     votes = None if about["votes"] is None else _tally(about["votes"], header)
@@ -339,10 +313,7 @@ def _tally(votes: Any, header: HeaderForm) -> Tally:
 def _models(
     data: bytes | memoryview, values: int, kept: Sequence[Any], folder: Path | None, moments: int
 ) -> Iterator[Vector]:
-    """The newest model, so many moments, and each of the earlier models, float32 [values].
-
-    Other arguments are as for `ReplicaState.from_bytes`.
-    """
+    """Yield the newest model, then ``moments`` moments, then each earlier model, float32 [values]."""
     whole = np.frombuffer(data, dtype="<f4")
     if whole.size != values * (1 + moments + (0 if folder is not None else len(kept))):
         raise ValueError(f"models of {whole.size} values, of which the model has {values}")

@@ -1,4 +1,4 @@
-"""Whole messages, sealed and opened a few chunks at a time, on one core or several."""
+"""Sealing and opening of whole messages, a few chunks at a time, on one core or several."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import Member, Sealer, Words
 
 PORTION = 8
-"""Chunks that are worked on at a time."""
 
-# Portions in flight for each process: enough to keep it busy, few enough to need little memory.
+# Portions in flight per process: enough to keep it busy, few enough to need little memory.
 _AHEAD = 2
 
 T = TypeVar("T")
@@ -28,21 +27,15 @@ P = TypeVar("P", Slots, Words)
 
 
 class Pipeline(Protocol):
-    """Seals and opens portions of chunks in their order, perhaps several at a time."""
+    """Sealer and opener of portions of chunks, in order, possibly several at a time; the first begins with chunk 0."""
 
-    def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
-        """Words of each portion; the first begins with chunk 0."""
+    def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]: ...
 
-    def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
-        """Slots of each portion; the first begins with chunk 0."""
+    def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]: ...
 
 
 class Serial:
-    """A `Pipeline` in this thread.
-
-    Args:
-        sealer: of the suite.
-    """
+    """`Pipeline` in the current thread."""
 
     def __init__(self, sealer: Sealer) -> None:
         self._sealer = sealer
@@ -61,15 +54,10 @@ class Serial:
 
 
 class Pool:
-    """A `Pipeline` over several processes, for the library holds Python's lock while it encrypts.
+    """`Pipeline` over several processes, because the library holds Python's lock while it encrypts.
 
-    The processes are started afresh, not forked, so it does not matter which threads this one has. Each gets the
-    group's secret. Use as a context manager.
-
-    Args:
-        kind: name of the suite.
-        group: the epoch's group key.
-        processes: how many.
+    The processes are spawned, not forked, so threads of this process do no harm. Each process gets the group's secret.
+    Use as a context manager.
     """
 
     def __init__(self, kind: str, group: GroupKey, processes: int) -> None:
@@ -95,7 +83,7 @@ class Pool:
         )
 
     def _in_order(self, futures: Iterator[Future[T]]) -> Iterator[T]:
-        """Results in order; no more than a few are waited for at a time."""
+        """Yield results in order, with a bounded number of portions in flight."""
         running: deque[Future[T]] = deque()
         try:
             for future in futures:
@@ -116,14 +104,9 @@ def seal_pieces(
     authenticator: Authenticator,
     signing: bytes | None,
 ) -> Iterator[bytes | memoryview]:
-    """The sealed message of one update, in order, a few chunks at a time: so many bytes as its head says.
+    """Yield the sealed message of one update, in order, a few chunks at a time; the head announces the size.
 
-    Args:
-        head: of the message; it has one member.
-        portions: of slots, from chunk 0 on.
-        pipeline: seals them.
-        authenticator: of the suite and key epoch.
-        signing: as for `fedsync.cipher.encoding.sealed_wire.Writer`.
+    ``portions`` are slots from chunk 0 on; ``signing`` is as for `fedsync.cipher.encoding.sealed_wire.Writer`.
     """
     (member,) = head.members
     writer, hasher = Writer(head, signing), authenticator.hasher()
@@ -142,7 +125,7 @@ def seal_message(
     authenticator: Authenticator,
     signing: bytes | None,
 ) -> bytearray:
-    """The same in the memory that it takes; arguments as of `seal_pieces`."""
+    """Seal like `seal_pieces`, into memory."""
     message, at = bytearray(head.nbytes), 0
     for piece in seal_pieces(head, portions, pipeline, authenticator, signing):
         message[at : at + len(piece)] = piece
@@ -153,20 +136,19 @@ def seal_message(
 def open_portions(
     spans: Iterable[Words], members: Sequence[Member], pipeline: Pipeline, sender: str
 ) -> Iterator[Slots]:
-    """Slots of a sum, a few chunks at a time, of its words from chunk 0 on; see `Authentic.spans`."""
+    """Yield the slots of a sum, a few chunks at a time, from its words; see `Authentic.spans`."""
     portions = (span[first : first + PORTION] for span in spans for first in range(0, len(span), PORTION))
     return pipeline.open(portions, members, sender)
 
 
 def _numbered(portions: Iterable[P]) -> Iterator[tuple[int, P]]:
-    """Each portion with the number of its first chunk."""
     first = 0
     for portion in portions:
         yield first, portion
         first += len(portion)
 
 
-# In the pool's processes.
+# State and functions of the pool's processes.
 
 _sealers: list[Sealer] = []
 

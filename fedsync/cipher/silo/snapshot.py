@@ -1,14 +1,15 @@
-"""Snapshots: a silo's state, sealed for silos that join, and signed by who made it.
+"""Snapshots: a silo's state, sealed for silos that join, and signed by its author.
 
-The server stores snapshots and cannot read them; a silo may lie in one. So the author signs what it sealed, which the
-server checks, too: whatever turns out to be wrong behind a good signature is the author's lie, and no forgery of the
-server's. The state's digest must be the newest D of its own history, and who begins with it wants updates of other
-silos whose D builds on that: see `fedsync.cipher.silo.reading`.
+The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs what it sealed, and
+the server checks the signature, too. An error behind a valid signature is then the author's lie, and no forgery of the
+server's. The state's digest must be the newest D of its own history. A silo that begins with the state requires updates
+of other silos whose D builds on it: see `fedsync.cipher.silo.reading`.
 
     `fedsync.cipher.encoding.signed_snapshot`, and in it under AES-GCM with a key of the group:
     bytes of the state [8], `ReplicaState.whole`, zeros
 
-Zeros make all snapshots of a run equally long: digits of exponents and losses are not for the server.
+Zeros make all snapshots of a run equally long: the number of digits of exponents and losses would disclose something to
+the server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ _LENGTH = struct.Struct("<Q")
 
 
 def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> bytes:
-    """A silo's state for other silos."""
     pieces = state.whole
     length = sum(map(len, pieces))
     most = ReplicaState.most_bytes(plan, ring.group.members)
@@ -36,18 +36,11 @@ def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> byte
 
 
 def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
-    """Name of the author, and the state; that the run came to it is not known before others stand for it.
-
-    Args:
-        ring: the silo's keys.
-        plan: of the run.
-        run: R.
-        data: what `seal_snapshot` made.
-        version: that it is said to be of.
+    """Open a snapshot of ``version``; return author and state. Other silos must still attest that the run reached it.
 
     Raises:
-        ProtocolError: no silo of this group made it.
-        SpoiledSum: one did, and not for this run and version, or it is no state.
+        ProtocolError: no silo of this group made the snapshot.
+        SpoiledSum: a silo made it, but for another run or version, or it is malformed.
     """
     read = SignedSnapshot.read(data, SERVER)
     author = ring.group.members.get(read.author)
@@ -69,5 +62,5 @@ def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, ver
 
 
 def _about(plan: EncryptionPlan) -> bytes:
-    """What a snapshot is bound to: the model's layout and how it is sealed."""
+    """Data that a snapshot is bound to: the model's layout and its sealing."""
     return plan.grid(plan.first_exponents).digest

@@ -1,4 +1,4 @@
-"""The silo's half of every suite, by name."""
+"""Factory of the silo's half of every suite."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from fedsync.cipher.suites.suite import BFV, MASKED, PAD, Sealer, form_of
 
 
 def open_suite(kind: str, group: GroupKey) -> Sealer:
-    """What seals and opens with a group's secret. ``masked`` gives what is inside the masks, see `Masked`.
-
-    Args:
-        kind: name of the suite.
-        group: the epoch's group key.
+    """Make the sealer of a suite with a group's secret. ``masked`` gives the encryption inside the masks, see `Masked`.
 
     Raises:
-        ConfigError: there is no such suite, or the group's context is of another.
-        RunError: the library writes ciphertexts in an unknown way.
+        ConfigError: there is no such suite, or the group's context belongs to another suite.
+        RunError: the library writes ciphertexts in an unknown format.
     """
     form = form_of(kind)
     if form is PAD:
         return Pad(group.derive(Purpose.PAD))
-    # The library takes a while to load, and the pad does without.
+    # Imported late: the library loads slowly, and the pad does not need it.
     from fedsync.cipher.suites.bfv import Bfv
 
     return Bfv(group.context, MASKED if form is MASKED else BFV)

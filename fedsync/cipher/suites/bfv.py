@@ -1,11 +1,11 @@
-"""The suite ``bfv``: exact sums under a secret key that the silos share.
+"""Suite ``bfv``: exact sums under a secret key that the silos share.
 
-BFV with N = 4096, a coefficient modulus of 60 and 16 bits, a plain modulus t of 48 bits, symmetric encryption and
-no evaluation keys. 76 bits are far below the 109 that the HomomorphicEncryption.org standard allows for 128-bit
+BFV with N = 4096, a coefficient modulus of 60 and 16 bits, a plain modulus t of 48 bits, symmetric encryption and no
+evaluation keys. 76 bits are far below the 109 bits that the HomomorphicEncryption.org standard allows for 128-bit
 security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
 
-The noise of a sum grows with the number of summands, and past the limit decryption fails silently and totally: so
-the number is bounded by code.
+The noise of a sum grows with the number of summands. Past the limit, decryption fails silently and totally, so the code
+bounds the number.
 
 Source: Fan and Vercauteren 2012 (eprint 2012/144); Microsoft SEAL; TenSEAL.
 """
@@ -38,7 +38,7 @@ _ATTEMPTS = 8
 
 
 def new_context() -> bytes:
-    """A fresh context with its secret key and nothing else, 43 KB: the group's secret."""
+    """Create a context with its secret key and nothing else, 43 KB: the group's secret."""
     context = tenseal.context(
         tenseal.SCHEME_TYPE.BFV,
         SLOTS,
@@ -54,15 +54,15 @@ def new_context() -> bytes:
 
 
 class Bfv:
-    """Seals and opens with the group's context.
+    """Sealer with the group's BFV context.
 
     Args:
-        context: from `new_context`. The library parses it, so it must come from the administrator, signed.
-        form: `BFV`, or `MASKED` where the slots are masked before.
+        context: context of `new_context`. The library parses it, so it must come from the administrator, signed.
+        form: `BFV`, or `MASKED` where the slots are already masked.
 
     Raises:
-        ConfigError: it is no such context.
-        RunError: the library writes ciphertexts otherwise than this version knows.
+        ConfigError: ``context`` is no such context.
+        RunError: the library writes ciphertexts in a format that this version does not know.
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
@@ -75,12 +75,9 @@ class Bfv:
         return self._form
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """One ciphertext a chunk, uint64 [chunks, 8192]; fresh randomness each time, from the library.
+        """Encrypt one ciphertext a chunk, uint64 [chunks, 8192], with fresh randomness from the library.
 
-        Args:
-            slots: int64 [chunks, 4096], within +-2^47.
-            member: not used.
-            first: not used.
+        ``slots`` are int64 [chunks, 4096], within +-2^47; the other arguments are not used.
         """
         words = np.empty((len(slots), BFV.words), dtype=np.uint64)
         for into, row in zip(words, slots, strict=True):
@@ -89,7 +86,7 @@ class Bfv:
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         check_additions(members, BFV.additions, sender)
-        # Nothing may come between this and the library.
+        # This check must directly precede the library call.
         self._adder.check(words, sender)
         slots = np.empty((len(words), SLOTS), dtype=np.int64)
         for into, row in zip(slots, words, strict=True):
@@ -97,7 +94,6 @@ class Bfv:
         return slots
 
     def _encrypt(self, values: list[int], into: Words) -> None:
-        """Write the words of one ciphertext, little-endian."""
         for _ in range(_ATTEMPTS):
             try:
                 pieces = unpacked(seal_bytes(_VECTOR(self._context, values).serialize()))
@@ -108,9 +104,9 @@ class Bfv:
 
 
 def _opened(secret: bytes) -> tuple[Any, bytes]:
-    """The library's context and the constant head of its vectors; errors as of `Bfv`."""
+    """Load the library's context and the constant head of its vectors; errors as in `Bfv`."""
     try:
-        # One thread: a pool of the library's own would not survive a fork.
+        # One thread: the library's thread pool would not survive a fork.
         loaded = tenseal.context_from(secret, n_threads=1)
         if not loaded.is_private() or loaded.has_galois_keys():
             raise ValueError("a context with the secret key and no others is needed")
@@ -124,7 +120,7 @@ def _opened(secret: bytes) -> tuple[Any, bytes]:
 
 
 def _probe(context: Any) -> bytes:
-    """The constant head of a vector, after a test that words survive taking out and putting back."""
+    """Constant head of a vector, after a test that words survive extraction and reinsertion."""
     values = [(-1) ** slot * (slot << 34) for slot in range(SLOTS)]
     sample = _VECTOR(context, values).serialize()
     body = b"".join(unpacked(seal_bytes(sample)))

@@ -1,10 +1,10 @@
-"""The suite ``pad``: a one-time pad modulo m = 2^64 - 59, a prime, so that sums can be authenticated as those of `bfv`.
+"""Suite ``pad``: a one-time pad modulo the prime m = 2^64 - 59, so that sums have tags as in `bfv`.
 
-Each chunk is the slots plus a keystream of the group's key and the upload's nonce; a sum opens by subtracting the
-keystreams of all its members. It is the fastest suite with the shortest words, under the same trust as `bfv`: silos
-share a key, the server has none. Opening takes time in proportion to the number of members.
+Each chunk is the slots plus a keystream of the group's key and the upload's nonce. A sum opens by subtraction of the
+keystreams of all its members. This suite is the fastest and has the shortest words, under the same trust as `bfv`:
+silos share a key, the server has none. Opening takes time in proportion to the number of members.
 
-A nonce must never be used twice: the difference of two uploads under one is the difference of two updates.
+A nonce must never be used twice: the difference of two uploads under one nonce is the difference of two updates.
 
 Source: Castelluccia, Mykletun and Tsudik 2005, "Efficient aggregation of encrypted data in wireless sensor networks".
 """
@@ -23,19 +23,19 @@ from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Form, Member, Words, check_additions
 
 _BLOCK = 16
-# By so much 2^64 is more than the modulus.
+# 2^64 minus the modulus.
 _BEYOND = 2**64 - PAD_MODULUS
 _ZEROS = bytes(1 << 16)
 
 
 class Keystream:
-    """Words that look uniform to whoever does not have the key, and are the same for all who have it.
+    """Pseudorandom words: uniform to anyone without the key, and the same for all who have the key.
 
     AES-256 in counter mode: as fast as memory with AES instructions.
 
     Args:
-        key: 32 bytes. One key, one use: the counter starts at a fixed value.
-        start: words to pass over, an even number.
+        key: 32 bytes. Each key has one use only: the counter starts at a fixed value.
+        start: number of words to skip, even.
     """
 
     def __init__(self, key: bytes, start: int = 0) -> None:
@@ -43,7 +43,6 @@ class Keystream:
         self._cipher = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor()
 
     def words(self, count: int) -> Words:
-        """The next ``count`` words, uint64 [count]."""
         words = np.empty(count, dtype=np.uint64)
         data = words.data.cast("B")
         for first in range(0, len(data), len(_ZEROS)):
@@ -53,7 +52,7 @@ class Keystream:
 
 
 class Numbers:
-    """Chunks of numbers that are uniform below a modulus to whoever does not have the key.
+    """Chunks of numbers that look uniform below a modulus to anyone without the key.
 
     Args:
         key: as for `Keystream`.
@@ -67,7 +66,6 @@ class Numbers:
         self._stream = Keystream(key, first * SLOTS)
 
     def chunk(self) -> Words:
-        """The next chunk, uint64 [4096]."""
         numbers = self._stream.words(SLOTS)
         if self._modulus.bit_length() < 64:
             np.bitwise_and(numbers, self._bits, out=numbers)
@@ -78,20 +76,12 @@ class Numbers:
 
 
 def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
-    """Replace numbers that are not below the modulus by others of the same key; of 2^34 numbers about one is.
-
-    Args:
-        numbers: uint64 [4096], changed in place.
-        modulus: as of `Numbers`.
-        key: as of `Numbers`.
-        chunk: number of the chunk.
-    """
+    """Replace numbers at or above the modulus, in place, by others of the same key; about 1 of 2^34 numbers is."""
     for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
         numbers[slot] = next(number for number in _draws(key, modulus, chunk, slot) if number < modulus)
 
 
 def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
-    """Numbers of as many bytes as the modulus for one slot."""
     attempt = 0
     while True:
         text = b"again" + b"".join(number.to_bytes(8, "little") for number in (chunk, slot, attempt))
@@ -100,7 +90,7 @@ def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
 
 
 class Pad:
-    """Seals and opens with a key of the group.
+    """Sealer of the suite ``pad``.
 
     Args:
         key: 32 bytes that the silos share and the server does not have, used for nothing else.
@@ -118,7 +108,7 @@ class Pad:
         stream = self._stream(member, first)
         words = np.empty(slots.shape, dtype=np.uint64)
         for into, chunk in zip(words, slots, strict=True):
-            # A slot below 0 stands for itself plus the modulus.
+            # A negative slot is represented by itself plus the modulus.
             np.subtract(chunk, (chunk >> 63) & _BEYOND, out=into.view(np.int64))
             self._adder.add(into[None], stream.chunk()[None])
         return words
@@ -127,7 +117,7 @@ class Pad:
         check_additions(members, PAD.additions, sender)
         self._adder.check(words, sender)
         sums = words.copy()
-        # A chunk at a time stays in the cache, whatever the number of members.
+        # One chunk at a time stays in the cache for any number of members.
         streams = [self._stream(member, first) for member in members]
         for chunk in sums:
             borrowed = np.zeros(SLOTS, dtype=np.uint8)
@@ -139,17 +129,16 @@ class Pad:
         return sums.view(np.int64)
 
     def _stream(self, member: Member, first: int) -> Numbers:
-        """The keystream of one upload from one chunk on."""
         name = member.round.to_bytes(8, "little") + member.update_id.encode()
         key = hmac.digest(self._key, b"fedsync pad 2\0" + member.nonce + member.chain + name, "sha256")
         return Numbers(key, PAD_MODULUS, first)
 
 
 def _settle(chunk: Words, borrowed: NDArray[np.uint8]) -> None:
-    """Make slots, as int64 bits, of differences that wrapped round ``borrowed`` times.
+    """Convert differences that wrapped around ``borrowed`` times to slots, as int64 bits.
 
-    Each time 2^64 came in, which is `_BEYOND` more than the modulus. What is above half of the modulus stands for a
-    slot below 0, which 64 bits write `_BEYOND` higher.
+    Each wrap added 2^64, which is `_BEYOND` more than the modulus. A value above half of the modulus represents a
+    negative slot, which 64 bits write `_BEYOND` higher.
     """
     excess = borrowed.astype(np.uint64) * np.uint64(_BEYOND)
     short = chunk < excess

@@ -1,12 +1,12 @@
-"""The bytes in which SEAL and TenSEAL write a vector, as far as words must be taken out of them and put back.
+"""Byte format of SEAL and TenSEAL vectors, as far as words are taken out of vectors and put back.
 
-All that surrounds the words is constant for given parameters. It is taken once from a vector that this process
-encrypted itself, checked field by field, and from then on it is written here and never read: a peer sends words
-only. So no length, size or flag that a peer chose ever reaches the library.
+Everything around the words is constant for given parameters. This process encrypts one vector itself, takes the
+constant parts from it and checks them field by field. Afterwards the constant parts are only written, never read: a
+peer sends words only. So no length, size or flag that a peer chose ever reaches the library.
 
     TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2)
     SEAL        header [16]: magic 5ea1, header size, version, compression, reserved, total bytes
-    zstd        frame of raw blocks, for words look random; left out in what is written here
+    zstd        frame of raw blocks, because words look random; left out in the bytes written here
     ciphertext  parameters' hash [32], NTT flag [1], polynomials [8], degree [8], primes [8], scale [8], correction [8],
                 then an array: header [16], words [8], the words
 """
@@ -27,7 +27,6 @@ PREFIX_BYTES = _FIELDS.size + _SEAL_HEADER.size + 8
 
 
 def varint(number: int) -> bytes:
-    """Protobuf's variable-length integer."""
     written = bytearray()
     while number > 127:
         written.append(number & 127 | 128)
@@ -36,24 +35,20 @@ def varint(number: int) -> bytes:
     return bytes(written)
 
 
-# Of a vector of one ciphertext: its number of values, and the tag of SEAL's bytes.
+# Head of a vector with one ciphertext: its number of values, and the tag of SEAL's bytes.
 _VECTOR_HEAD = b"\x0a" + varint(len(varint(SLOTS))) + varint(SLOTS) + b"\x12"
 
 
 class FormatError(ValueError):
-    """The library wrote something else than this module knows."""
+    """Error: the library wrote a format that this module does not know."""
 
 
 class CompressedError(FormatError):
-    """The library found something to compress, which happens to random words almost never: encrypt again."""
+    """Error: the library compressed words, which almost never happens to random words. Remedy: encrypt again."""
 
 
 def seal_bytes(vector: bytes) -> memoryview:
-    """SEAL's bytes inside what TenSEAL wrote for a vector of one ciphertext.
-
-    Raises:
-        FormatError: it wrote something else.
-    """
+    """SEAL's bytes inside TenSEAL's bytes of a vector with one ciphertext; `FormatError` if there are none."""
     if not vector.startswith(_VECTOR_HEAD):
         found, expected = vector[: len(_VECTOR_HEAD)].hex(), _VECTOR_HEAD.hex()
         raise FormatError(f"a vector begins with {found}, expected {expected}")
@@ -64,10 +59,10 @@ def seal_bytes(vector: bytes) -> memoryview:
 
 
 def unpacked(data: memoryview) -> list[memoryview]:
-    """A ciphertext's own bytes out of SEAL's bytes, in pieces.
+    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces.
 
     Raises:
-        FormatError: the header is not the one that is known.
+        FormatError: the header differs from the known header.
         CompressedError: a zstd block is compressed.
     """
     magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(data)
@@ -82,7 +77,7 @@ def unpacked(data: memoryview) -> list[memoryview]:
 
 
 def _raw_blocks(frame: memoryview) -> list[memoryview]:
-    """Content of a zstd frame (RFC 8878) that has raw blocks only."""
+    """Content of a zstd frame (RFC 8878) with raw blocks only."""
     if bytes(frame[:4]) != _ZSTD_MAGIC:
         raise FormatError("no zstd frame")
     descriptor = frame[4]
@@ -104,15 +99,7 @@ def _raw_blocks(frame: memoryview) -> list[memoryview]:
 
 
 def copy_words(pieces: list[memoryview], into: memoryview) -> None:
-    """Copy what follows a ciphertext's prefix, without joining the pieces first.
-
-    Args:
-        pieces: from `unpacked`.
-        into: bytes that the words take.
-
-    Raises:
-        FormatError: there are more or fewer.
-    """
+    """Copy the bytes behind a ciphertext's prefix from ``pieces``; `FormatError` if they do not fill ``into``."""
     at = -PREFIX_BYTES
     for piece in pieces:
         rest = piece[max(-at, 0) :]
@@ -126,11 +113,7 @@ def copy_words(pieces: list[memoryview], into: memoryview) -> None:
 
 
 def checked_prefix(body: bytes) -> bytes:
-    """What stands in front of a ciphertext's words, after a check of every field.
-
-    Raises:
-        FormatError: a field is not as it is for two polynomials of 4,096 coefficients modulo one prime.
-    """
+    """Bytes in front of a ciphertext's words; `FormatError` unless the fields fit two polynomials modulo one prime."""
     if len(body) != PREFIX_BYTES + 8 * BFV.words:
         raise FormatError(f"a ciphertext has {len(body)} bytes, expected {PREFIX_BYTES + 8 * BFV.words}")
     _, *found = _FIELDS.unpack_from(body)
@@ -145,11 +128,9 @@ def checked_prefix(body: bytes) -> bytes:
 
 
 def vector_head(sample: bytes, prefix: bytes) -> bytes:
-    """What must stand in front of words so that TenSEAL reads a vector, uncompressed.
+    """Bytes that must precede words so that TenSEAL reads an uncompressed vector.
 
-    Args:
-        sample: a vector that TenSEAL wrote; its versions are taken over.
-        prefix: from `checked_prefix`.
+    ``sample`` is a vector that TenSEAL wrote; its version numbers are reused. ``prefix`` comes from `checked_prefix`.
     """
     major, minor = seal_bytes(sample)[3:5]
     total = _SEAL_HEADER.size + len(prefix) + 8 * BFV.words
@@ -158,11 +139,7 @@ def vector_head(sample: bytes, prefix: bytes) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Number at ``at``, and where the next field begins.
-
-    Raises:
-        FormatError: no number of at most 35 bits.
-    """
+    """Read the number at ``at``; return it and the next field's start. `FormatError` if it has more than 35 bits."""
     number = 0
     for shift in range(0, 35, 7):
         if at >= len(data):

@@ -1,9 +1,9 @@
-"""What a suite is: sealing at the silos, adding at the server.
+"""Interface of a suite: silos seal, the server adds.
 
-A suite turns slots into *words* that hide them, so that the sum of words, taken modulo the suite's modulus, opens to
-the sum of slots. The server has the `Form` only: numbers that everybody may know. It checks that every word is below
-its modulus and adds with NumPy; it has no secret, and no peer's bytes reach native code there. At a silo they reach
-it only as words that passed the same check, behind headers that the silo itself wrote.
+A suite turns slots into *words* that hide the slots. The sum of words, modulo the suite's modulus, opens to the sum of
+slots. The server has only the `Form`: public numbers. It checks that every word is below the modulus and adds with
+NumPy. It has no secret, and no peer's bytes reach native code there. At a silo, peers' bytes reach native code only as
+words that passed the same check, behind headers that the silo itself wrote.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ Words = NDArray[np.uint64]
 """Sealed chunks, uint64 [chunks, words of a chunk], little-endian on the wire."""
 
 NONCE_BYTES = 16
-"""A fresh random number of this length names every upload."""
+"""Length of the fresh random number that names every upload."""
 
 DIGEST_BYTES = 32
 NO_DIGEST = bytes(DIGEST_BYTES)
-"""Stands where there is nothing to digest, or not yet."""
 
-# Chunks that are checked or added together: they fit the cache.
+# Chunks that are checked or added together; they fit the cache.
 _GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The public numbers of a suite; all that the server needs.
+    """Public numbers of a suite; all that the server needs.
 
     Args:
         kind: name in configuration files.
-        code: number on the wire; never reuse one, nor 2, which a suite had that is gone.
+        code: number on the wire; never reuse a number, nor 2, which belonged to a removed suite.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
-        modulus: of a chunk's words, a prime.
-        words: of a chunk.
+        modulus: modulus of a chunk's words, a prime.
+        words: words of a chunk.
         additions: updates that may be summed before decryption could fail.
     """
 
@@ -76,15 +75,10 @@ PAD = Form("pad", 3, 64, PAD_MODULUS, SLOTS, 255)
 MASKED = Form("masked", 4, 48, BFV_MODULUS, 2 * SLOTS, 200)
 
 FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}
-"""Every suite by its name."""
 
 
 def form_of(kind: str) -> Form:
-    """The form of a suite by its name in configuration files.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Return the form of a suite by its name in configuration files; raise `ConfigError` for an unknown name."""
     if kind not in FORMS:
         raise ConfigError("cipher.kind", f"there is no suite {kind!r}", f"Choose one of {', '.join(FORMS)}")
     return FORMS[kind]
@@ -92,18 +86,18 @@ def form_of(kind: str) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One update in a sum, as far as everybody may know it.
+    """Public description of one update in a sum.
 
     Args:
-        update_id: as in the order; ``<silo>/0`` of a calibration.
+        update_id: id in the order; ``<silo>/0`` for a calibration.
         round: base version of the update.
-        nonce: 16 random bytes, fresh for every upload, a repeated one included.
-        chain: digest of all that led the sender to its base, 32 bytes; of a calibration: the run's digest.
-        digest: SHA-256 of its words; `NO_DIGEST` until it is sealed.
-        annex: digest of the annex that it was sent with; `NO_DIGEST` if there was none.
+        nonce: 16 random bytes, fresh for every upload, also for a repeated upload.
+        chain: digest of the history that led the sender to its base, 32 bytes; for a calibration, the run's digest.
+        digest: SHA-256 of the update's words; `NO_DIGEST` until the update is sealed.
+        annex: digest of the annex that came with the update; `NO_DIGEST` without an annex.
 
     Raises:
-        ValueError: one of the bytes has another length.
+        ValueError: a byte string has the wrong length.
     """
 
     update_id: str
@@ -121,64 +115,48 @@ class Member:
 
     @property
     def silo(self) -> str:
-        """Whose update it is."""
         return self.update_id.rpartition("/")[0]
 
 
 class Sealer(Protocol):
-    """The silo's half of a suite: it has the group's secret. Chunks can be sealed and opened in any portions."""
+    """Silo's half of a suite, with the group's secret. Chunks can be sealed and opened in any portions."""
 
     @property
     def form(self) -> Form: ...
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """Hide chunks.
+        """Hide chunks, int64 [chunks, 4096], each slot of at most ``form.slot_bits`` bits.
 
-        Args:
-            slots: int64 [chunks, 4096], each of at most ``form.slot_bits`` bits.
-            member: the update they belong to; its nonce must be fresh.
-            first: number of the first of the chunks within the update; the header chunk is 0.
+        The nonce of ``member`` must be fresh. ``first`` is the number of the first chunk in the update; the header
+        chunk is 0.
         """
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        """Sums of slots, int64 [chunks, 4096].
+        """Decrypt sums of slots, int64 [chunks, 4096].
 
-        Args:
-            words: uint64 [chunks, words of a chunk], summed by `Adder.add`; they are checked here again.
-            members: every update in the sum.
-            first: number of the first of the chunks.
-            sender: who sent them, for errors.
+        ``words``, uint64 [chunks, words of a chunk], were summed by `Adder.add`; they are checked here again.
 
         Raises:
-            ProtocolError: words out of range, or more members than can be added.
+            ProtocolError: words are out of range, or there are more members than can be added.
         """
 
 
 class Adder:
-    """The server's half of every suite: checks and adds, without a secret. For one thread at a time.
-
-    Args:
-        form: of the suite.
-    """
+    """Server's half of every suite: checks and adds without a secret. For one thread at a time."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self._modulus = np.uint64(form.modulus)
-        # What 2^64 is modulo a modulus so large that two words may add up to more.
+        # 2^64 modulo the modulus, where the modulus is so large that two words may overflow 64 bits.
         self._carried = np.uint64(2**64 % form.modulus if form.modulus > 2**63 else 0)
         self._spare = np.empty((_GROUP, form.words), dtype=np.uint64)
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
     def check(self, words: Words, sender: str, number: int = 0) -> None:
-        """Check that these can be sealed chunks.
-
-        Args:
-            words: of some chunks.
-            sender: who sent them, for errors.
-            number: of the first of them in its message, likewise.
+        """Check that words can be sealed chunks; ``number`` is the first chunk's number in its message, for errors.
 
         Raises:
-            ProtocolError: a wrong type or shape, or a word that is not below its modulus.
+            ProtocolError: the type or shape is wrong, or a word is not below its modulus.
         """
         if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != self.form.words:
             raise ProtocolError(
@@ -191,13 +169,7 @@ class Adder:
                 )
 
     def fault(self, words: Words, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
-        """What `check` has against words that may lie in a file: all of them are read once, and hashed on the way.
-
-        Args:
-            words: of some chunks.
-            sender: as for `check`.
-            hashed: takes their bytes.
-        """
+        """First error of `check` in words that may lie in a file; reads them once and feeds them to ``hashed``."""
         found: ProtocolError | None = None
         for start, stop in spans(len(words), self.form.chunk_bytes):
             span = words[start:stop]
@@ -213,7 +185,7 @@ class Adder:
     def add(self, total: Words, words: Words) -> None:
         """Add ``words`` to ``total`` in place; both must have passed `check`.
 
-        How many updates are in a sum the words do not tell: the caller counts, see `check_additions`.
+        Words do not show how many updates a sum has: the caller counts, see `check_additions`.
         """
         if total.shape != words.shape:
             raise PolicyError(f"words {words.shape} are to be added to {total.shape}")
@@ -222,25 +194,20 @@ class Adder:
             spare, carry = self._spare[: len(into)], self._carry[: len(into)]
             np.add(into, more, out=into)
             if self._carried:
-                # Where 2^64 was lost, what it stands for comes back; that makes no more than the modulus.
+                # Where 2^64 was lost in the overflow, add its residue; the result is at most the modulus.
                 np.less(into, more, out=carry)
                 np.multiply(carry, self._carried, out=spare)
                 np.add(into, spare, out=into)
-            # Where the sum is below the modulus already, subtracting wraps round and the minimum keeps it.
+            # Where the sum is already below the modulus, the subtraction wraps around and the minimum keeps the sum.
             np.subtract(into, self._modulus, out=spare)
             np.minimum(into, spare, out=into)
 
 
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
-    """Check that a sum holds some updates, none of them twice, and no more than can be added.
-
-    Args:
-        members: every update in the sum.
-        limit: `Form.limit`.
-        sender: who sent the sum, for errors.
+    """Check that a sum holds updates, no update or nonce twice, and at most ``limit`` (`Form.limit`).
 
     Raises:
-        ProtocolError: it does not.
+        ProtocolError: a check fails.
     """
     if not 1 <= len(members) <= limit:
         raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} open")

@@ -1,16 +1,17 @@
-"""An owner's consent that a silo examines single updates of one version: a signed statement in a small file.
+"""Owner's consent that a silo examines single updates of one version: a signed statement in a small file.
 
-It names group, key epoch, run, version and what that added, so it is good for nothing else; and it names who may
-examine, several perhaps, for one of them may be who is looked for. The silo's long-lived key signs it.
+The consent names group, key epoch, run, version and the version's additions, so it is valid for nothing else. It also
+names the examiners. There may be several, because one examiner may be the silo that is searched for. The silo's
+long-lived key signs the consent.
 
-Under masks the group key opens no single update. There a consent has the seeds of the masks that the silo shares with
-each other one in this version, for each examiner sealed to its public key: those of one update, and no key. The seed of
-the silo's own mask was revealed with the sum.
+Under masks, the group key opens no single update. A consent then has the seeds of the masks that the silo shares with
+each other silo in this version. They are sealed to each examiner's public key: seeds of one update, and no key. The
+seed of the silo's own mask was revealed with the sum.
 
-*How many must consent*: more than half of all that have a key, and no fewer than the updates that a version of the run
-must have. How many have a key is the administrator's word and not the server's; no two groups of silos that have
-nobody in common can both be a majority; and owners who let nobody see a sum of fewer than m updates do not have single
-ones shown on the word of fewer.
+*Required consents*: more than half of all silos with a key, and at least as many as a version of the run must have
+updates. The administrator, not the server, decides how many silos have a key. Two groups of silos without a common
+member cannot both be a majority. Owners who let nobody see a sum of fewer than m updates do not have single updates
+shown on the consent of fewer than m.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Unsigned(_Statement):
 
 
 class Consent(_Unsigned):
-    """One owner's; ``masks`` are the seeds for each examiner, where there are any."""
+    """Consent of one owner; ``masks`` are the sealed seeds for each examiner, if any."""
 
     signature: Signature
 
@@ -60,19 +61,11 @@ class Consent(_Unsigned):
         return Matter(self.group, self.epoch, self.run, self.version, self.content)
 
     def signed_by(self, signing: bytes) -> bool:
-        """Whether the signature is that of this Ed25519 key."""
         body = _Unsigned.model_validate(self.model_dump(exclude={"signature"}))
         return is_signed(signing, _SIGNED, body.canonical(), self.signature)
 
     def pair_seeds(self, own: SiloKeys) -> dict[str, bytes]:
-        """Seeds of the silo's masks with others, by their names; none if there are none for this examiner.
-
-        Args:
-            own: the examiner's keys.
-
-        Raises:
-            ProtocolError: they do not open.
-        """
+        """Decrypt the mask seeds for an examiner (``own``), by silo; empty without any. `ProtocolError` on failure."""
         sealed = self.masks.get(own.name)
         if sealed is None:
             return {}
@@ -88,13 +81,12 @@ class Consent(_Unsigned):
 def give_consent(
     own: SiloKeys, matter: Matter, examiners: Mapping[str, PublicKeys], pairs: Mapping[str, bytes] | None = None
 ) -> Consent:
-    """A consent of this silo's owner.
+    """Make a consent of this silo's owner.
 
     Args:
         own: the silo's long-lived keys.
-        matter: what is to be examined.
-        examiners: who may, with their long-lived keys.
-        pairs: seeds of the silo's masks with others in this version, by their names; None where there are none.
+        examiners: long-lived keys of the allowed examiners.
+        pairs: seeds of the silo's masks with others in this version, by their names; None without masks.
     """
     statement = _Statement(
         group=matter.group,
@@ -107,7 +99,7 @@ def give_consent(
     )
     masks = {}
     for name, keys in examiners.items() if pairs is not None else ():
-        # Used once, so the nonce may be constant; and what is at rest later opens nothing.
+        # A fresh pair is used once, so the nonce may be constant; keys stolen from this silo later open nothing.
         ephemeral = fresh_pair(own)
         text = AESGCM(ephemeral.agree(keys, _SEALED)).encrypt(_NONCE, pack_named(pairs or {}), statement.canonical())
         masks[name] = ephemeral.public.exchange + text
@@ -116,23 +108,13 @@ def give_consent(
 
 
 def needed(silos: int, members: int) -> int:
-    """Consents without which nothing is examined.
-
-    Args:
-        silos: that have a key.
-        members: least number of updates of a version.
-    """
+    """Number of consents required; ``silos`` have a key, ``members`` is the least number of updates of a version."""
     return max(silos // 2 + 1, members)
 
 
 @dataclass(frozen=True, slots=True)
 class Consents:
-    """Those of a version that count.
-
-    Args:
-        by_silo: one of each silo.
-        refused: why each of the others does not count.
-    """
+    """Consents for a version that count, by silo, and why each of the others does not count."""
 
     by_silo: Mapping[str, Consent]
     refused: tuple[str, ...]
@@ -141,13 +123,12 @@ class Consents:
     def read(
         cls, files: Iterable[tuple[str, bytes]], matter: Matter, senders: Mapping[str, bytes], examiner: str
     ) -> Consents:
-        """Sort out what counts.
+        """Sort out the consents that count.
 
         Args:
-            files: what each is called in errors, and its bytes.
-            matter: that is to be examined.
-            senders: Ed25519 public keys of all silos of the group; no two have one.
-            examiner: who is to examine.
+            files: name in error messages and bytes of each file.
+            senders: Ed25519 public keys of all silos of the group; no two share a key.
+            examiner: name of the examining silo.
         """
         found: dict[str, Consent] = {}
         refused = []
@@ -160,11 +141,7 @@ class Consents:
         return cls(found, tuple(refused))
 
     def check(self, silos: int, members: int) -> None:
-        """Check that there are enough; arguments as of `needed`.
-
-        Raises:
-            ProtocolError: there are not.
-        """
+        """Check that there are enough consents, or raise `ProtocolError`; arguments as in `needed`."""
         wanted = needed(silos, members)
         if len(self.by_silo) < wanted:
             detail = f"{len(self.by_silo)} of {silos} silos' owners consent, {wanted} must"

@@ -1,9 +1,9 @@
-"""What the server gives an examiner: a file of single updates.
+"""File of single updates that the server gives to an examiner.
 
     magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | each update
     each update: name bytes [2], message bytes [8] | update id | the message as its silo sent it
 
-Files are read as memory that the system maps, so an update takes room only while it is looked at.
+Files are memory-mapped, so an update takes memory only while it is read.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ _PORTION = 2**20
 
 @dataclass(frozen=True, slots=True)
 class KeptUpdate:
-    """An update that the server keeps: its id, the bytes of its message, and a file that begins with them."""
+    """Update that the server keeps: its id, the bytes of its message, and a file that begins with the message."""
 
     update_id: str
     nbytes: int
     file: Path
 
     def pieces(self) -> Iterator[bytes]:
-        """Its part of the file."""
         name, left = self.update_id.encode(), self.nbytes
         yield _RECORD.pack(len(name), left) + name
         with self.file.open("rb") as file:
@@ -45,13 +44,7 @@ class KeptUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Disclosure:
-    """What an examiner is given.
-
-    Args:
-        notice: of the version.
-        consents: their files.
-        updates: of each the id that the server gives it, and its message.
-    """
+    """Content of a disclosure file: notice, consent files, and id and message of each update."""
 
     notice: bytes
     consents: tuple[bytes, ...]
@@ -59,11 +52,11 @@ class Disclosure:
 
     @classmethod
     def open(cls, path: Path) -> Disclosure:
-        """Read what `disclose` wrote; updates are not looked into.
+        """Read what `disclose` wrote; updates are not parsed.
 
         Raises:
             ConfigError: the file cannot be read.
-            ProtocolError: it is another kind of file, or ends early.
+            ProtocolError: the file is of another kind, or ends early.
         """
         try:
             with path.open("rb") as file:
@@ -82,17 +75,7 @@ class Disclosure:
 
 
 def disclose(out: Path, notice: bytes, consents: Iterable[bytes], kept: Iterable[KeptUpdate]) -> None:
-    """Write what an examiner is given.
-
-    Args:
-        out: file to write, for its owner alone.
-        notice: of the version.
-        consents: that count.
-        kept: its updates.
-
-    Raises:
-        ConfigError: it cannot be read, or not be written.
-    """
+    """Write a disclosure file, for its owner alone; raise `ConfigError` if a file cannot be read or written."""
     packed = pack(consents)
     head = _MAGIC + _LENGTHS.pack(len(notice), len(packed)) + notice + packed
 

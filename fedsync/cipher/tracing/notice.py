@@ -1,12 +1,13 @@
-"""What went into one version: the *notice* by which owners know what they consent to, and examiners what to look for.
+"""Notice of one version's updates: owners see what they consent to, and examiners what to look for.
 
     magic [8] | frames: run, numbers [5 x 8], group fingerprint, suite, values in the clear, roster, seeds, updates
     numbers: version, least members of a version, bits, chunks of an update, key epoch
     each update: its id, base version [8], slip
 
-It has no words of any update, so it tells nothing that the server does not know. The server writes it, and can write
-what it likes. But each slip is signed by its silo, and the content C of the version follows from the slips: silos that
-came to that version remember the same C (`fedsync.cipher.silo.history`), or the notice is not that of the version.
+The notice has no words of any update, so it discloses nothing that the server does not know. The server writes the
+notice and can write anything. But each slip is signed by its silo, and the content C of the version follows from the
+slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`); otherwise the notice is not
+that of the version.
 """
 
 from __future__ import annotations
@@ -32,14 +33,13 @@ _MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class Matter:
-    """What a consent is about: one version of one run.
+    """Subject of a consent: one version of one run.
 
     Args:
         group: fingerprint of the group key.
-        epoch: of the group key.
+        epoch: epoch of the group key.
         run: the run's identity.
-        version: of the model.
-        content: C of what the version added, 32 bytes.
+        content: C of the version's additions, 32 bytes.
     """
 
     group: bytes
@@ -51,16 +51,16 @@ class Matter:
 
 @dataclass(frozen=True)
 class Notice:
-    """See the module.
+    """Notice of one version; the module describes its content.
 
     Args:
         run: the run's identity.
-        version: that the updates led to.
-        members: least number of updates of a version, as the run has it.
+        version: version that the updates led to.
+        members: least number of updates of a version in the run.
         updates: slips, in the order in which the server added them.
-        clear: what the values in the clear changed by, float32 bytes.
-        roster: what silos announced for masks, or nothing.
-        seeds: of the silos' own masks, by name, as they were revealed.
+        clear: change of the values in the clear, float32 bytes.
+        roster: silos' announcements for masks; empty without masks.
+        seeds: revealed seeds of the silos' own masks, by name.
     """
 
     run: str
@@ -73,35 +73,31 @@ class Notice:
 
     @property
     def head(self) -> wire.Head:
-        """Of the first update: epoch, suite and chunks are those of all."""
+        """Head of the first update; epoch, suite and chunks are the same for all."""
         return self.updates[0].head
 
     @cached_property
     def matter(self) -> Matter:
-        """What a consent to its examination is about."""
         by_grid: dict[bytes, list[Member]] = {}
         heads: dict[bytes, wire.Head] = {}
         for update in self.updates:
             heads.setdefault(update.head.grid, update.head)
             by_grid.setdefault(update.head.grid, []).append(update.head.members[0])
-        # As the server adds up: a sum for each grid, in their order.
+        # The same sums as the server's: one for each grid, in order.
         sums = [replace(heads[grid], members=tuple(members)) for grid, members in sorted(by_grid.items())]
         content = added_content(sums, self.clear)
         return Matter(self.head.fingerprint, self.head.epoch, self.run, self.version, content)
 
     def slip(self, silo: str) -> wire.Envelope | None:
-        """The update of a silo; the first where there are several."""
         return next((update for update in self.updates if update.head.sender == silo), None)
 
     def known(self, history: History) -> bool:
-        """Whether a silo came to this version by these very updates; False where it has not come so far.
-
-        Args:
-            history: of the silo.
+        """Whether a silo reached this version with these very updates; False if it has not reached the version.
 
         Raises:
-            ProtocolError: it came to the version by others, or the version does not follow on what it has.
-            ConfigError: it has forgotten.
+            ProtocolError: the silo reached the version with others, or the version does not follow on the silo's
+                history.
+            ConfigError: the silo has forgotten the version.
         """
         records = history.records
         if self.version > records.newest:
@@ -118,7 +114,7 @@ class Notice:
         return True
 
     def encode(self) -> bytes:
-        """Raises `ValueError` where it would be too long to be read."""
+        """Encode; raise `ProtocolError` if the notice would be too long to be read."""
         head, packing = self.head, self.head.packing
         numbers = _NUMBERS.pack(self.version, self.members, packing.bits, head.chunks, head.epoch)
         slips = [
@@ -132,14 +128,10 @@ class Notice:
 
     @classmethod
     def read(cls, data: bytes, senders: Mapping[str, bytes]) -> Notice:
-        """The inverse of `encode`, once every slip was found to be signed by its silo.
-
-        Args:
-            data: what came.
-            senders: Ed25519 public keys of all silos of the group.
+        """Decode, and check that every slip is signed by its silo.
 
         Raises:
-            ProtocolError: it is no notice, or not of this group.
+            ProtocolError: the notice is malformed, or of another group.
         """
         if not data.startswith(_MAGIC):
             raise ProtocolError(SERVER, "notice", "it is none")

@@ -1,20 +1,20 @@
-"""Looks for who spoiled a version: each update of it alone, opened at one silo, with the consent of the owners.
+"""Search for the silo that spoiled a version: each update alone, opened at one silo, with the owners' consent.
 
-An update is opened only if it is what its silo signed, is one of the version's, and its tag fits: a silo decrypts
-nothing that silos did not seal. Then it has to be what an honest silo may send:
+An update is opened only if its silo signed it, it belongs to the version, and its tag fits: a silo decrypts only data
+that silos sealed. Then the update must be what an honest silo may send:
 
-| check | what is wrong where it fails |
+| failed check | fault |
 |---|---|
 | tag | no sum with it is authentic, at any silo |
 | chain | it was built on another past than this silo's |
 | grid | it was sealed on a grid that nobody agreed on |
-| masks | its masks with another silo are not the ones that that silo committed to, or are not those committed to |
-| count, weights, progress, votes, evaluation | its header is none of a single silo |
-| clipping | a value is beyond what clipping leaves |
-| filling | there are values where the model has none |
-| size | with what the header says of weight and progress, the model would change by more than any model does |
+| masks | the two silos of a mask committed to different seeds, or the seeds are not those committed to |
+| count, weights, progress, votes, evaluation | its header is not that of a single silo |
+| clipping | a value exceeds the clipping range |
+| filling | there are values behind the last value of the model |
+| size | with the header's weight and progress, the model would change by more than any model does |
 
-What is told of an update is which checks it fails, and its largest value relative to the clipping limit.
+The report on an update has only its failed checks, and its largest value relative to the clipping limit.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ from fedsync.common.errors import SERVER, ProtocolError
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What examining one update came to.
+    """Result of the examination of one update.
 
     Args:
-        silo: whose it is.
-        update_id: of it.
-        faults: checks that it fails.
-        largest: its largest value, relative to the clipping limit; None where it was not opened.
-        unexamined: why it was not opened, though nothing is known against it; else nothing.
+        silo: silo of the update.
+        faults: failed checks.
+        largest: largest value, relative to the clipping limit; None where the update was not opened.
+        unexamined: reason why an update without known faults was not opened; else empty.
     """
 
     silo: str
@@ -59,14 +58,7 @@ class Finding:
 
 
 class Tracer:
-    """Examines updates at one silo.
-
-    Args:
-        plan: of the run.
-        ring: the examining silo's keys.
-        sealer: of the plan's suite, with the group's secret.
-        state: what the silo keeps of the run.
-    """
+    """Examiner of updates at one silo; ``state`` is the silo's state of the run."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, state: ReplicaState) -> None:
         self._plan = plan
@@ -79,15 +71,9 @@ class Tracer:
     def trace(
         self, notice: Notice, consents: Mapping[str, Consent], updates: Iterable[tuple[str, memoryview]]
     ) -> list[Finding]:
-        """What is wrong with each update of a version.
+        """Examine each update of a version, checked by `Notice.known`; raise `ProtocolError` if it fits another plan.
 
-        Args:
-            notice: of the version, see `Notice.known`; of this plan.
-            consents: that count, by silo.
-            updates: id, and message, as the server gives them.
-
-        Raises:
-            ProtocolError: the notice is of another suite, model or number of bits.
+        ``consents`` are the counting consents by silo; ``updates`` are id and message of each update, from the server.
         """
         head, plan = notice.head, self._plan
         if (head.form, head.packing, head.chunks) != (plan.form, plan.packing, plan.chunks):
@@ -133,7 +119,6 @@ class Tracer:
         return replace(found, faults=(*faults, *inside), largest=largest)
 
     def _read(self, slip: wire.Envelope, message: memoryview) -> wire.Envelope:
-        """The update, if it is what the slip is of."""
         head, public = slip.head, self._ring.group.members[slip.head.sender].signing
         expected = wire.Expected(
             wire.Kind.UPDATE, head.form, head.packing, head.sender, head.round, head.attempt, head.epoch,
@@ -145,12 +130,12 @@ class Tracer:
         return envelope
 
     def _outside(self, head: wire.Head) -> list[str]:
-        """Checks that an update fails before it is opened, besides that of its tag."""
+        """Failed checks that need no opening, except the tag's."""
         faults = [] if self._state.history.chain(head.round) == head.members[0].chain else ["chain"]
         return faults if head.grid in self._grids else [*faults, "grid"]
 
     def _inside(self, update: Authentic, sealer: Sealer) -> tuple[list[str], float]:
-        """Checks that what is in it fails, and its largest value relative to the limit."""
+        """Failed checks of the opened content, and the largest value relative to the limit."""
         plan, members, silo = self._plan, update.head.members, update.head.sender
         grid, faults, factor = self._grids.get(update.head.grid, plan.grid(plan.first_exponents)), [], 0.0
         try:
@@ -166,11 +151,7 @@ class Tracer:
         return faults + (["filling"] if beyond else []), most / plan.packing.peak
 
     def _unmasker(self, envelope: wire.Envelope, notice: Notice, consent: Consent) -> Unmasker:
-        """Takes all masks off one update: its own, and those with each other silo.
-
-        Raises:
-            ProtocolError: a seed is missing, or not the one that was committed to.
-        """
+        """Remove all masks of one update; `ProtocolError` if a seed is missing or differs from its commitment."""
         silo, member = envelope.head.sender, envelope.head.members[0]
         own = notice.seeds.get(silo, b"")
         seeds = Seeds(own, consent.pair_seeds(self._ring.own))
@@ -182,11 +163,10 @@ def _id(update: wire.Envelope) -> str:
 
 
 def _annexes(notice: Notice) -> dict[str, Annex]:
-    """The annex of each silo that has one."""
     return {one.head.sender: Annex.unpack(one.head.annex, one.head.sender, one.head.sender) for one in notice.updates}
 
 
 def _at_odds(silo: str, annexes: Mapping[str, Annex]) -> Sequence[str]:
-    """Silos that committed to another seed of the mask that they share with this one: either of the two lies."""
+    """Silos that committed to another seed of the mask shared with ``silo``: either of the two lies."""
     own = annexes[silo].pairs
     return [name for name, one in annexes.items() if name != silo and one.pairs.get(silo) != own.get(name)]

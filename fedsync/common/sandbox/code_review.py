@@ -1,9 +1,9 @@
-"""Confirmed code: files that run only as they were when an owner approved them, or a reviewer signed them.
+"""Confirmed code: files that run only with the content that an owner approved or a reviewer signed.
 
-A file is compared with its confirmed SHA-256 when it is read to be run, so no other bytes than the compared ones run.
-So are the modules that it imports, from wherever but the folders that this process started with (``sys.path``: the
-standard library, what is installed). `confirm_imports` does that by a path hook of Python's, which finds Python source
-only: no bytecode, no native module and no archive is loaded from elsewhere.
+A file is compared with its confirmed SHA-256 when it is read for execution, so only the compared bytes run. The same
+holds for imported modules from any folder other than those at process start (``sys.path``: the standard library and
+installed packages). `confirm_imports` does this with a Python path hook that finds Python source only: no bytecode, no
+native module and no archive is loaded from elsewhere.
 
 A review is a file, ``code-review.json``, in the folder that modules are imported from:
 
@@ -42,21 +42,20 @@ from fedsync.common.files import write_atomically
 from fedsync.common.sandbox.path_sandbox import open_data
 
 REVIEW = "code-review.json"
-"""Name of a review's file."""
 
 MOST_FILES, _MOST_ENTRIES, _MOST_BYTES = 1000, 20_000, 2**20
 
 _INSTALLED = tuple({Path(folder).resolve() for folder in sys.path})
 
 Check = Callable[[Path, bytes], None]
-"""Raises `OwnerRefusal` where a file, by its absolute path, is not to run with this content."""
+"""Raises `OwnerRefusal` if a file, given by its absolute path, may not run with this content."""
 
 
 def code_below(root: Path) -> dict[str, str]:
-    """SHA-256, hexadecimal, of every Python file below a folder, by its path relative to the folder.
+    """SHA-256, hexadecimal, of every Python file below a folder, by relative path.
 
     Raises:
-        ConfigError: the folder has too much in it, or a file cannot be read.
+        ConfigError: the folder has too many files, or a file cannot be read.
     """
     found: dict[str, str] = {}
     entries = 0
@@ -65,7 +64,7 @@ def code_below(root: Path) -> dict[str, str]:
         entries += len(inner) + len(names)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
-                if not path.is_file():  # a pipe would have its reader wait
+                if not path.is_file():  # reading a pipe would block
                     raise ConfigError(str(path), "this is no file", "Remove it, or give it another ending")
                 found[path.relative_to(root).as_posix()] = file_digest(path)
             except OSError as error:
@@ -90,7 +89,7 @@ class Review:
 
     @classmethod
     def read(cls, folder: Path) -> Review | None:
-        """The review in a folder; None where there is none.
+        """Read the review in a folder; None without a review.
 
         Raises:
             ValueError: the file is damaged.
@@ -109,14 +108,13 @@ class Review:
         return cls(files, {key: base64.b64decode(text, validate=True) for key, text in signatures.items()})
 
     def write(self, folder: Path) -> Path:
-        """Write the review into the folder that it is of."""
         signatures = {key: base64.b64encode(signature).decode() for key, signature in self.signatures.items()}
         text = json.dumps({"files": dict(self.files), "signatures": signatures}, indent=1, sort_keys=True)
         write_atomically(folder / REVIEW, f"{text}\n".encode())
         return folder / REVIEW
 
     def signed_by(self, key: str) -> bool:
-        """Whether the signature of this public key is there, and is one of these files."""
+        """Whether this public key has a valid signature on these files."""
         key = bare(key)
         try:
             _public(key).verify(self.signatures[key], _signed(self.files))
@@ -125,17 +123,16 @@ class Review:
         return True
 
     def sign(self, key: Ed25519PrivateKey) -> Review:
-        """The review with one signature more."""
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
         return replace(self, signatures={**self.signatures, public: key.sign(_signed(self.files))})
 
 
 def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
-    """A reviewer's key, as ``ssh-keygen -t ed25519`` makes it.
+    """Parse a reviewer's key, as ``ssh-keygen -t ed25519`` makes it.
 
     Raises:
-        ValueError: it is no such key, or the passphrase is wrong.
-        TypeError: it is under a passphrase, and there is none.
+        ValueError: not such a key, or a wrong passphrase.
+        TypeError: the key is encrypted, and ``passphrase`` is None.
     """
     key = load_ssh_private_key(data, None if passphrase is None else passphrase.encode())
     if not isinstance(key, Ed25519PrivateKey):
@@ -144,10 +141,10 @@ def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
 
 
 def bare(key: str) -> str:
-    """A public key in OpenSSH's form without its comment.
+    """Return a public key in OpenSSH's form without its comment.
 
     Raises:
-        ValueError: it is no Ed25519 key.
+        ValueError: not an Ed25519 key.
     """
     text = " ".join(key.split()[:2])
     _public(text)
@@ -166,10 +163,10 @@ def _signed(files: Mapping[str, str]) -> bytes:
 
 
 def confirmed_by_approval(record: Path) -> Check:
-    """The check of a run that an owner approved: files are as they were then.
+    """Return the check of an approved run: files must have the content at approval.
 
     Args:
-        record: of the approval, JSON with SHA-256 by absolute path below ``code``.
+        record: file of the approval, JSON with SHA-256 by absolute path under ``code``.
     """
     try:
         files = json.loads(record.read_bytes())["code"]
@@ -188,10 +185,10 @@ def confirmed_by_approval(record: Path) -> Check:
 
 
 def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
-    """The check of ``code: reviewed``: a reviewer signed the files of this folder as they are.
+    """Return the check of ``code: reviewed``: a reviewer must have signed the files of this folder.
 
     Raises:
-        OwnerRefusal: no reviewer did.
+        OwnerRefusal: no listed reviewer signed, or the review is damaged.
     """
     try:
         review = Review.read(root)
@@ -212,7 +209,7 @@ def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
 
 
 class _ConfirmedLoader(SourceFileLoader):
-    """Loads a module from the bytes that were checked."""
+    """Loader that runs the checked bytes of a module."""
 
     def __init__(self, name: str, path: str, check: Check) -> None:
         super().__init__(name, path)
@@ -228,14 +225,14 @@ class _ConfirmedLoader(SourceFileLoader):
 
 
 def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
-    """Have each module that is imported from now on pass a check, but for those that are installed.
+    """Require a check of every module imported from now on, except installed modules.
 
     Args:
-        root: the folder of the code, absolute and without links, which may lie above or below installed folders.
-        check: what each file has to pass.
+        root: folder of the code, absolute and without links; it may lie above or below installed folders.
+        check: check of each file.
 
     Returns:
-        A function that takes this back.
+        A function that undoes this.
     """
 
     loader = partial(_ConfirmedLoader, check=check)
@@ -244,7 +241,7 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
         here = Path(folder).resolve()
         nearest = max((each for each in (root, *_INSTALLED) if here.is_relative_to(each)), key=_depth, default=root)
         if nearest != root:
-            raise ImportError(f"{folder} is installed")  # Python asks its other hooks then
+            raise ImportError(f"{folder} is installed")  # makes Python ask its other hooks
         return FileFinder(str(here), (loader, [".py"]))  # type: ignore[arg-type]  # a loader's maker
 
     def back() -> None:

@@ -1,9 +1,9 @@
-"""Confinement of this process and of all that it starts, on Linux: Landlock for files and ports, seccomp for sockets.
+"""Confinement of this process and its children on Linux: Landlock for files and ports, seccomp for sockets.
 
-Landlock (``landlock(7)``) denies all of the file system but what is named, and TCP but to one port (Linux 6.7); it also
-keeps the process from the memory of others, and (6.12) from sending them signals. It does not look at Unix sockets and
-UDP; a seccomp filter (``seccomp(2)``) lets nothing but TCP sockets be made. Neither can be taken back, and neither asks
-for rights. The package ``landlock`` knows no ports, so the three calls are made here.
+Landlock (``landlock(7)``) denies access to all files except the named ones, and to all TCP ports except the named ones
+(Linux 6.7). It also denies access to other processes' memory, and signals to them (6.12). It does not control Unix
+sockets and UDP, so a seccomp filter (``seccomp(2)``) allows only TCP sockets. Neither can be undone, and neither needs
+privileges. The package ``landlock`` does not support ports, so the three system calls are made here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _BENEATH, _PORT = 1, 2
 
 NETWORK_ABI = 4
-"""Landlock's version from which on ports are looked at."""
+"""First Landlock version that controls ports."""
 
 _SIGNALS_ABI = 6
 
@@ -82,7 +82,6 @@ _CALLS = {
         "semctl": 191, "semtimedop": 192, "setsid": 157, "setpgid": 154, "ioctl": 29, "prctl": 167,
     },
 }  # fmt: skip
-"""Numbers of system calls, by kind of machine."""
 
 _DENIED = (
     *("bind", "listen", "add_key", "request_key", "keyctl", "io_uring_setup", "inotify_add_watch", "fanotify_init"),
@@ -94,11 +93,11 @@ _DENIED = (
 _SIGNALS = ("kill", "tkill", "tgkill")
 _SERVING = ("bind", "listen")
 _GROUPS = ("setsid", "setpgid")
-"""Calls by which a process leaves its group, and so is not killed with it."""
+"""System calls by which a process leaves its group and would not be killed with it."""
 
 _OWNER_CONTROLS, _DEATH_SIGNAL = (0x8901, 0x8902), 1
 _OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
-"""Calls whose first argument is a process: 0 is who calls."""
+"""System calls whose first argument is a process; 0 is the caller."""
 
 _IN_VAIN = (
     *("chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "setxattr", "lsetxattr", "removexattr"),
@@ -117,7 +116,7 @@ _IN_VAIN = (
         "file_setattr",
     ),
 )
-"""Calls that Landlock does not look at, on rights and times of files: they say that they are done, and do nothing."""
+"""System calls on file permissions and times, which Landlock ignores; they report success and do nothing."""
 
 _OTHER_CALLS = 0x40000000
 _DENY, _PRETEND, _UNKNOWN, _ALLOW = 0x00050000 | 1, 0x00050000, 0x00050000 | 38, 0x7FFF0000
@@ -128,16 +127,16 @@ _INET, _INET6, _NETLINK, _STREAM, _KIND, _TCP, _FAST_OPEN = 2, 10, 16, 1, 0xF, 6
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a confined process may do.
+    """Permissions of a confined process.
 
     Args:
-        readable: files and folders; those that are not there are left out.
-        writable: folders, which it may read, too.
-        inbox: folder into which it may put files, and read none; None for none.
-        ports: TCP ports that it may connect to, on any machine.
-        listed: folders whose names, and those below them, it may list.
-        devices: files and folders of devices that it may use.
-        network: ``ports``; or ``none``, without sockets; or ``own``, where `own_namespaces` has made one.
+        readable: files and folders; missing paths are ignored.
+        writable: folders that may be read and written.
+        inbox: folder in which files may be created but not read, or None.
+        ports: TCP ports to which connections are allowed, on any machine.
+        listed: folders that may be listed, with all subfolders.
+        devices: files and folders of usable devices.
+        network: ``ports``; ``none`` without sockets; or ``own`` if `own_namespaces` has made a network.
     """
 
     readable: tuple[Path, ...]
@@ -150,24 +149,23 @@ class Room:
 
 
 def landlock_abi() -> int:
-    """Version of Landlock that this kernel has; 0 for none."""
+    """Landlock version of this kernel; 0 without Landlock."""
     if sys.platform != "linux":
         return 0
     return max(0, _call(_CREATE, None, 0, _VERSION))
 
 
 def can_confine() -> bool:
-    """Whether processes can be confined here at all."""
     return landlock_abi() > 0 and platform.machine() in _CALLS
 
 
 def confine(room: Room) -> None:
     """Confine this thread, and all that it starts from now on.
 
-    Other threads of the process stay free, and share its memory: only what is executed afterwards is confined wholly.
+    Other threads stay free and share its memory: only programs executed afterwards are fully confined.
 
     Raises:
-        ConfigError: this system cannot do so.
+        ConfigError: this system cannot confine processes.
     """
     abi = landlock_abi()
     if abi == 0 or platform.machine() not in _CALLS:
@@ -201,9 +199,9 @@ def confine(room: Room) -> None:
 
 
 def own_namespaces() -> bool:
-    """Give this process, which has one thread, a loopback network and shared memory of its own.
+    """Give this single-threaded process its own loopback network and shared memory.
 
-    Returns whether that was done; where a system lets nobody make namespaces, half of it may have been.
+    Returns whether this succeeded. Where the system forbids namespaces, some steps may have been done.
     """
     library = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
@@ -228,9 +226,9 @@ def can_own_namespaces() -> bool:
 
 
 def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Folders that a room may read to run FedSync, and folders that it may list.
+    """Return the folders that a confined process must read to run FedSync, and folders that it must list.
 
-    Where a package is imported from its sources, the folder of the sources is looked through, too.
+    If a package is imported from its sources, the folder of the sources must be listed too.
     """
     package = Path(fedsync.__file__).resolve().parent
     listed = tuple(Path(each) for each in sys.path if each and package.parent == Path(each).resolve())
@@ -238,14 +236,14 @@ def own_sources() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
 
 
 def settle_in(home: Path) -> None:
-    """Make a room's own folder the home, the working folder and the place of temporary files; no core is dumped."""
+    """Make ``home`` the home, working and temporary folder, and disable core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.update({"HOME": str(home), "FLWR_HOME": str(home), "TMPDIR": str(home / "tmp")})
     os.chdir(home)
 
 
 def emptied(home: Path) -> None:
-    """Make a room's own folder, in which nothing is that others have left there: it may be anything.
+    """Recreate a confined process's folder; its old content is untrusted and is removed.
 
     Raises:
         ConfigError: something cannot be removed.
@@ -259,7 +257,7 @@ def emptied(home: Path) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Give up what the superuser may: it reads memory that Landlock keeps from others."""
+    """Drop the superuser's capabilities: they would allow access to memory that Landlock protects."""
     library = ctypes.CDLL(None, use_errno=True)
     head, none = struct.pack("=II", _CAPABILITIES, 0), bytes(24)
     _done(library.capset(head, none), "capset")
@@ -286,14 +284,14 @@ def _argument_at(number: int) -> int:
 
 
 def _only(offset: int, *values: int, mask: int = 0) -> list[_Instruction]:
-    """Deny unless an argument, masked, is one of the values."""
+    """Return instructions that deny a call unless a masked argument is one of the values."""
     masked = [(_MASK, 0, 0, mask)] if mask else []
     tests = [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
     return [(_LOAD, 0, 0, offset), *masked, *tests, (_GIVE, 0, 0, _DENY)]
 
 
 def _filter_calls(abi: int, network: str) -> None:
-    """Let sockets be made for TCP only, and nobody listen outside; what goes round Landlock is closed, too."""
+    """Allow TCP sockets only and no outside listeners; also deny calls that bypass Landlock."""
     calls, architecture = _CALLS[platform.machine()], _ARCHITECTURES[platform.machine()]
     deny, allow, pretend = (_GIVE, 0, 0, _DENY), (_GIVE, 0, 0, _ALLOW), (_GIVE, 0, 0, _PRETEND)
     family, kind, protocol = map(_argument_at, range(3))
@@ -309,7 +307,7 @@ def _filter_calls(abi: int, network: str) -> None:
     denied = [name for name in (*_DENIED, *signals) if network != "own" or name not in _SERVING]
     if network == "none":
         of_calls["socket"] = [deny]
-    elif network == "own":  # nobody is there; which interfaces there are is asked by netlink
+    elif network == "own":  # the network has no other hosts; netlink lists its interfaces
         of_calls["socket"] = [*_only(family, _INET, _INET6, _NETLINK), *_only(protocol, 0, _TCP)]
     of_calls |= {name: [deny] for name in denied} | {name: [pretend] for name in _IN_VAIN}
     of_calls |= {name: _only(_argument_at(0), 0) for name in _OF_ITSELF}
@@ -330,7 +328,7 @@ def _filter_calls(abi: int, network: str) -> None:
         deny,
     ]
     of_calls["clone"] = [(_LOAD, 0, 0, _argument_at(0)), (_ANY, 0, 1, _NAMESPACES), deny]
-    of_calls["clone3"] = [(_GIVE, 0, 0, _UNKNOWN)]  # its arguments cannot be seen; who gets this answer calls clone
+    of_calls["clone3"] = [(_GIVE, 0, 0, _UNKNOWN)]  # its arguments are invisible; callers fall back to clone
     program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), deny, (_LOAD, 0, 0, 0)]
     program += [(_LEAST, 0, 1, _OTHER_CALLS), deny]
     for name, rules in of_calls.items():
@@ -363,10 +361,10 @@ def _done(result: int, what: str) -> int:
 
 
 def program_folders(packages: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """What Python and its packages are made of, and what the system's libraries look at.
+    """Return the paths of Python, its packages and the files that system libraries read.
 
     Args:
-        packages: folders of packages that are not installed where others are, as in development.
+        packages: folders of packages outside the usual place, as in development.
     """
     own = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc", "/dev/null", "/dev/urandom", "/dev/random"]

@@ -1,18 +1,18 @@
-"""Code that a run names: the one place where such a name becomes code.
+"""Code that a run names: the only place where such a name becomes code.
 
-What a run names comes from the server, so a silo's owner says what may be run: files that ``code_files`` in silo.yaml
-names, and what is called in them by name. Names of modules are no way to code where a silo has an owner. An emulated
-silo has none, and neither has who starts a run: there the run's own words count. With ``code: shipped`` the server's
-client runs whatever it likes, so files are not asked about.
+The server chooses the names in a run, so a silo's owner decides what may run: the files in ``code_files`` of silo.yaml,
+and named functions in them. At a silo with an owner, module names never lead to code. An emulated silo has no owner,
+and neither has the user who starts a run; there the run's own settings count. With ``code: shipped``, the server's
+client runs any code, so files are not checked.
 
 | a run names | at a silo with an owner |
 |---|---|
-| a Python file (``task.file``, ``task.app``) | run, if its owner named the file; with ``code: reviewed``, if a |
+| a Python file (``task.file``, ``task.app``) | runs if its owner named the file; with ``code: reviewed``, if a |
 | | reviewer signed its folder |
-| what makes the first model (``task.model``) | called, if its owner named ``file.py:name`` |
+| the maker of the first model (``task.model``) | called if its owner named ``file.py:name`` |
 | a function that chooses the best version | refused: silos need none |
 
-Where an owner approves runs (``approve: ask``), files run only as they were then; see `fedsync.common.sandbox.code_review`.
+If an owner approves runs (``approve: ask``), files run only as approved; see `fedsync.common.sandbox.code_review`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from fedsync.common.sandbox.code_review import Check
 
 CONFIRMED = "FEDSYNC_CONFIRMED"
-"""Environment variable of a trainer: the record of its run's approval, where the silo's owner approves runs."""
+"""Environment variable of a trainer: record of its run's approval, if the silo's owner approves runs."""
 
 _NAME = "fedsync_file_"
 
 
 def function_of(name: str, key: str) -> Callable[..., Any]:
-    """The function that ``module:name`` means, for whoever starts a run.
+    """Return the function ``module:name``, for the user who starts a run.
 
     Raises:
         OwnerRefusal: this process has an owner.
-        ConfigError: there is none.
+        ConfigError: there is no such function.
     """
     if os.environ.get(ALLOWED):
         problem = f"the run names a function, {name!r}, and a silo calls none that a run names"
@@ -59,10 +59,10 @@ def function_of(name: str, key: str) -> Callable[..., Any]:
 
 
 def run_plugin(name: str) -> None:
-    """Run what a strategy file names as its ``plugin``: a Python file, or an installed module by its dotted name.
+    """Run the ``plugin`` of a strategy file: a Python file, or an installed module by its dotted name.
 
     Raises:
-        ConfigError: there is none, or it does not run.
+        ConfigError: the plugin is missing or fails.
     """
     if is_module(name):
         _imported(name, "plugin")
@@ -71,7 +71,7 @@ def run_plugin(name: str) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Whether it is the name of a module, and no path."""
+    """Whether the name is a module name, not a path."""
     return not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
 
 
@@ -91,17 +91,17 @@ def _imported(module: str, key: str) -> ModuleType:
 
 
 def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> ModuleType:
-    """Run a user's file as a module, once more if it was run before.
+    """Run a user's file as a module, again if it was run before.
 
     Args:
         path: a Python file.
-        key: of the YAML file, which names it.
-        module_name: with dots, where the file belongs to a package: it then imports from the package's folder.
-        call: what the run has called in it, if anything.
+        key: YAML key that names the file.
+        module_name: dotted name if the file belongs to a package; imports then start at the package's folder.
+        call: name in the file that the run calls, or empty.
 
     Raises:
-        ConfigError: no such file, or it does not run. Names the file, and the line where there is one.
-        OwnerRefusal: this process has an owner, who did not name the file or confirm its content.
+        ConfigError: the file is missing or fails; the error names the file and, if known, the line.
+        OwnerRefusal: this process has an owner who did not name the file or confirm its content.
     """
     here = path.resolve()
     root = here.parents[module_name.count(".")]
@@ -119,7 +119,7 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
             importlib.import_module(module.__package__)
         # Dataclasses and pickle look up a class's module there.
         sys.modules[name] = module
-        # Not by the loader, which opens whatever the path leads to by then, and runs bytecode from beside it.
+        # The loader would reopen the path, which may have changed, and run bytecode from beside the file.
         with open_data(path) as source:
             data = source.read()
         if check is not None:
@@ -135,13 +135,13 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
 
 
 def _admit(here: Path, root: Path, call: str) -> Check | None:
-    """See that this silo's owner, if it has one, allows a file of code, and that a name in it is called.
+    """Check that this silo's owner, if any, allows a file of code and the call of a name in it.
 
     Returns:
-        The check of the content of each file, where the owner confirms content.
+        The check of each file's content, if the owner confirms content.
 
     Raises:
-        OwnerRefusal: not so; or the file would import from a folder that is not its own.
+        OwnerRefusal: the owner does not allow it, or the file would import from a foreign folder.
     """
     text = os.environ.get(ALLOWED)
     policy = json.loads(text) if text else {}
@@ -173,9 +173,9 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
 
 
 class _Neighbours:
-    """Has the modules beside one task's file be found, those in one folder at a time.
+    """Import path of the modules beside a task's file, for one folder at a time.
 
-    Modules go by their bare names, so those of two folders would be taken for each other.
+    Modules have bare names, so modules of two folders could be confused.
     """
 
     def __init__(self) -> None:
@@ -184,11 +184,11 @@ class _Neighbours:
         self._before: frozenset[str] = frozenset()
 
     def go_to(self, folder: Path, check: Check | None) -> None:
-        """Look in this folder first, and forget what was imported from the one before.
+        """Search this folder first, and forget the imports from the previous folder.
 
         Args:
             folder: absolute and without links.
-            check: what each module in it has to pass; None for no check.
+            check: check of each module in the folder, or None.
         """
         if folder != self._folder:
             self._leave()
@@ -199,7 +199,7 @@ class _Neighbours:
             from fedsync.common.sandbox.code_review import confirm_imports
 
             self._unconfirmed = confirm_imports(folder, check)
-        # Files may have come since somebody looked.
+        # Files may have been added since the last search.
         importlib.invalidate_caches()
 
     def _leave(self) -> None:
@@ -211,7 +211,6 @@ class _Neighbours:
             sys.modules.pop(name, None)
 
     def _look_elsewhere(self) -> None:
-        """Have no module be found in the folder."""
         if str(self._folder) in sys.path:
             sys.path.remove(str(self._folder))
         if self._unconfirmed is not None:
@@ -219,7 +218,7 @@ class _Neighbours:
         self._unconfirmed = None
 
     def _is_beside(self, name: str) -> bool:
-        """Whether it is a module or package in the folder itself, and no task's file."""
+        """Whether the name is a module or package directly in the folder, and no task's file."""
         if "." in name or name.startswith(_NAME):
             return False
         module = sys.modules[name]
@@ -231,7 +230,7 @@ _neighbours = _Neighbours()
 
 
 def place_of(path: Path, error: BaseException) -> str:
-    """The file and, if the error passed through it, the last line there."""
+    """Return the file and, if the error passed through it, the last line there."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path}, line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -243,5 +242,5 @@ def tell(error: BaseException) -> str:
 
 
 def told(text: str) -> str:
-    """Words of a file's, for whoever tries it out; where the silo has an owner, others hear of errors too."""
+    """Return a text from a user's file; hide it where the silo has an owner, because others see errors too."""
     return text if fence_here() is None else "(not told)"

@@ -1,9 +1,9 @@
-"""Which files a run may read at a silo: those below its owner's data folders, and never keys, certificates or state.
+"""Files that a run may read at a silo: those below its owner's data folders, never keys, certificates or state.
 
-What a run names comes from the server, and a name says little: it may lead over links, or to another name of a file.
-So a path is resolved first, and the file is then opened part by part from the data folder on, where a link is no part
-of a way. What was opened is a plain file, lies in no closed folder, and is no second name (hard link) of a file in one.
-An emulated silo has no owner, and no fence.
+The server chooses the names in a run, and a name proves little: links or another name of a file may lead elsewhere. So
+a path is resolved first, and the file is then opened part by part from the data folder on, without following links. The
+opened file must be a plain file outside closed folders, and no second name (hard link) of a file in a closed folder. An
+emulated silo has no owner, and no fence.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from typing import BinaryIO
 from fedsync.common.errors import OwnerRefusal
 
 ALLOWED = "FEDSYNC_ALLOWED"
-"""Environment variable of a silo: what its owner allows, as JSON, or nothing where the silo is emulated.
+"""Environment variable of a silo: the owner's permissions as JSON, empty for an emulated silo.
 
-Its ``data`` and ``never`` are a fence; `fedsync.silo.owner.owner_policy.OwnerPolicy` is the whole.
+Its ``data`` and ``never`` make a fence; `fedsync.silo.owner.owner_policy.OwnerPolicy` has all permissions.
 """
 
 SYSTEM = ("/proc", "/sys")
-"""Folders of the kernel's: what lies there is no data, and some of it is this process's memory."""
+"""Kernel folders: they hold no data, and partly expose this process's memory."""
 
 _Place = tuple[int, int]
-"""Device and number of a file: what a file is called besides its names."""
+"""Device and inode of a file, which identify it independently of its names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The files that runs may read.
+    """Files that runs may read.
 
     Args:
-        below: folders and files, absolute and without links; none is no file.
-        never: files and folders, likewise, that are closed wherever they lie.
+        below: allowed folders and files, absolute and without links; empty allows nothing.
+        never: files and folders that are always closed, absolute and without links.
     """
 
     below: tuple[str, ...] = ()
     never: tuple[str, ...] = ()
 
     def located(self, path: str | Path) -> Path:
-        """The path without links.
+        """Return the path without links.
 
         Raises:
-            OwnerRefusal: it leads to where runs may not read.
+            OwnerRefusal: runs may not read the target.
         """
         return self._inside(path)[1]
 
     def open(self, path: str | Path) -> BinaryIO:
-        """A file to read.
+        """Open a file for reading.
 
         Raises:
-            OwnerRefusal: it is not one that runs may read.
-            OSError: it cannot be opened.
+            OwnerRefusal: runs may not read the file.
+            OSError: the file cannot be opened.
         """
         folder, found = self._inside(path)
         descriptor = _walk(folder, found.relative_to(folder).parts, self._closed(), path)
@@ -74,9 +74,9 @@ class Fence:
             raise
 
     def ways(self) -> tuple[Path, ...]:
-        """Files and folders that together are what runs may read: a folder in which something is closed is its parts.
+        """Paths that together hold all readable files; a folder with a closed part is replaced by its open parts.
 
-        What comes into such a folder later is in none of them.
+        Later additions to a replaced folder are not included.
         """
         return tuple(way for each in self.below for way in self._open_parts(Path(each)))
 
@@ -85,14 +85,14 @@ class Fence:
             return []
         if not any(Path(each).is_relative_to(path) for each in self.never):
             return [path]
-        parts = [each for each in sorted(path.iterdir()) if not each.is_symlink()]  # a link may lead to what is closed
+        parts = [each for each in sorted(path.iterdir()) if not each.is_symlink()]  # a link may lead to a closed file
         return [part for each in parts for part in self._open_parts(each)]
 
     def check_names(self) -> None:
-        """See that no closed file has a second name (hard link) below what runs may read.
+        """Check that no closed file has a second name (hard link) below the readable folders.
 
         Raises:
-            OwnerRefusal: one has.
+            OwnerRefusal: a closed file has a second name there.
         """
         second = frozenset(_place(found) for found in self._closed_files() if found.st_nlink > 1)
         if not second:
@@ -110,10 +110,10 @@ class Fence:
                     yield status
 
     def _inside(self, path: str | Path) -> tuple[str, Path]:
-        """The data folder that a path leads into, and the path without links."""
+        """Return the data folder of a path, and the path without links."""
         try:
             found = Path(path).resolve()
-        except (OSError, ValueError, RuntimeError):  # a circle of links, or no path at all
+        except (OSError, ValueError, RuntimeError):  # a loop of links, or an invalid path
             raise _refusal(path) from None
         folder = next((each for each in self.below if found.is_relative_to(each)), None)
         if folder is None or any(found.is_relative_to(each) for each in (*self.never, *SYSTEM)):
@@ -121,23 +121,23 @@ class Fence:
         return (str(found.parent) if folder == str(found) else folder), found
 
     def _closed(self) -> frozenset[_Place]:
-        """Of the closed files and folders themselves, so that another way to one (a mount) is none."""
+        """Identities of the closed files and folders, so that another path (a mount) does not open them."""
         return frozenset(place for each in self.never if (place := _look(Path(each))) is not None)
 
 
 def open_data(path: str | Path) -> BinaryIO:
-    """A file that a run names, to read; within the fence, where this process has an owner.
+    """Open a file that a run names for reading, within the fence if this process has an owner.
 
     Raises:
-        OwnerRefusal: it is not one that runs may read.
-        OSError: it cannot be opened.
+        OwnerRefusal: runs may not read the file.
+        OSError: the file cannot be opened.
     """
     fence = fence_here()
     return Path(path).open("rb") if fence is None else fence.open(path)
 
 
 def fence_here() -> Fence | None:
-    """The fence of this process; None for that of an emulated silo, and at whoever tries something out."""
+    """Return the fence of this process; None at an emulated silo, and outside of a silo."""
     text = os.environ.get(ALLOWED)
     return _fence(text) if text else None
 
@@ -150,12 +150,12 @@ def _fence(text: str) -> Fence | None:
 
 
 def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: str | Path) -> int:
-    """Open a file part by part below a folder, over no link; returns its descriptor."""
+    """Open a file part by part below a folder, without following links; return its descriptor."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(folder, flags | os.O_DIRECTORY)
     try:
         for last, part in enumerate(parts, start=1 - len(parts)):
-            # Not to wait for a writer, where it is a pipe.
+            # Opening a pipe must not wait for a writer.
             more = os.O_NONBLOCK if last == 0 else os.O_DIRECTORY
             deeper = os.open(part, flags | more, dir_fd=descriptor)
             os.close(descriptor)
@@ -170,12 +170,11 @@ def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: 
 
 @lru_cache(maxsize=2)
 def _files_in(never: tuple[str, ...], second: int) -> frozenset[_Place]:
-    """Of all files in closed folders, looked at anew each second."""
+    """Identities of all files in closed folders, refreshed each second."""
     return frozenset(place for path in _paths_in(never) if (place := _look(path)) is not None)
 
 
 def _paths_in(roots: tuple[str, ...]) -> Iterator[Path]:
-    """All files in folders."""
     for root in roots:
         for folder, _, names in os.walk(root):
             yield from (Path(folder, name) for name in names)

@@ -1,4 +1,4 @@
-"""What silos train for themselves, to be compared with the models of a run."""
+"""Configuration of the comparison of a run's models with models that silos train alone."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedsync.evaluation.local_baselines import CrossSite
 
 
 class AloneConfig(Section):
-    """How long silos train alone."""
+    """Length of the silos' training alone."""
 
     rounds: PositiveInt
-    """Orders, each of as many steps and samples as the silo's last in the run."""
+    """Number of orders, each with as many steps and samples as the silo's last order in the run."""
 
 
 class CrossSiteConfig(Section):
-    """What silos train for themselves when the run is over, to be compared with its models. See docs/results.md."""
+    """Training of each silo alone after the run, to compare its model with the run's models. See docs/results.md."""
 
     local: bool | AloneConfig = True
-    """Whether each trains alone, from the run's first model, with as many samples as it processed in the run; or with
-    ``{rounds: 40}`` so many orders."""
+    """Whether each silo trains alone from the run's first model, with as many samples as it processed in the run.
+    ``{rounds: 40}`` sets the number of orders instead."""
 
     fine_tune: Annotated[int, Field(ge=0)] = 0
-    """Steps that each trains the run's best model with its own data; 0 for none."""
+    """Steps for which each silo trains the run's best model further with its own data; 0 for none."""
 
     @model_validator(mode="after")
     def _trains(self) -> Self:
@@ -36,10 +36,10 @@ class CrossSiteConfig(Section):
         return self
 
     def check(self, cipher: CipherConfig, evaluated: float) -> None:
-        """See that a run can compare anything; ``evaluated`` is the part of silos that evaluates.
+        """Check that a run can compare models; ``evaluated`` is the share of silos that evaluate.
 
         Raises:
-            ValueError: it cannot; says what to write.
+            ValueError: silos evaluate nothing, or they do not keep the best model that ``fine_tune`` needs.
         """
         if evaluated == 0:
             raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
@@ -50,6 +50,6 @@ class CrossSiteConfig(Section):
             )
 
     def build(self, *, share: bool) -> CrossSite:
-        """What follows from it; models of silos whose owners allow it travel if they ``share``."""
+        """Return the comparison; with ``share``, models of silos whose owners allow it are sent to other silos."""
         rounds = self.local.rounds if isinstance(self.local, AloneConfig) else None
         return CrossSite(bool(self.local), rounds, self.fine_tune, share)

@@ -1,4 +1,4 @@
-"""What a run's evaluations say of a model, beside loss and score."""
+"""Configuration of evaluations beyond loss and score."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ UNASKED = (
     "Beside loss and score nothing is measured, for the strategy names no metrics and the server cannot ask the task "
     "which it has. Name them as evaluation.metrics, and evaluation.classes."
 )
-"""What a run says whose metrics nobody knows."""
+"""Warning of a run whose metrics are unknown."""
 
 
 class EvaluationConfig(Section):
-    """What is worked out of every evaluation."""
+    """Evaluation of model versions."""
 
     metrics: list[str] | None = None
-    """Names of metrics, shipped ones or the task's own; left out, those that the task has, and with ``[]`` none."""
+    """Names of metrics, shipped or the task's own. Left out: all metrics of the task; ``[]``: none."""
 
     classes: Annotated[int, Field(ge=2)] | None = None
-    """Number of classes that there are to tell apart; left out, the task says."""
+    """Number of classes; left out, the task's own number."""
 
     cross_site: CrossSiteConfig | None = None
-    """Every silo's test samples under models of the run and of silos alone; left out, those of the run only."""
+    """Comparison of the run's models with models that silos train alone, on every silo's test samples. Left out, only
+    the run's models are evaluated."""
 
     best: BestConfig = Field(default_factory=BestConfig)
-    """Which version of the model is kept as the best; left out, that with the best accuracy over all silos."""
+    """Rule by which the best version is chosen; left out, the highest accuracy over all silos."""
 
     @property
     def wanted(self) -> Wanted:
-        """What silos are to measure; nothing, as long as nobody asked the task."""
+        """Metrics that silos measure; empty until `of_task` has filled in the task's metrics."""
         return Wanted(tuple(self.metrics or ()), self.classes)
 
     def of_task(self, task: TaskSection) -> EvaluationConfig:
-        """The same with everything in it that the task says.
+        """Return the section with the task's metrics and classes filled in.
 
-        Where the task cannot be asked, names that are left out stay so: nothing beside loss and score is measured.
+        If the task cannot be built here, omitted metrics stay omitted: only loss and score are measured.
 
         Raises:
             ConfigError: the metrics do not fit the task.
@@ -57,7 +58,7 @@ class EvaluationConfig(Section):
         try:
             told = Wanted.of(task.build().metrics())
         except ConfigError as error:
-            # The data are elsewhere, or only silos know the model: what is asked for by name has to do without.
+            # The data are at another machine, or only silos know the model: metrics are then taken by name alone.
             if self.metrics is None:
                 if not task.own_loop:
                     logger.warning("%s Here the task cannot be built: %s", UNASKED, error)
@@ -69,9 +70,9 @@ class EvaluationConfig(Section):
         return found
 
     def built(self, task: TaskSection) -> tuple[AnyMetric, ...]:
-        """The metrics; the task is asked for its own only where a name is not shipped.
+        """Return the metrics; the task is built only if a name is not a shipped metric.
 
         Raises:
-            ConfigError: there is none such, or it does not fit.
+            ConfigError: a metric does not exist or does not fit the task.
         """
         return self.wanted.metrics(lambda: task.build().metrics())

@@ -1,4 +1,4 @@
-"""Where else a run's figures go while it goes on."""
+"""Configuration of exporters: further targets of a run's metrics."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from fedsync.config.sections.section import Section
 
 
 class PrometheusConfig(Section):
-    """Serve ``/metrics`` from the server's process while the run goes on."""
+    """Endpoint ``/metrics`` for Prometheus in the server's process, available during the run."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
-    """Where ``/metrics`` is served; 0 takes a free port, which ``metrics.url`` in the run's folder names."""
+    """Port of ``/metrics``; 0 takes a free port, which is written to ``metrics.url`` in the run's folder."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address to listen on. Whoever reaches it can read the figures: they are neither encrypted nor protected by a
+    """Address to listen on. Everyone who can reach the address can read the metrics: there is neither encryption nor a
     password."""
 
 
 class ExportConfig(Section):
-    """Where else a run's figures go."""
+    """Further targets of a run's metrics."""
 
     csv: bool = False
-    """Write rounds.csv, rounds-silos.csv and rounds-metrics.csv into the run's folder."""
+    """Whether to write rounds.csv, rounds-silos.csv and rounds-metrics.csv into the run's folder."""
 
     tensorboard: Annotated[str, Field(min_length=1)] | None = None
-    """Folder for TensorBoard, relative to the run's."""
+    """Folder for TensorBoard, relative to the run's folder."""
 
     mlflow: Annotated[str, Field(min_length=1)] | None = None
     """Tracking URI of MLflow, without a user name or password."""
 
     prometheus: PrometheusConfig | None = None
-    """Serve the figures for Prometheus."""
+    """Prometheus endpoint; left out, there is none."""
 
     @model_validator(mode="after")
     def _no_secret(self) -> Self:
-        """A run's folder repeats its configuration, and folders of runs are shown around."""
+        """Refuse credentials: the run's folder repeats its configuration, and such folders are shared."""
         if self.mlflow is not None and "@" in urlsplit(self.mlflow).netloc:
             raise ValueError(
                 "export.mlflow has a user name or a password in it; leave them out, and set "

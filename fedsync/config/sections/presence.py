@@ -1,4 +1,4 @@
-"""When a silo is there: a window of each day, by the clock of its owner's place."""
+"""Daily availability windows of part-time silos, by the clock of a time zone."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from fedsync.core.silo_presence import Presence
 
 _TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 _DAYS = (-1, 0, 1, 2)
-"""Days whose windows can hold a moment, or begin next, counted from its own; one can be skipped with an hour."""
+"""Days, relative to today, whose windows can contain the present or begin next; a clock change can skip a window."""
 
 
 class PresenceConfig(Section):
-    """A window of each day in which a silo takes orders."""
+    """Daily window in which a silo takes orders."""
 
     begin: Annotated[str, Field(pattern=_TIME)]
-    """When it begins, such as ``"22:00"`` (in quotes)."""
+    """Beginning of the window, such as ``"22:00"`` (in quotes)."""
 
     until: Annotated[str, Field(pattern=_TIME)]
-    """When it ends, on the same day or, if that is earlier, on the next."""
+    """End of the window, on the same day or, if the time is earlier than ``begin``, on the next day."""
 
     zone: Annotated[str, Field(min_length=1)]
-    """Whose clock counts, such as ``Europe/Berlin``: it says when daylight saving begins and ends."""
+    """Time zone of both times, such as ``Europe/Berlin``; daylight saving follows from it."""
 
     grace_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """How long after the window an order in work may go on [s]; then it is given up."""
+    """Time after the window in which an order in progress may finish [s]; then the silo gives up the order."""
 
     _zone: ZoneInfo = PrivateAttr()
 
@@ -47,35 +47,31 @@ class PresenceConfig(Section):
         return self
 
     def left_s(self, now: datetime) -> float:
-        """How long the window still lasts [s]; 0 outside of it.
-
-        Args:
-            now: the present, with its zone.
-        """
+        """Remaining time of the window at ``now``, which needs a time zone [s]; 0 outside the window."""
         return max((end - now).total_seconds() if begin <= now < end else 0.0 for begin, end in self._windows(now))
 
     def next_s(self, now: datetime) -> float:
-        """How long it is until a window begins [s]; 0 within one."""
+        """Time until a window begins [s]; 0 within a window."""
         return 0.0 if self.left_s(now) > 0 else self._following_s(now)
 
     def told(self, now: datetime) -> Presence:
-        """What the server hears: durations, and no time of any clock."""
+        """Availability that the server receives: durations, and no time of any clock."""
         return Presence(self.left_s(now), self._following_s(now))
 
     def _following_s(self, now: datetime) -> float:
-        """How long it is until the next window begins [s], also within one."""
+        """Time until the next window begins [s], also within a window."""
         return min((begin - now).total_seconds() for begin, end in self._windows(now) if now < begin < end)
 
     def _windows(self, now: datetime) -> list[tuple[datetime, datetime]]:
-        """The windows around a moment, in UTC: only there do differences count hours that a clock skips or repeats."""
+        """Windows around ``now`` in UTC, where differences are right even if a clock change skips or repeats hours."""
         begin, end = time.fromisoformat(self.begin), time.fromisoformat(self.until)
         today = now.astimezone(self._zone).date()
         found = []
         for number in _DAYS:
             first = today + timedelta(days=number)
             last = first + timedelta(days=end < begin)
-            # Of a time that the clock shows twice, the window begins at the first and ends at the second; one that it
-            # skips is as long after midnight as on other days.
+            # Where the clock shows a time twice, the window begins at the first and ends at the second. A time that
+            # the clock skips is as long after midnight as on other days.
             opens = datetime.combine(first, begin, self._zone).astimezone(UTC)
             closes = max(datetime.combine(last, end.replace(fold=fold), self._zone).astimezone(UTC) for fold in (0, 1))
             found.append((opens, closes))
@@ -83,5 +79,4 @@ class PresenceConfig(Section):
 
 
 def utc_now() -> datetime:
-    """The present, in UTC."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What all parts of a configuration file have in common."""
+"""Base class of all sections of a configuration file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 Scores = Literal["share", "error", "any"]
-"""What a task calls accuracy: the share of right answers, minus an error, or any number."""
+"""Meaning of a task's accuracy: share of right answers, minus an error, or any number."""
 
 
 class Section(BaseModel):
-    """A frozen part of a file: unknown keys are errors, and numbers are numbers.
+    """Frozen part of a configuration file. Unknown keys are errors, and text is not converted to numbers.
 
-    A string below a key says what it means, to the JSON Schema and the YAML reference: see `fedsync.common.field_docs`.
+    The string below a key is its description in the JSON Schema and the YAML reference; see `fedsync.common.field_docs`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -44,7 +44,7 @@ class Section(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The JSON Schema, in which every property has its key's meaning for a description."""
+        """JSON Schema in which every property has the description of its key."""
         schema = handler(core_schema)
         known = {**meanings(cls), "kind": meaning(cls)}
         for key, own in handler.resolve_ref_schema(schema).get("properties", {}).items():

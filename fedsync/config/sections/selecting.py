@@ -1,4 +1,4 @@
-"""By which metric a run chooses: which version is the best, and when it has done enough."""
+"""Metrics that choose the best version and end a run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 
 TOLD = {"accuracy": True, "loss": False}
-"""What every task tells, and whether more of it is better."""
+"""Metrics that every task reports, and whether higher is better."""
 
 _SINGLE = "with sealed metrics nobody but a silo itself knows its numbers"
 
 
 class BestConfig(Section):
-    """Which version of the model is kept as the best, in ``best.pt``."""
+    """Rule by which the best version of the model is chosen, which is kept in ``best.pt``."""
 
     metric: str = "accuracy"
-    """Name of a metric that is worked out, or ``accuracy`` or ``loss``; whether more or less is better, the metric
-    says."""
+    """Name of a metric of the run, or ``accuracy`` or ``loss``. The metric defines whether higher is better."""
 
     by: Annotated[str, Field(pattern=r"^(pooled|worst|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$")] = "pooled"
-    """``pooled``: over all silos; ``worst``: of the silo where it is worst; or a function of yours, ``module:name``."""
+    """``pooled``: value over all silos. ``worst``: value of the silo with the worst value. Or your own function, as
+    ``module:name``."""
 
     def build(self, metrics: Sequence[AnyMetric]) -> Selection:
-        """The rule, given the metrics of the run.
+        """Return the rule, given the metrics of the run.
 
         Raises:
-            ConfigError: the metric is none of these, or there is no such function.
+            ConfigError: the run does not compute the metric, or the function does not exist.
         """
         higher = is_higher(self.metric, metrics, "evaluation.best.metric")
         if self.by in ("pooled", "worst"):
@@ -44,16 +44,16 @@ class BestConfig(Section):
 
 
 class TargetConfig(Section):
-    """A value of a metric at which the run ends."""
+    """Value of a metric at which the run ends."""
 
     metric: str
-    """Name of a metric that is worked out, or ``accuracy`` or ``loss``."""
+    """Name of a metric of the run, or ``accuracy`` or ``loss``."""
 
     at_least: float | None = None
-    """For a metric of which more is better."""
+    """Bound of a metric for which higher is better."""
 
     at_most: float | None = None
-    """For a metric of which less is better."""
+    """Bound of a metric for which lower is better."""
 
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
@@ -62,10 +62,11 @@ class TargetConfig(Section):
         return self
 
     def build(self, metrics: Sequence[AnyMetric]) -> Target:
-        """The rule, given the metrics of the run.
+        """Return the rule, given the metrics of the run.
 
         Raises:
-            ConfigError: the metric is none of these, or never has such a value, or less of it is better, or more.
+            ConfigError: the run does not compute the metric, the bound is in the wrong direction, or no value of the
+                metric reaches it, or every value does.
         """
         place, higher = "stop.target", is_higher(self.metric, metrics, "stop.target.metric")
         bound = self.at_least if higher else self.at_most
@@ -83,20 +84,20 @@ class TargetConfig(Section):
 
 
 class PatienceConfig(Section):
-    """How long a metric may do without a better value."""
+    """Number of versions that a metric may go without improvement."""
 
     metric: str
-    """Name of a metric that is worked out, or ``accuracy`` or ``loss``."""
+    """Name of a metric of the run, or ``accuracy`` or ``loss``."""
 
     versions: PositiveInt
-    """Evaluated versions in a row."""
+    """Number of consecutive evaluated versions without a better value, after which the run ends."""
 
 
 def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
-    """Whether more of a metric is better.
+    """Whether a higher value of the metric is better.
 
     Raises:
-        ConfigError: the run does not work it out.
+        ConfigError: the run does not compute the metric.
     """
     known = {**TOLD, **{metric.name: metric.higher_is_better for metric in metrics}}
     if name not in known:
@@ -106,5 +107,5 @@ def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
 
 
 def needs_single_silos(best: BestConfig) -> str:
-    """Why this choice makes no sense where figures are sealed; empty if it does."""
+    """Reason why the rule contradicts sealed metrics; empty if it does not."""
     return "" if best.by == "pooled" else f"evaluation.best.by {best.by!r}: {_SINGLE}; write pooled"

@@ -1,4 +1,4 @@
-"""When a run ends."""
+"""Stop rules of a run."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from fedsync.policies.schema import Share
 
 
 class StopConfig(Section):
-    """When the run ends: whichever comes first."""
+    """Stop rules; the run ends at the first rule that applies."""
 
     rounds: PositiveInt | None = None
-    """Commits, each of which makes a model version. Under barriers that commit every arrival, each arrival is one."""
+    """Number of commits, each of which makes a model version. Barriers that commit every arrival count each arrival."""
 
     seconds: Annotated[float, Field(gt=0)] | None = None
-    """Seconds since the run began, virtual or real [s]."""
+    """Time since the run began, virtual or real [s]."""
 
     target_accuracy: float | None = None
-    """Accuracy of an evaluated version at which the run ends. What it may be depends on the task: a share, above 0 and
-    at most 1, or another number where the task scores something else."""
+    """Accuracy of an evaluated version at which the run ends. For most tasks it is a share above 0 and at most 1; tasks
+    with another score allow other numbers."""
 
     target: TargetConfig | None = None
-    """The same for any metric: ``{metric: auroc, at_least: 0.85}``."""
+    """Target value of any metric, as in ``{metric: auroc, at_least: 0.85}``."""
 
     patience: PositiveInt | PatienceConfig | None = None
-    """Evaluated versions in a row without a better accuracy; or ``{metric: auroc, versions: 5}``."""
+    """Consecutive evaluated versions without a better accuracy, after which the run ends. For another metric, write
+    ``{metric: auroc, versions: 5}``."""
 
     relative_change: Share | None = None
-    """The run ends once the training loss changes by no more than this share of itself while the slowest silo goes
-    through its data once."""
+    """Relative change of the training loss at which the run ends, measured while the slowest silo goes through its data
+    once."""
 
     @model_validator(mode="after")
     def _must_end(self) -> Self:
@@ -48,10 +49,10 @@ class StopConfig(Section):
         return self
 
     def build(self, metrics: Sequence[AnyMetric] = ()) -> StopRules:
-        """The rules, given the metrics of the run.
+        """Return the rules, given the metrics of the run.
 
         Raises:
-            ConfigError: a rule goes by what is not among them.
+            ConfigError: a rule needs a metric that the run does not compute.
         """
         patience, steady = self.patience, None
         if isinstance(patience, PatienceConfig):
@@ -64,18 +65,18 @@ class StopConfig(Section):
 
     @property
     def by_metric(self) -> bool:
-        """Whether a rule goes by what only a run's metrics say."""
+        """Whether a rule uses a metric other than accuracy and loss."""
         rules = (self.target, self.patience)
         return any(isinstance(rule, TargetConfig | PatienceConfig) and rule.metric not in TOLD for rule in rules)
 
     @property
     def by_score(self) -> bool:
-        """Whether the run ends by what evaluations find."""
+        """Whether a rule uses results of evaluations."""
         return any(rule is not None for rule in (self.target_accuracy, self.target, self.patience))
 
 
 def unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
-    """Why a target accuracy makes no sense for the task, and what would; both empty if it does."""
+    """Problem and remedy of a target accuracy that the task cannot reach; both empty if it can."""
     match task.scores:
         case "share" if not 0 < target <= 1:
             what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"

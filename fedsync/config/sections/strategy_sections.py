@@ -1,4 +1,4 @@
-"""The sections of a strategy file, each by itself."""
+"""Sections of a strategy file."""
 
 from __future__ import annotations
 
@@ -36,118 +36,120 @@ if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
 
 MAX_SEED = 2**63 - 1
-"""Of 63 bits, as those that follow from it: PyTorch, NumPy and every message take such a number."""
+"""Largest seed: PyTorch, NumPy and messages take numbers of 63 bits."""
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
-    """For the barrier, which stands before."""
+    """Return the default aggregation, which depends on the barrier."""
     barrier = sections.get("barrier")
     return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
 
 @cache
 def _plug_in(name: str) -> None:
-    """Run a user's code, which registers policies."""
+    """Run a user's code, which registers policies; once per process."""
     from fedsync.common.sandbox.named_code import run_plugin
 
     run_plugin(name)
 
 
 class StrategySections(Section):
-    """What a strategy file says; `fedsync.config.strategy` makes a run of it."""
+    """Sections of a strategy file, without the checks across sections in `fedsync.config.strategy`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
-    """Names the run's folder and the rows of tables."""
+    """Name of the strategy: part of the name of the run's folder, and label in tables."""
 
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
-    """Everything random in the run follows from it."""
+    """Seed of all random numbers of the run."""
 
     min_silos: PositiveInt | None = None
-    """Silos that must have joined before the run begins; left out, all of the silo file, or of ``silos``, or 2. If you
-    give a number, a run that ends with fewer silos has failed: see ``on_lost_silo``."""
+    """Number of silos that must have joined before the run begins. Left out, all silos of the silo file, or of
+    ``silos``, or 2. If given, a run that ends with fewer silos has failed; see ``on_lost_silo``."""
 
     on_lost_silo: Literal["warn", "fail"] = "warn"
-    """The effect on the run of a silo that is gone, or whose last three orders failed, or of which no update is in the
-    model. With ``warn`` the run goes on and says so at once and in its result, and fails where it ends with fewer silos
-    than ``min_silos``. With ``fail`` it fails at once."""
+    """Reaction to a lost silo: it is gone, its last three orders failed, or the model contains no update of it.
+    ``warn``: the run continues, warns at once and in its result, and fails if it ends with fewer silos than
+    ``min_silos``. ``fail``: the run fails at once."""
 
     most_examples: PositiveInt | None = None
-    """Training samples that a silo may say it holds; one that says more does not take part. Left out, a billion: where
-    updates are weighed by examples, a silo with a hundred times as many as all others decides alone."""
+    """Largest number of training samples that a silo may report; a silo that reports more is excluded. Left out, a
+    billion. Where updates are weighed by examples, a silo that reports a hundred times as many as all others dominates
+    the model."""
 
     plugin: str | None = None
-    """Code of yours that registers policies with ``fedsync.register``: a Python file, relative to this one, or the name
-    of an installed module, as in ``my_package.policies``. The server alone runs it."""
+    """Your own code that registers policies with ``fedsync.register``: a Python file, relative to this file, or the
+    name of an installed module, as in ``my_package.policies``. Only the server runs this code."""
 
     silos: Annotated[list[Annotated[str, Field(pattern=SILO_NAME)]], Field(min_length=1)] | None = None
-    """Names of the silos that may take part; left out, every one that the server lets in."""
+    """Names of the silos that may take part; left out, all silos that the server admits."""
 
     stop: StopConfig
-    """When the run ends."""
+    """Rules that end the run."""
 
     local: LocalConfig = Field(default_factory=LocalConfig)
-    """What a silo does with an order, and on what."""
+    """Local training of a silo."""
 
     predictor: Annotated[PredictorPolicy[Any], Chosen("predictor")] = Field(default_factory=Ema)
-    """How fast each silo will be in its next order."""
+    """Prediction of each silo's speed in its next order."""
 
     balancer: Annotated[BalancerPolicy, Chosen("balancer")]
-    """How much work each silo gets."""
+    """Distribution of work among silos."""
 
     barrier: Inner
-    """When updates are committed, and who may go on."""
+    """Rule that decides when updates are committed, and which silos may continue."""
 
     aggregation: Annotated[AggregationPolicy, Chosen("aggregation")] = Field(default_factory=_usual_aggregation)
-    """How a commit weighs its updates; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
+    """Weights of updates in a commit; left out, FedNova where silos do unequal numbers of steps, else FedAvg."""
 
     server_optimizer: Annotated[ServerOptimizerPolicy, Chosen("server_optimizer")] | None = None
-    """What a commit's sum of weighted updates is made into before the model moves; left out, it moves by the sum."""
+    """Optimiser that turns the weighted sum of a commit's updates into a step of the model. Left out, the model moves
+    by the sum."""
 
     cipher: CipherConfig = Field(default_factory=lambda: PlainConfig(kind="plain"))
-    """How updates are hidden from the server."""
+    """Encryption that hides updates from the server."""
 
     wire: WireConfig = Field(default_factory=WireConfig)
-    """How many bits travel where nothing is encrypted."""
+    """Number formats of unencrypted messages."""
 
     task: TaskConfig
-    """What is trained, and on which data."""
+    """Model and data."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
-    """Which tensors of the model travel, and which stay at their silo; left out, the task decides."""
+    """Tensors of the model that travel, and tensors that stay at their silo; left out, the task decides."""
 
     initial_model: str | None = None
-    """A state dict that the run begins with, such as ``model.pt`` of an earlier run: a path relative to this file or to
-    where the run is started. The server alone reads it. Left out, the run begins with the task's own model."""
+    """State dict that the run begins with, such as ``model.pt`` of an earlier run. The path is relative to this file or
+    to the working folder, and only the server reads it. Left out, the run begins with the task's own model."""
 
     train_config: UserConfig = Field(default_factory=dict)
-    """What training code of one's own is told, as with Flower's strategies: numbers, text and switches."""
+    """Settings for your own training code, as in Flower's strategies: numbers, text, true or false."""
 
     evaluate_config: UserConfig = Field(default_factory=dict)
-    """The same for its evaluation."""
+    """Settings for your own evaluation code, like ``train_config``."""
 
     fraction_evaluate: PartOfOne = 1.0
-    """Part of the silos that evaluates each version, drawn anew; at least two of them. With 0 nobody evaluates; under
-    encryption that is refused: silos get the last version with its evaluation."""
+    """Share of the silos that evaluates each version, drawn anew each time; at least two silos. With 0, no silo
+    evaluates. Encrypted runs refuse 0, because silos receive the last version with its evaluation."""
 
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    """What is worked out of evaluations."""
+    """Metrics of evaluations, choice of the best version, and comparison with models trained alone."""
 
     waiting: WaitingConfig = Field(default_factory=WaitingConfig)
-    """How long silos are waited for."""
+    """Timeouts of silos."""
 
     export: ExportConfig | None = None
-    """Where else the run's figures go while it goes on."""
+    """Further targets of the run's metrics."""
 
     on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
-    """Settings that change from round to round: the learning rate, and entries for training code of one's own. An order
-    has the round of its base version + 1, also where a strategy has no rounds."""
+    """Settings that change from round to round: the learning rate, and entries for your own training code. The round of
+    an order is its base version + 1, also where a strategy has no rounds."""
 
     extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
-    """Optional features of your own, which ``plugin`` registers: rules that end a run, messages to elsewhere."""
+    """Optional features of your own, which ``plugin`` registers, such as stop rules or notifications."""
 
     @model_serializer(mode="wrap")
     def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As any section, but a run without optional features does not mention them."""
+        """Leave out optional features that the run does not use."""
         plain: dict[str, Any] = handler(self)
         for name in ("extensions", "on_round", "initial_model"):
             if getattr(self, name) is None:
@@ -163,10 +165,10 @@ class StrategySections(Section):
 
     @property
     def controlled(self) -> bool:
-        """Whether silos correct their steps by control variates."""
+        """Whether silos correct their local steps by control variates."""
         return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
     def solver(self) -> Solver:
-        """What becomes of a constant gradient over a silo's local steps."""
+        """Effect of a constant gradient over a silo's local steps."""
         return self.task.solver(self.local)

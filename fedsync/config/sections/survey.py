@@ -1,8 +1,8 @@
-"""The survey before a run: a run of its own, in which silos find out together what their columns hold.
+"""Survey before a run: a separate run in which silos compute statistics of their columns together.
 
-It has the run's silos, cipher and patience, one barrier for all (`bsp`), and a model that is a vector of sums
-(`fedsync.evaluation.survey.table_sums`). So what holds for versions holds for statistics: who must be in one, what is sealed, what
-silos compare, what a silo that was killed does.
+The survey has the silos, the cipher and the timeouts of the run, the barrier `bsp`, and a vector of sums as its model
+(`fedsync.evaluation.survey.table_sums`). So the rules for versions apply to statistics: who must be in a version, what is
+encrypted, what silos compare, and how a killed silo recovers.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
 from fedsync.evaluation.survey.findings import ColumnScale
 
 _MEMBERS = 2
-"""Silos whose sums are opened together, at least: those of one would be its own."""
+"""Minimum number of silos in a decrypted sum: a sum of one silo would disclose that silo's statistics."""
 
 
 def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfig | None:
-    """The survey that comes before a run; None if there is none. It fails if it ends with fewer silos than may begin.
+    """Return the survey before a run, or None. It fails if it ends with fewer silos than may begin.
 
     Args:
-        config: of the run.
-        silos: number of silos in the silo file that are there at the start, or None without one.
+        config: strategy of the run.
+        silos: number of silos in the silo file that are present at the start; None without a silo file.
     """
     task = config.task
     asked = task.survey() if isinstance(task, CsvConfig) else None
@@ -54,12 +54,12 @@ def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfi
 
 
 def rounds_of(bins: int) -> int:
-    """Of a survey whose histograms have so many bins."""
+    """Number of rounds of a survey whose histograms have ``bins`` bins."""
     return 2 if bins else 1
 
 
 def _cipher(config: StrategyConfig) -> dict[str, Any]:
-    """As in the run, but that everything is sealed, in 16 bits, and more than one silo is in a sum."""
+    """Return the run's cipher with all tensors encrypted, 16 bits, and at least two silos in a sum."""
     cipher = config.cipher.model_dump()
     sealed = cipher["inner"] if isinstance(config.cipher, MaskedConfig) else cipher
     if not isinstance(config.cipher, PlainConfig):
@@ -69,7 +69,7 @@ def _cipher(config: StrategyConfig) -> dict[str, Any]:
 
 
 def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
-    """The run once it is known what its columns are standardised by."""
+    """Return the run with the scales of its columns filled in."""
     task = spec.task
     if not isinstance(task, CsvConfig) or task.standardise != "federated":
         return spec
@@ -78,10 +78,10 @@ def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
 
 
 def surveyed_task(spec: RunSpec) -> SurveyConfig:
-    """The task of a run that is a survey.
+    """Return the task of a survey run.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: the run is not a survey.
     """
     if not isinstance(spec.task, SurveyConfig):
         raise ProtocolError(SERVER, "survey", f"it is a run of the task {spec.task.kind!r}")

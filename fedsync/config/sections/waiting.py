@@ -1,4 +1,4 @@
-"""How long a run waits for silos."""
+"""Timeouts of silos."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from fedsync.policies.schema import Positive
 
 
 class WaitingConfig(Section):
-    """How long a run in real time waits for silos. In virtual time nobody is waited for in vain."""
+    """Timeouts of silos in real time. Virtual time has no timeouts."""
 
     silence_s: Positive = 3600.0
-    """An order of which the server has heard nothing new for so long has failed [s]. A step that was done is news."""
+    """Time without progress after which an order has failed [s]. Every finished step is progress."""
 
     order_s: Positive | None = None
-    """An order has failed after so long, however far it is [s]; left out, as long as steps are done it may go on."""
+    """Time after which an order has failed, even if it makes progress [s]; left out, there is no limit."""
 
     idle_s: Positive | None = None
-    """A run in which no silo had anything to do for so long has failed [s]; left out, 180, and with ``fedsync server
-    run`` it waits without end. One that all silos refuse does not wait."""
+    """Time after which a run has failed if no silo had any work [s]. Left out, 180; ``fedsync server run`` waits
+    without limit. A run that all silos refuse fails at once."""

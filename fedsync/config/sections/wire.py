@@ -1,4 +1,4 @@
-"""How many bits travel in the clear."""
+"""Configuration of number formats of unencrypted messages."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ _FORMATS: dict[str, WireFormat] = {"fp32": FP32, "bf16": Bf16(), "fp16": Fp16(),
 
 
 class WireConfig(Section):
-    """How models and updates travel in runs without encryption, which has bits of its own."""
+    """Number formats of models and updates in runs without encryption; encryption sets its own bits."""
 
     up: Format = "fp32"
-    """Updates to the server: 4 bytes a value; ``bf16`` and ``fp16`` 2, ``fp16`` more precisely; ``int8`` 1, and what is
-    lost is added to the silo's next update."""
+    """Format of updates to the server. ``fp32`` takes 4 bytes per value; ``bf16`` and ``fp16`` take 2, ``fp16`` with
+    higher precision; ``int8`` takes 1, and its rounding error is added to the silo's next update."""
 
     down: Format = "fp32"
-    """Models to the silos. With fewer than 32 bits a silo keeps the model, and is sent what is new in each version
-    since; one that holds none, or too old a one, is sent the whole model as ``fp32``."""
+    """Format of models to the silos. With fewer than 32 bits, a silo keeps the model and receives only the changes of
+    each later version. A silo without a recent model receives the whole model as ``fp32``."""
 
     top_k: Annotated[float, Field(gt=0, le=0.5)] | None = None
-    """Share of an update that is sent: the values of largest magnitude, with 4 bytes more for the place of each. What
-    is not sent is added to the silo's next update."""
+    """Share of an update that is sent: the values of largest magnitude, each with 4 more bytes for its position. The
+    other values are added to the silo's next update."""
 
     @property
     def formats(self) -> Wire:
-        """The formats that these words mean."""
         up = _FORMATS[self.up]
         return Wire(up if self.top_k is None else TopK(self.top_k, up), _FORMATS[self.down])
 
     @property
     def set(self) -> bool:
-        """Whether anything travels otherwise than as float32."""
+        """Whether any message has another format than float32."""
         return self != WireConfig()

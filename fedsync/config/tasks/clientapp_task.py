@@ -1,4 +1,4 @@
-"""A Flower ClientApp as a task."""
+"""Configuration of a Flower ClientApp as a task."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MOST_VALUES = MAX_SEALED_BYTES // 4
-"""Values of a model that a server describes: those of one that it could send."""
+"""Maximum number of values in a model that a server describes: the largest model that it could send."""
 
 _MOST_TENSORS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class CodePlace:
-    """Where a name of a user's code is.
+    """Location of a name in a user's code.
 
     Args:
         file: Python file, relative to the task's folder or absolute.
-        module: dotted name that it is imported by; empty for a file that goes by its path.
-        name: what is meant in it.
+        module: dotted name for the import; empty for a file that is given by its path.
+        name: name in the file.
     """
 
     file: Path
@@ -46,7 +46,7 @@ class CodePlace:
 
     @classmethod
     def parse(cls, text: str) -> CodePlace:
-        """Of ``package.module:name`` or ``folder/file.py:name``; raises ValueError."""
+        """Parse ``package.module:name`` or ``folder/file.py:name``; raises ValueError."""
         where, _, name = text.rpartition(":")
         if not (where and name.isidentifier()):
             raise ValueError(f"{text!r} names nothing; write package.module:name or folder/file.py:name")
@@ -57,16 +57,16 @@ class CodePlace:
         return cls(Path(*where.split(".")).with_suffix(".py"), where, name)
 
     def find(self, folder: Path, key: str, run: dict[str, ModuleType], *, call: bool = False) -> Any:
-        """What is meant.
+        """Run the file and return the named object.
 
         Args:
-            folder: of the task.
-            key: of the YAML file, which says it.
-            run: files that were run for the task, by module or path; this one comes to them.
-            call: whether it is called, which the silo's owner has to allow by its name.
+            folder: folder of the task.
+            key: key of the YAML file with the name, for errors.
+            run: files that were run for the task, by module or path; this file is added.
+            call: whether the object will be called, which the silo's owner must allow by its name.
 
         Raises:
-            ConfigError: there is no such file, it does not run, or it defines no such name.
+            ConfigError: the file does not exist, its execution fails, or it does not define the name.
         """
         from fedsync.common.sandbox.named_code import run_file
 
@@ -80,7 +80,7 @@ class CodePlace:
         return found
 
     def root(self, path: Path) -> Path:
-        """The folder that the file at ``path`` imports from."""
+        """Return the folder from which the file at ``path`` imports."""
         return path.parents[self.module.count(".")]
 
 
@@ -88,20 +88,20 @@ class TensorConfig(Section):
     """One array of a model."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    """As in the model's state dict."""
+    """Name in the model's state dict."""
 
     dtype: Literal[
         "float16", "float32", "float64",
         "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool",
     ]  # fmt: skip
-    """NumPy's name of its type."""
+    """NumPy data type."""
 
     shape: Annotated[list[Annotated[int, Field(ge=0, le=_MOST_VALUES)]], Field(max_length=32)]
-    """Its length along each axis."""
+    """Length along each axis."""
 
 
 class ClientAppConfig(TaskSection):
-    """A Flower ClientApp as it is; see docs/your-loop.md."""
+    """An unmodified Flower ClientApp; see docs/your-loop.md."""
 
     own_loop: ClassVar[bool] = True
 
@@ -110,15 +110,15 @@ class ClientAppConfig(TaskSection):
     """The ``ClientApp``: ``package.module:name`` as in ``pyproject.toml``, or ``folder/file.py:name``."""
 
     model: str | None = None
-    """What makes the first model, in the same form: a class or a function that gives a module, a Flower ``ArrayRecord``
-    or a list of NumPy arrays. Left out, the ServerApp gives ``initial_arrays``."""
+    """Class or function that makes the first model, in the same form as ``app``; it returns a module, a Flower
+    ``ArrayRecord`` or a list of NumPy arrays. Left out, the ServerApp's ``initial_arrays`` are used."""
 
     folder: str = "."
-    """The folder that modules are in, and ``pyproject.toml``, whose ``tool.flwr.app.config`` the app finds in
-    ``context.run_config``; relative to the strategy file, where the app is there."""
+    """Folder of the modules and of ``pyproject.toml``, whose ``tool.flwr.app.config`` the app finds in
+    ``context.run_config``. Relative to the strategy file if the app exists there."""
 
     tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = Field(default_factory=list)
-    """What the first model consists of, where ``model`` is left out; a ServerApp's ``initial_arrays`` fill it in."""
+    """Tensors of the first model, if ``model`` is left out; filled in from a ServerApp's ``initial_arrays``."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class ClientAppConfig(TaskSection):
 
     @model_validator(mode="after")
     def _in_one_form(self) -> Self:
-        # Modules are looked up in one folder at a time.
+        # `trainer` imports modules from one root folder.
         if self.model is not None and bool(CodePlace.parse(self.app).module) != bool(
             CodePlace.parse(self.model).module
         ):
@@ -163,7 +163,7 @@ class ClientAppConfig(TaskSection):
         return self
 
     def build(self) -> Task:
-        """Raises `ConfigError`: nobody but the app knows model and data."""
+        """Raise `ConfigError`: only the app knows model and data."""
         raise has_own_loop(self.kind)
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
@@ -172,12 +172,12 @@ class ClientAppConfig(TaskSection):
         return self.model_copy(update={"app": app, "model": model, "folder": folder})
 
     def _located(self, text: str, locate: Callable[[str], str]) -> tuple[str, str]:
-        """The name of code and the folder of modules, as they are once paths are located."""
+        """Return the code's name and the folder of modules, after paths are resolved by ``locate``."""
         place = CodePlace.parse(text)
         found = Path(locate(str(Path(self.folder) / place.file)))
-        if not found.is_absolute():  # it is not here
+        if not found.is_absolute():  # the file exists only at the silos
             return text, self.folder
-        # The folder, too, is to be one that may be read.
+        # `locate` also decides whether this folder may be read.
         root = locate(str(place.root(found)))
         return (text if place.module else f"{found}:{place.name}"), root
 
@@ -198,5 +198,5 @@ class ClientAppConfig(TaskSection):
         return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file), run)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """The trainer itself: the model is where the data are."""
+        """Return the trainer itself: only the app at the silo knows the model."""
         return self.trainer(site, slots, options, run)

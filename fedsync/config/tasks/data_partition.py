@@ -1,4 +1,4 @@
-"""How one data set is dealt to silos."""
+"""Configuration of the distribution of one data set among silos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class IidConfig(Section):
-    """Every silo gets a random share."""
+    """A random share of the samples for every silo."""
 
     kind: Literal["iid"]
 
@@ -26,11 +26,11 @@ class IidConfig(Section):
 
 
 class DirichletConfig(Section):
-    """Class shares drawn from a Dirichlet distribution."""
+    """Shares of classes drawn from a Dirichlet distribution."""
 
     kind: Literal["dirichlet"]
     alpha: Positive = 0.5
-    """Concentration; 0.1 is very uneven, 100 nearly i.i.d."""
+    """Concentration; 0.1 is very uneven, 100 is nearly i.i.d."""
 
     def build(self) -> Partition:
         from fedsync.tasks.partition import Dirichlet
@@ -39,14 +39,14 @@ class DirichletConfig(Section):
 
 
 class DualDirichletConfig(Section):
-    """Two draws: how much data each silo has (``size_alpha``), and of which classes (``class_alpha``)."""
+    """Two Dirichlet draws: the amount of data of each silo (``size_alpha``), and its classes (``class_alpha``)."""
 
     kind: Literal["dual-dirichlet"]
     size_alpha: Positive = 2.0
-    """Concentration of the sizes; large makes silos of one size."""
+    """Concentration of the sizes; a large value makes silos of equal size."""
 
     class_alpha: Positive = 0.5
-    """Concentration of the classes; small leaves each silo few."""
+    """Concentration of the classes; a small value leaves each silo few classes."""
 
     def build(self) -> Partition:
         from fedsync.tasks.partition import DualDirichlet
@@ -55,11 +55,11 @@ class DualDirichletConfig(Section):
 
 
 class PathologicalConfig(Section):
-    """Every silo holds ``classes_per_silo`` classes only; two, as in LB-BSP, section 5.5."""
+    """Only ``classes_per_silo`` classes at every silo; two, as in LB-BSP, section 5.5."""
 
     kind: Literal["pathological"]
     classes_per_silo: Annotated[int, Field(ge=1)] = 2
-    """Classes that each silo holds."""
+    """Number of classes at each silo."""
 
     def build(self) -> Partition:
         from fedsync.tasks.partition import Pathological
@@ -68,11 +68,11 @@ class PathologicalConfig(Section):
 
 
 class ShardsConfig(Section):
-    """Samples sorted by class are cut to shards, of which every silo gets some; two, as in PSP, section 10.6.1."""
+    """Shards of the samples, sorted by class; every silo gets several, by default two, as in PSP, section 10.6.1."""
 
     kind: Literal["shards"]
     shards_per_silo: Annotated[int, Field(ge=1)] = 2
-    """Shards that each silo gets."""
+    """Number of shards at each silo."""
 
     def build(self) -> Partition:
         from fedsync.tasks.partition import Shards
@@ -81,7 +81,7 @@ class ShardsConfig(Section):
 
 
 class NaturalConfig(Section):
-    """Whole writers, speakers or other owners of samples go to silos; only for data that name them."""
+    """Whole writers, speakers or other owners of samples for each silo; only for data that name owners."""
 
     kind: Literal["natural"]
 
@@ -92,7 +92,7 @@ class NaturalConfig(Section):
 
 
 class OwnConfig(Section):
-    """Nothing is dealt: every silo trains on all that the data's path holds on its own machine."""
+    """No distribution: every silo trains on all samples at the data's path on its own machine."""
 
     kind: Literal["own"]
 
@@ -109,5 +109,4 @@ SourcePartitionConfig = Annotated[
 
 
 def iid() -> IidConfig:
-    """The partition where none is named."""
     return IidConfig(kind="iid")

@@ -1,4 +1,4 @@
-"""Where samples come from: generators that need no download, and readers of files that the user has."""
+"""Configuration of data sources: generators that need no download, and readers of the user's files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 
 class DataSection(Section):
-    """One kind of data; ``paths`` are the names of its keys that hold paths.
+    """Base of data sources.
 
-    ``libraries`` are modules that it imports late, and that take long.
+    ``paths`` lists the keys that hold paths. ``libraries`` lists modules that are imported late and load slowly.
     """
 
     paths: ClassVar[tuple[str, ...]] = ()
@@ -36,15 +36,15 @@ class DataSection(Section):
 
 
 class Digits28Config(DataSection):
-    """Scikit-learn's digits, enlarged to 28 x 28 and bent at random: as many as wanted, without a download."""
+    """Scikit-learn's digits, enlarged to 28 x 28 and randomly distorted: any number of images, without a download."""
 
     libraries: ClassVar[tuple[str, ...]] = ("scipy.ndimage", "sklearn.datasets")
     kind: Literal["digits28"]
     samples: PositiveInt = 6000
-    """Images to train on, over all silos."""
+    """Number of training images, over all silos."""
 
     test_samples: PositiveInt = 1000
-    """Images to test on."""
+    """Number of test images."""
 
     def build(self) -> Source:
         from fedsync.tasks.generators.digits28 import Digits28Source
@@ -53,23 +53,23 @@ class Digits28Config(DataSection):
 
 
 class KeywordsConfig(DataSection):
-    """Made-up spoken words, as sequences of ``frames`` of ``bands`` features."""
+    """Synthetic spoken words, as sequences of ``frames`` of ``bands`` features."""
 
     kind: Literal["keywords"]
     samples: PositiveInt = 4000
-    """Sequences, over all silos; words take turns."""
+    """Number of sequences, over all silos; the words alternate."""
 
     words: Classes = 10
-    """Number of classes."""
+    """Number of words, which are the classes."""
 
     frames: Annotated[int, Field(ge=2)] = 32
-    """Length of a sequence."""
+    """Number of frames in a sequence."""
 
     bands: Annotated[int, Field(ge=2)] = 20
-    """Features of a frame."""
+    """Number of features of a frame."""
 
     noise: NonNegative = 0.3
-    """Standard deviation of the noise; a formant's peak is 1."""
+    """Standard deviation of the noise; the peak of a formant is 1."""
 
     def build(self) -> Source:
         from fedsync.tasks.generators.keywords import KeywordsSource
@@ -82,16 +82,16 @@ class BlobsConfig(DataSection):
 
     kind: Literal["blobs"]
     samples: PositiveInt = 2000
-    """Points, over all silos; blobs take turns."""
+    """Number of points, over all silos; the blobs alternate."""
 
     blobs: PositiveInt = 5
     """Number of centres."""
 
     features: PositiveInt = 4
-    """Dimensions of a point."""
+    """Number of dimensions of a point."""
 
     apart: NonNegative = 4.0
-    """Standard deviation of the centres, that of the points being 1."""
+    """Standard deviation of the centres; the standard deviation of points around a centre is 1."""
 
     def build(self) -> Source:
         from fedsync.tasks.generators.numbers import BlobsSource
@@ -100,26 +100,26 @@ class BlobsConfig(DataSection):
 
 
 class SparseConfig(DataSection):
-    """Rows of many features of which few are not zero, with a linear truth of ``informative`` features."""
+    """Sparse rows of many features, with a linear target of ``informative`` features."""
 
     kind: Literal["sparse"]
     samples: PositiveInt = 2000
-    """Rows, over all silos."""
+    """Number of rows, over all silos."""
 
     features: PositiveInt = 10_000
     """Number of columns."""
 
     nonzeros: PositiveInt = 20
-    """Values of a row that are not zero."""
+    """Number of non-zero values in a row."""
 
     informative: PositiveInt = 100
-    """Features that count."""
+    """Number of features that determine the target."""
 
     noise: NonNegative = 0.1
-    """Standard deviation of the noise, in units of the truth's own."""
+    """Standard deviation of the noise, relative to the standard deviation of the noiseless target."""
 
     target: Literal["class", "number"] = "class"
-    """Whether targets are two classes, or numbers."""
+    """Kind of target: two classes, or a number."""
 
     def build(self) -> Source:
         from fedsync.tasks.generators.numbers import SparseSource
@@ -128,26 +128,26 @@ class SparseConfig(DataSection):
 
 
 class RatingsConfig(DataSection):
-    """Users' ratings of items, of which a share of ``known`` is known; the truth has a low ``rank``."""
+    """Users' ratings of items; a share of ``known`` is known, and the true ratings have a low ``rank``."""
 
     kind: Literal["ratings"]
     users: PositiveInt = 500
-    """Rows, which are the samples."""
+    """Number of users; a user is a row and a sample."""
 
     items: PositiveInt = 40
-    """Columns."""
+    """Number of items, which are the columns."""
 
     rank: PositiveInt = 3
-    """Rank of the truth."""
+    """Rank of the matrix of true ratings."""
 
     known: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the ratings that are known."""
+    """Share of ratings that are known."""
 
     noise: NonNegative = 0.1
-    """Standard deviation of the noise; that of the truth is 1."""
+    """Standard deviation of the noise; the standard deviation of the true ratings is 1."""
 
     non_negative: bool = False
-    """Whether the truth is of vectors without negative values, so that no rating is below 0."""
+    """Whether the true vectors have no negative values, so that no rating is below 0."""
 
     def build(self) -> Source:
         from fedsync.tasks.generators.numbers import RatingsSource
@@ -156,19 +156,19 @@ class RatingsConfig(DataSection):
 
 
 class IdxConfig(DataSection):
-    """MNIST, Fashion-MNIST, EMNIST: a folder with IDX files, plain or .gz, under their usual names."""
+    """MNIST, Fashion-MNIST or EMNIST: a folder with IDX files, plain or .gz, under their usual names."""
 
     paths: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["idx"]
     folder: str
-    """Folder with the files."""
+    """Folder with the IDX files."""
 
     classes: Classes = 10
     """Number of classes."""
 
     first_class: Annotated[int, Field(ge=0)] = 0
-    """Number of the first class in the files; 1 for EMNIST's letters."""
+    """Label of the first class in the files; 1 for EMNIST's letters."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.idx import IdxSource
@@ -186,7 +186,7 @@ class CifarConfig(DataSection):
     """Folder with the files."""
 
     classes: Literal[10, 100] = 10
-    """10 for CIFAR-10, 100 for CIFAR-100."""
+    """Number of classes: 10 for CIFAR-10, 100 for CIFAR-100."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.cifar import CifarSource
@@ -195,19 +195,19 @@ class CifarConfig(DataSection):
 
 
 class FemnistConfig(DataSection):
-    """FEMNIST as LEAF writes it: a folder of JSON files, or of folders ``train`` and ``test``."""
+    """FEMNIST in the format of LEAF: a folder of JSON files, or of folders ``train`` and ``test``."""
 
     paths: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["femnist"]
     folder: str
-    """Folder as LEAF's scripts fill it."""
+    """Folder that LEAF's scripts have filled."""
 
     classes: Classes = 62
     """Number of classes."""
 
     side: Annotated[int, Field(ge=4)] = 28
-    """Pixels of a side."""
+    """Width and height of an image [pixels]."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.leaf import LeafSource
@@ -216,22 +216,22 @@ class FemnistConfig(DataSection):
 
 
 class SpeechConfig(DataSection):
-    """Speech Commands: a folder with one folder a word."""
+    """Speech Commands: a folder with one subfolder per word."""
 
     paths: ClassVar[tuple[str, ...]] = ("folder",)
 
     kind: Literal["speech"]
     folder: str
-    """Folder with one folder a word."""
+    """Folder with one subfolder per word."""
 
     words: Annotated[list[str], Field(min_length=2)]
-    """The classes, in this order; silos must name the same."""
+    """Words, which are the classes in this order; all silos must list the same words."""
 
     seconds: Annotated[float, Field(ge=0.1)] = 1.0
-    """Recordings are cut or filled up to this length [s]."""
+    """Length to which recordings are cut or padded [s]."""
 
     bands: Annotated[int, Field(ge=2)] = 40
-    """Mel bands."""
+    """Number of mel bands."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.speech import SpeechSource
@@ -246,16 +246,16 @@ class LibsvmConfig(DataSection):
 
     kind: Literal["libsvm"]
     file: str
-    """The file with the training samples."""
+    """File with the training samples."""
 
     features: PositiveInt
-    """Number of columns; silos must agree on it, whatever their own rows need."""
+    """Number of columns; all silos must use the same number, whatever their own rows need."""
 
     classes: ClassesOrNumbers = 2
-    """Number of classes; 0 for targets that are numbers."""
+    """Number of classes; 0 for numeric targets."""
 
     test_file: str | None = None
-    """A file with test samples."""
+    """File with the test samples; left out, the task holds out a share of the training samples."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.libsvm import LibsvmSource
@@ -270,16 +270,16 @@ class TableConfig(DataSection):
 
     kind: Literal["table"]
     file: str
-    """``.parquet`` or ``.pq`` is read as Parquet, all else as CSV."""
+    """File with the table: Parquet if its name ends in ``.parquet`` or ``.pq``, otherwise CSV."""
 
     target: str | None = None
-    """Column to predict; null where nothing is (clusters, mixtures)."""
+    """Column to predict; null for tasks without a target (clusters, mixtures)."""
 
     classes: ClassesOrNumbers = 2
-    """Number of classes; 0 for targets that are numbers."""
+    """Number of classes; 0 for numeric targets."""
 
     ignore: list[str] = Field(default_factory=list)
-    """Columns to leave out."""
+    """Names of columns to leave out."""
 
     def build(self) -> Source:
         from fedsync.tasks.readers.tabular import TableSource
@@ -288,7 +288,7 @@ class TableConfig(DataSection):
 
 
 class NpzConfig(DataSection):
-    """A file of NumPy with the arrays ``inputs`` and ``targets``."""
+    """NumPy file with the arrays ``inputs`` and ``targets``."""
 
     paths: ClassVar[tuple[str, ...]] = ("file",)
 
@@ -297,10 +297,10 @@ class NpzConfig(DataSection):
     """The ``.npz`` file."""
 
     classes: ClassesOrNumbers = 10
-    """Number of classes; 0 for targets that are numbers."""
+    """Number of classes; 0 for numeric targets."""
 
     def build(self, missing: bool = False) -> Source:
-        """The source; ``missing`` lets inputs be unknown (NaN)."""
+        """Return the source; ``missing`` allows unknown inputs (NaN)."""
         from fedsync.tasks.readers.npz import NpzSource
 
         return NpzSource(self.file, self.classes, missing)

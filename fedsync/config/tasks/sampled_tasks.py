@@ -1,4 +1,4 @@
-"""Tasks on samples from a source: networks, linear models, and expectation maximisation."""
+"""Configuration of tasks on samples from a source: networks, linear models, and expectation maximisation."""
 
 from __future__ import annotations
 
@@ -44,78 +44,79 @@ _GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, Ratings
 
 
 Tensor = tuple[str, str, tuple[int, ...]]
-"""Name, NumPy's type and shape of one array of a model."""
+"""Name, NumPy data type and shape of one array of a model."""
 
 
 class TaskSection(Section):
-    """What all tasks share."""
+    """Base of all tasks."""
 
     own_loop: ClassVar[bool] = False
-    """Whether the task brings a training loop of its own, so that only silos know its model."""
+    """Whether the task brings its own training loop, so that only silos know its model."""
 
     @property
     def linear(self) -> bool:
-        """Whether the model is one layer, and its loss convex."""
+        """Whether the model is a single layer with a convex loss."""
         return False
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Modules that its trainers import late, and that take long: trainers of one machine can share them."""
+        """Modules that trainers import late and that load slowly; the trainers of one machine can share them."""
         return ()
 
     def solver(self, local: LocalConfig) -> Solver:
-        """How local steps go, for aggregation that normalises them."""
+        """Return the effect of local steps, for aggregation that normalises updates."""
         return Solver(local.sgd_momentum, local.learning_rate * local.proximal)
 
     def build(self) -> Task:
-        """Model and data; raises `ConfigError` where they are not usable here."""
+        """Return model and data; raises `ConfigError` if they cannot be built at this machine."""
         raise NotImplementedError
 
     @property
     def deals_data(self) -> bool:
-        """Whether a silo's data are a share by its number, so that there are as many silos as shares at most."""
+        """Whether a silo's number selects its share of the data; then there are at most as many silos as shares."""
         return True
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        """Notes on the data of emulated silos, for people, before a run; see `emulated`.
+        """Return notes for the operator on the data of emulated silos, before a run; ``data`` as in `emulated`.
 
         Raises:
-            ConfigError: a silo's data cannot be read, or mean something else than those of the others.
+            ConfigError: a silo's data cannot be read, or differ in meaning from the data of other silos.
         """
         return []
 
     def own(self, index: int, silos: int) -> Self:
-        """The task as the silo ``index`` of ``silos`` carries it out: without the files of others.
+        """Return the task for silo ``index`` of ``silos``, without the files of other silos.
 
         Raises:
-            ConfigError: there is no file for each silo.
+            ConfigError: the number of files differs from the number of silos.
         """
         return self
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        """The task of emulated silos: ``data`` are the paths of each by the names that it has for them.
+        """Return the task of emulated silos.
+
+        Args:
+            data: by silo, the path of each data name.
 
         Raises:
-            ConfigError: a silo has no data by the name that the task asks for.
+            ConfigError: a silo has no data under the name that the task refers to.
         """
         return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """The task with its paths as ``locate`` says."""
+        """Return the task with every path replaced by ``locate(path)``."""
         return self
 
     def started_from(self, tensors: Sequence[Tensor]) -> Self:
-        """The task of a run whose first model is the ServerApp's; most know its form anyway."""
+        """Return the task of a run whose first model is the ServerApp's; most tasks know the form of their model."""
         return self
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
-        """What trains at a silo.
+        """Return the trainer of a silo.
 
         Args:
-            site: the silo.
-            slots: number of silos that the data are dealt to.
-            options: how to train.
-            run: what the run says of the model's parts.
+            slots: number of silos that share the data.
+            run: the run's choice of tensors that travel.
         """
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.loop import Trainer
@@ -128,42 +129,42 @@ class TaskSection(Section):
         return GroupTrainer(self.build, slot, options, run)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """What knows the model's form and writes it to a file, as `trainer` would."""
+        """Return an object that knows the model's form and writes models to files, consistent with `trainer`."""
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.weights import TaskModel
 
         task = self.build()
-        task.table(SiloSlot(site.name, site.index, slots, site.seed))  # of which a model may depend
+        task.table(SiloSlot(site.name, site.index, slots, site.seed))  # the form of the model may depend on the table
         return TaskModel(task, site.seed, run)
 
 
 OWN_LOOP_LIBRARIES = ("torch._dynamo",)
-"""What PyTorch imports with the first optimizer of a loop that is not ours; see `fedsync.train.optimizers`."""
+"""Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.optimizers`."""
 
 
 def has_own_loop(kind: str) -> ConfigError:
-    """Why a task that brings its own training loop cannot be built apart from it."""
+    """Return the error for building a task's model without its own training loop."""
     problem = "it has a training loop of its own, and its model is where that is, at the silos"
     remedy = "Ask a silo for the model, or try a run in virtual time. How fast silos are, a run says, not fedsync probe"
     return ConfigError(f"task.kind {kind}", problem, remedy)
 
 
 class SourceSection(TaskSection):
-    """What tasks on samples from a source share."""
+    """Base of tasks on samples from a source."""
 
     kind: str
     data: DataSection
-    """Where samples come from."""
+    """Source of the samples."""
 
     partition: SourcePartitionConfig = Field(default_factory=iid)
-    """How one data set is dealt to silos."""
+    """Distribution of one data set among silos."""
 
     test_share: Share = 0.2
-    """Share kept for tests where the data have no test samples apart."""
+    """Share held out for tests, if the data have no separate test samples."""
 
     validation: Share | None = None
-    """Share of a silo's training samples by which rounds are evaluated; the test samples are then used once, at the
-    end. None: test samples in every round."""
+    """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
+    at the end. None: the test samples evaluate every round."""
 
     @model_validator(mode="after")
     def _silos_differ(self) -> Self:
@@ -183,15 +184,10 @@ class SourceSection(TaskSection):
         return self.data.libraries
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
-        """What every task on samples is made of."""
+        """Return source, partition, test share and validation share."""
         return self.data.build(), self.partition.build(), self.test_share, self.validation
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        """The task of emulated silos: ``data`` are the paths of each by the names that it has for them.
-
-        Raises:
-            ConfigError: a silo has no data by the name that the task asks for.
-        """
         return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
@@ -199,18 +195,18 @@ class SourceSection(TaskSection):
 
 
 class ImagesConfig(SourceSection):
-    """Tell images apart: LeNet-5, a small CNN with two convolutions, or a residual network."""
+    """Image classification with LeNet-5, a small CNN with two convolutions, or a residual network."""
 
     kind: Literal["images"]
     data: ImageData
-    """Where images come from."""
+    """Source of the images."""
 
     model: Literal["lenet5", "cnn", "resnet20", "resnet32"] = "lenet5"
-    """The network."""
+    """Name of the network."""
 
     norm: Literal["group", "batch"] = "group"
-    """Normalisation of ``cnn`` and the residual networks. Statistics of batch norm are of a silo's batches, and silos
-    that hold different classes disagree about them."""
+    """Normalisation in ``cnn`` and the residual networks. Batch norm uses statistics of a silo's own batches, which
+    differ between silos that hold different classes."""
 
     def build(self) -> Task:
         from fedsync.tasks.neural import ImagesTask
@@ -219,11 +215,11 @@ class ImagesConfig(SourceSection):
 
 
 class SequencesConfig(SourceSection):
-    """Tell sequences apart with an LSTM of two recurrent layers."""
+    """Classification of sequences with an LSTM."""
 
     kind: Literal["sequences"]
     data: SequenceData
-    """Where sequences come from."""
+    """Source of the sequences."""
 
     hidden: PositiveInt = 64
     """Width of a recurrent layer."""
@@ -238,12 +234,12 @@ class SequencesConfig(SourceSection):
 
 
 class MlpConfig(SourceSection):
-    """Tell anything apart with dense layers."""
+    """Classification of any data with dense layers."""
 
     kind: Literal["mlp"]
     data: AnyData
     hidden: list[PositiveInt] = Field(default_factory=lambda: [64])
-    """Widths of the layers between, first to last."""
+    """Widths of the hidden layers, first to last."""
 
     def build(self) -> Task:
         from fedsync.tasks.neural import MlpTask
@@ -252,19 +248,19 @@ class MlpConfig(SourceSection):
 
 
 class LinearConfig(SourceSection):
-    """A linear model by mini-batch SGD. Accuracy of ``squared`` is minus the mean squared error."""
+    """Linear model, trained by mini-batch SGD. With ``squared``, accuracy is minus the mean squared error."""
 
     kind: Literal["linear"]
     data: AnyData
     loss: Literal["logistic", "hinge", "squared"] = "logistic"
-    """``logistic`` regression, ``hinge`` for a linear SVM, ``squared`` for lasso (with ``l1``) and ridge regression
-    (``l2``)."""
+    """Loss: ``logistic`` regression, ``hinge`` for a linear SVM, ``squared`` for lasso (with ``l1``) and ridge
+    regression (with ``l2``)."""
 
     l1: NonNegative = 0.0
     """Strength of the L1 penalty."""
 
     l2: NonNegative = 0.0
-    """Strength of the L2 penalty, half of which times the squared norm is added."""
+    """Strength of the L2 penalty; half of it times the squared norm is added to the loss."""
 
     @property
     def linear(self) -> bool:
@@ -272,7 +268,7 @@ class LinearConfig(SourceSection):
 
     @property
     def scores(self) -> Scores:
-        """The share of right answers, or minus the mean squared error."""
+        """Share of right answers, or minus the mean squared error."""
         return "error" if self.loss == "squared" else "share"
 
     def build(self) -> Task:
@@ -282,14 +278,14 @@ class LinearConfig(SourceSection):
 
 
 class StatisticsSection(SourceSection):
-    """Tasks whose model is a vector of statistics, which silos add and everybody maximises.
+    """Base of tasks whose model is a vector of statistics: silos add statistics, and every user does the M-step.
 
-    They want plain SGD; ``learning_rate`` is the share of the statistics that a batch renews, 1 being all.
+    These tasks need plain SGD. ``learning_rate`` is the share of the statistics that a batch renews; 1 renews all.
     Accuracy is minus the test loss.
     """
 
     spread: Spread = 1.0
-    """Groups begin at random around 0 with this standard deviation."""
+    """Standard deviation of the random initial groups around 0."""
 
     @property
     def scores(self) -> Scores:
@@ -297,11 +293,11 @@ class StatisticsSection(SourceSection):
         return "error"
 
     def solver(self, local: LocalConfig) -> Solver:
-        """A step goes a share of the way to the batch's statistics, and as much of the way back to any others."""
+        """Return the solver; its pull adds ``learning_rate`` (the step) and ``learning_rate * proximal``."""
         return Solver(pull=local.learning_rate * (1 + local.proximal))
 
     def check(self, local: LocalConfig) -> None:
-        """Raise ValueError if local steps would make something else of statistics than their running mean."""
+        """Raise ValueError if local steps would not keep the statistics a running mean."""
         unwanted = {
             f"local.optimizer {local.optimizer}": local.optimizer != "sgd",
             f"local.momentum {local.momentum:g}": local.momentum > 0,
@@ -319,7 +315,7 @@ class StatisticsSection(SourceSection):
 
 
 class KMeansConfig(StatisticsSection):
-    """K-means. The loss is the mean squared distance to the nearest centre (inertia a sample)."""
+    """K-means clustering. The loss is the mean squared distance to the nearest centre (inertia per sample)."""
 
     kind: Literal["k-means"]
     data: AnyData
@@ -333,7 +329,7 @@ class KMeansConfig(StatisticsSection):
 
 
 class FuzzyConfig(StatisticsSection):
-    """Fuzzy c-means: samples belong to all clusters, more to nearer ones."""
+    """Fuzzy c-means clustering: each sample belongs to all clusters, more to nearer clusters."""
 
     kind: Literal["fuzzy-c-means"]
     data: AnyData
@@ -341,7 +337,7 @@ class FuzzyConfig(StatisticsSection):
     """Number of clusters."""
 
     fuzziness: Annotated[float, Field(gt=1)] = 2.0
-    """How much clusters share; m, above 1. Close to 1 is k-means."""
+    """Exponent m, above 1: larger values make clusters share samples more. Values close to 1 give k-means."""
 
     def build(self) -> Task:
         from fedsync.tasks.clustering import FuzzyTask
@@ -350,7 +346,7 @@ class FuzzyConfig(StatisticsSection):
 
 
 class GaussianMixtureConfig(StatisticsSection):
-    """A mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood."""
+    """Mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood."""
 
     kind: Literal["gaussian-mixture"]
     data: AnyData
@@ -358,11 +354,11 @@ class GaussianMixtureConfig(StatisticsSection):
     """Number of Gaussians."""
 
     floor: Annotated[float, Field(gt=0)] = 1e-3
-    """Added to every variance."""
+    """Constant that is added to every variance."""
 
     @property
     def scores(self) -> Scores:
-        """The mean log-likelihood, of densities, which may be above 0."""
+        """Mean log-likelihood; as it is of densities, it may be above 0."""
         return "any"
 
     def build(self) -> Task:
@@ -372,23 +368,23 @@ class GaussianMixtureConfig(StatisticsSection):
 
 
 class FactorisationConfig(StatisticsSection):
-    """Matrix factorisation by alternating least squares; a sample is a user, NaN stands for an unknown rating.
+    """Matrix factorisation by alternating least squares; a sample is a user, and NaN is an unknown rating.
 
-    The test loss is the mean squared error of ratings that are kept from the users' vectors.
+    The test loss is the mean squared error of ratings that are held out when the users' vectors are computed.
     """
 
     kind: Literal["factorisation"]
     data: RatingsData
-    """Where ratings come from."""
+    """Source of the ratings."""
 
     factors: PositiveInt = 4
-    """Length of users' and items' vectors."""
+    """Length of the vectors of users and items."""
 
     ridge: Annotated[float, Field(gt=0)] = 0.01
-    """Strength of the penalties on the vectors."""
+    """Strength of the penalty on the vectors."""
 
     non_negative: bool = False
-    """Whether vectors are kept from being negative, for ratings that are not either."""
+    """Whether vectors are kept non-negative, for ratings that are not negative."""
 
     def build(self) -> Task:
         from fedsync.tasks.factorisation import FactorisationTask
@@ -402,6 +398,6 @@ class FactorisationConfig(StatisticsSection):
         )
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
-        """As of any data, but that what is missing is no mistake."""
+        """Return the parts as for any data, with missing inputs allowed."""
         source = self.data.build(missing=True) if isinstance(self.data, NpzConfig) else self.data.build()
         return source, self.partition.build(), self.test_share, self.validation

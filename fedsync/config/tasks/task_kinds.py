@@ -1,4 +1,4 @@
-"""The kinds of tasks that exist, and what each can be told."""
+"""Configuration of the kinds of tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
-# Tasks import torch, so they are imported where they are built: a file validates without it.
+# Tasks import torch. They are imported in `build`, so that a file validates without torch.
 
 
 _Pair = Annotated[list[float], Field(min_length=2, max_length=2)]
@@ -57,14 +57,14 @@ class DigitsConfig(TaskSection):
 
     kind: Literal["digits"]
     partition: PartitionConfig = Field(default_factory=iid)
-    """How the digits are dealt to silos."""
+    """Distribution of the digits among silos."""
 
     test_share: Share = 0.2
-    """Share of all samples that is kept for tests."""
+    """Share of all samples that is held out for tests."""
 
     validation: Share | None = None
-    """Share of a silo's training samples by which rounds are evaluated; the test samples are then used once, at the
-    end. None: test samples in every round."""
+    """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
+    at the end. None: the test samples evaluate every round."""
 
     @property
     def scores(self) -> Scores:
@@ -81,18 +81,18 @@ class DigitsConfig(TaskSection):
 
 
 class ColumnStatisticsConfig(Section):
-    """What silos find together of their columns before training."""
+    """Statistics of columns that silos compute together before training."""
 
     bins: Annotated[int, Field(ge=0, le=64)] = 10
-    """Bins of each column's histogram; 0 makes none, which takes one round instead of two. The first and the last are
-    open, so that nobody learns a smallest or largest cell."""
+    """Number of bins in each column's histogram; 0 makes no histograms, and saves one of two rounds. The first and the
+    last bin are open, so that they disclose no smallest or largest cell."""
 
     ranges: dict[str, Annotated[_Pair, AfterValidator(_rising)]] = Field(default_factory=dict)
-    """Where the bins of columns begin and end, as in ``{age: [0, 120]}``; of other columns, four deviations on each
-    side of the pooled mean."""
+    """First and last edge of the bins of columns, as in ``{age: [0, 120]}``. The bins of other columns span four
+    deviations on each side of the pooled mean."""
 
     least: Annotated[int, Field(ge=1)] = 5
-    """Smallest count that is told, but for 0."""
+    """Smallest count that is disclosed, except 0."""
 
 
 def _words(given: object) -> object:
@@ -102,27 +102,28 @@ def _words(given: object) -> object:
 
 
 class ColumnConfig(Section):
-    """The content of a table's column."""
+    """Format and meaning of a table's column."""
 
     kind: Literal["number", "category", "text"] | None = None
     """``number``: one feature. ``category``: one feature for each of ``categories``. ``text``: eight features, by a
-    hash of the cell. Left out, categories say it, or the cells."""
+    hash of the cell. Left out, the kind follows from ``categories`` or from the cells."""
 
     unit: str = ""
-    """Unit of the numbers, such as ``mg/dl``; it may stand behind the number in a cell."""
+    """Unit of the numbers, such as ``mg/dl``; a cell may contain the unit after its number."""
 
     categories: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
-    """All words that the column may have. Of the target they are the classes, in the order of their numbers."""
+    """All words that may occur in the column. In the target column they are the classes, in the order of their
+    numbers."""
 
     gaps: Annotated[list[str | int | float], BeforeValidator(_words)] | None = None
-    """Cells that hold no value, besides empty ones. Left out, the usual markers: ``?``, ``-``, ``.``, ``NA``, ``N/A``,
-    ``NaN``, ``NULL``, ``None``, ``<NA>``."""
+    """Cells that count as missing, besides empty cells. Left out, the usual markers: ``?``, ``-``, ``.``, ``NA``,
+    ``N/A``, ``NaN``, ``NULL``, ``None``, ``<NA>``."""
 
     decimal: Literal[".", ","] = "."
-    """Mark before the decimals of a number."""
+    """Decimal mark of numbers."""
 
     thousands: Literal["", ",", ".", "'", " "] = ""
-    """Mark between groups of three digits; left out, there is none."""
+    """Mark between groups of three digits; left out, none."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> Self:
@@ -140,18 +141,18 @@ class ColumnConfig(Section):
 
 
 class CsvConfig(TaskSection):
-    """One CSV file a silo; classification of one column.
+    """Classification of one column of CSV files, with one file per silo.
 
-    Columns are matched by their names. They are numbers or text as ``columns`` or their cells say.
+    Columns are matched by name. They are numbers or text as ``columns`` defines, or as their cells show.
     """
 
     kind: Literal["csv"]
     files: Annotated[list[str], Field(min_length=1)] | None = None
-    """One file a silo, in the order of the silos. A silo is asked for its own alone."""
+    """One file per silo, in the order of the silos. A silo is asked only for its own file."""
 
     file: str | None = None
-    """In the place of ``files``: ``data:NAME`` is what each silo's owner calls NAME in ``data`` of ``silo.yaml``. Or a
-    path that is the same at all silos."""
+    """Alternative to ``files``. ``data:NAME`` is the file that each silo's owner lists as NAME in ``data`` of
+    ``silo.yaml``. A path is the same at all silos."""
 
     target: str
     """Column to predict."""
@@ -160,40 +161,40 @@ class CsvConfig(TaskSection):
     """Number of classes."""
 
     positive_above: float | None = None
-    """With it there are two classes, and a target above this number is class 1."""
+    """Threshold of a numeric target: with it there are two classes, and a target above the threshold is class 1."""
 
     ignore: list[str] = Field(default_factory=list)
-    """Columns to leave out."""
+    """Names of columns to leave out."""
 
     text: list[str] = Field(default_factory=list)
-    """Columns to treat as text though some silo's cells all look like numbers."""
+    """Names of columns to treat as text, even if all cells of a silo look like numbers."""
 
     columns: dict[str, ColumnConfig] = Field(default_factory=dict)
-    """The content of columns, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Of other columns the cells decide:
-    they are all numbers, or all words. A cell that only looks like a number, as 1,5 or 45% or a date, is refused."""
+    """Format of columns, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Other columns follow from their cells,
+    which must be all numbers or all words. A cell that only resembles a number, as 1,5 or 45% or a date, is refused."""
 
     model: Literal["logistic", "mlp"] = "logistic"
-    """``logistic`` regression, or an ``mlp`` with one hidden layer."""
+    """Model: ``logistic`` regression, or an ``mlp`` with one hidden layer."""
 
     hidden: Annotated[int, Field(ge=1)] = 16
     """Width of the hidden layer."""
 
     test_share: Share = 0.25
-    """Share of each class that goes into a silo's own test samples."""
+    """Share of each class that is held out as the silo's test samples."""
 
     validation: Share | None = None
-    """Share of a silo's other rows by which rounds are evaluated, and on which it does not train; the test samples are
-    then used once, at the end. None: test samples in every round."""
+    """Share of a silo's other rows that is held out to evaluate rounds, and not trained on; the test samples are then
+    used only once, at the end. None: the test samples evaluate every round."""
 
     standardise: Literal["own", "federated"] | dict[str, list[float]] = "own"
-    """What columns of numbers are standardised by. ``own``: each silo by the mean and deviation of its own training
-    rows, missing cells by their median. ``federated``: all silos by the mean and deviation of all training rows,
-    which they find together before training; a missing cell is that mean. Or mean and deviation of each column, as in
-    ``{age: [54.4, 9.0]}``."""
+    """Standardisation of numeric columns. ``own``: each silo uses the mean and deviation of its own training rows, and
+    fills missing cells with their median. ``federated``: all silos use the mean and deviation of all training rows,
+    which they compute together before training, and fill missing cells with that mean. Or give mean and deviation of
+    each column, as in ``{age: [54.4, 9.0]}``."""
 
     statistics: ColumnStatisticsConfig | None = None
-    """With it, silos find counts, missing cells, means, deviations and histograms of their columns together, before
-    training."""
+    """Statistics that silos compute together before training: counts, missing cells, means, deviations and histograms
+    of their columns. Left out, no statistics."""
 
     @model_validator(mode="after")
     def _has_one_file_a_silo(self) -> Self:
@@ -242,12 +243,12 @@ class CsvConfig(TaskSection):
 
         if self.standardise == "own":
             return None
-        # Before a survey there are none, and there is no data to be had, but the model has its form.
+        # Before a survey the scales are unknown. The model's form does not depend on them, and no data are loaded yet.
         known = {} if self.standardise == "federated" else self.standardise
         return {name: ColumnScale(*scale) for name, scale in known.items()}
 
     def survey(self) -> ColumnStatisticsConfig | None:
-        """What silos find out together before training; None for nothing."""
+        """Statistics that silos compute together before training; None for none."""
         if self.statistics is not None or self.standardise != "federated":
             return self.statistics
         return ColumnStatisticsConfig(bins=0)
@@ -282,13 +283,13 @@ class CsvConfig(TaskSection):
 
 
 class SurveyConfig(TaskSection):
-    """What silos' columns hold together: a run that trains nothing, before one that does, or by itself."""
+    """Joint statistics of the silos' columns: a run without training, before a training run or by itself."""
 
     own_loop: ClassVar[bool] = True
 
     kind: Literal["survey"]
     of: CsvConfig
-    """The task whose columns are meant."""
+    """Task whose columns are surveyed."""
 
     @property
     def scores(self) -> Scores:
@@ -299,7 +300,7 @@ class SurveyConfig(TaskSection):
         return self.of.survey() or ColumnStatisticsConfig()
 
     def build(self) -> Task:
-        """Raises `ConfigError`: which columns there are, the silos know."""
+        """Raise `ConfigError`: only silos know the columns."""
         raise has_own_loop(self.kind)
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
@@ -330,11 +331,11 @@ class SurveyConfig(TaskSection):
 
 
 class _OwnFileSection(TaskSection):
-    """What tasks in a Python file of the user's share."""
+    """Base of tasks that are defined in a user's Python file."""
 
     kind: str
     file: str
-    """The Python file; relative to the strategy file, where something is there."""
+    """Python file; relative to the strategy file if it exists there."""
 
     @property
     def scores(self) -> Scores:
@@ -345,11 +346,11 @@ class _OwnFileSection(TaskSection):
 
 
 class CustomConfig(_OwnFileSection):
-    """A Python file of the user's that defines one `fedsync.tasks.Task`; see docs/your-task.md."""
+    """Your own Python file with one `fedsync.tasks.Task`; see docs/your-task.md."""
 
     kind: Literal["custom"]
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class in it."""
+    """Keyword arguments of the task's class in the file."""
 
     def build(self) -> Task:
         from fedsync.tasks.custom import load_task
@@ -358,16 +359,16 @@ class CustomConfig(_OwnFileSection):
 
 
 class SiloAppConfig(_OwnFileSection):
-    """A Python file of the user's with a `fedsync.client.SiloApp`: training code of one's own."""
+    """Your own Python file with a `fedsync.client.SiloApp`, which contains your own training code."""
 
     own_loop: ClassVar[bool] = True
 
     kind: Literal["silo-app"]
     app: str = "app"
-    """Name of the `SiloApp` in it."""
+    """Name of the `SiloApp` in the file."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """What its ``setup`` finds in ``silo.options``."""
+    """Values that ``setup`` finds in ``silo.options``."""
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -378,7 +379,7 @@ class SiloAppConfig(_OwnFileSection):
         return False
 
     def build(self) -> Task:
-        """Raises `ConfigError`: model and data are one step, which is taken where the data are."""
+        """Raise `ConfigError`: the user's code makes model and data in one step, at the silo that has the data."""
         raise has_own_loop(self.kind)
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
@@ -393,7 +394,7 @@ class SiloAppConfig(_OwnFileSection):
         return GuestTrainer(app, replace(site, options=self.options), options, run)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """The trainer itself: the model is where the data are."""
+        """Return the trainer itself: only the user's code at the silo knows the model."""
         return self.trainer(site, slots, options, run)
 
 

@@ -1,4 +1,4 @@
-"""What a run says to training code of one's own: Flower's ``train_config`` and ``evaluate_config``."""
+"""Settings for a user's own training code: Flower's ``train_config`` and ``evaluate_config``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 MOST_ENTRIES = 64
-"""Entries of a configuration: it travels with every message."""
+"""Maximum number of entries; they travel with every message."""
 
 LONGEST_KEY, LONGEST_TEXT = 128, 1024
-"""Characters of a key, and of a value that is text."""
+"""Maximum number of characters in a key, and in a text value."""
 
 
 def _checked(data: Any) -> Any:
-    """The data, if they are a configuration or something that pydantic refuses anyway."""
+    """Return the data if valid; data that is not a mapping is left for pydantic to refuse."""
     if not isinstance(data, Mapping):
         return data
     if len(data) > MOST_ENTRIES:
@@ -36,4 +36,4 @@ def _checked(data: Any) -> Any:
 
 
 UserConfig = Annotated[dict[str, bool | int | float | str], BeforeValidator(_checked)]
-"""Numbers, words and switches by name, as many and as long as every message can carry."""
+"""Numbers, text and booleans by name, within the size limits of messages."""

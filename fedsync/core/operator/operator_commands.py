@@ -1,20 +1,20 @@
-"""What an operator asks of a run that goes on, and what comes of it.
+"""Operator requests to a running run: pause, continue, drop and readmit silos, change the stop rules.
 
-A question is an event like any other (`fedsync.core.events.OperatorAsked`), so it is in the journal, replays, and what
-it changes is in checkpoints. Each is answered once (`fedsync.core.actions.OperatorAnswered`); a question that comes
-again, as after the server's death, gets the answer that it got and changes nothing.
+A request is an ordinary event (`fedsync.core.events.OperatorAsked`): it is journaled and replayed, and its effect is in
+checkpoints. Each request is answered once (`fedsync.core.actions.OperatorAnswered`). A repeated request, for example
+after a crash of the server, gets the same answer and changes nothing.
 
-| question | is refused if | then |
+| request | refused if | effect |
 |---|---|---|
-| `PauseRun` | the run is paused, or training is over | nothing is decided: no order, no commit, no end |
-| `ContinueRun` | the run is not paused | the barrier is asked again, with all that came meanwhile |
-| `DropSilo` | it is out already, unknown, or too few would be left | it counts as lost, and stays out when it joins |
-| `ReadmitSilo` | it is not out | it joins, if it is there |
-| `ChangeStop` | a number is not allowed, or training is over | the run goes by the new rules from now on |
+| `PauseRun` | the run is paused, or training is over | no decisions: no order, no commit, no end |
+| `ContinueRun` | the run is not paused | the barrier is called with all events of the pause |
+| `DropSilo` | dropped already, unknown, or too few would be left | the silo counts as lost, and stays out if it joins |
+| `ReadmitSilo` | the silo is not dropped | the silo joins if it is connected |
+| `ChangeStop` | a number is invalid, or training is over | the new rules hold from now on |
 
-While a run is paused, what silos have in work ends as it would, and its updates wait for the next commit. The clock
-goes on: a limit in seconds may be over when the run continues. A silo that is dropped is told to halt, and what it has
-in work is discarded. Updates that it had sent before count: they are in the barrier's hands.
+During a pause, running orders finish, and their updates wait for the next commit. The clock continues, so a limit in
+seconds may have passed when the run continues. A dropped silo is told to halt, and its running order is discarded.
+Its earlier updates count: the barrier already has them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any
 from fedsync.core.stopping import StopRules
 
 MOST_ROUNDS = 10**12
-"""That a run may be told to take; a round a millisecond would be thirty years."""
+"""Largest allowed number of rounds; at a round a millisecond, thirty years."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseRun:
-    """Give no order and make no version until `ContinueRun`."""
+    """Request to make no orders and no versions until `ContinueRun`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinueRun:
-    """Go on after `PauseRun`."""
+    """Request to end a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropSilo:
-    """Go on without a silo; ``why`` where no operator wants it, but what the silo did."""
+    """Request to continue without a silo; ``why`` is the silo's misconduct if the server asks, else empty."""
 
     silo: str
     why: str = ""
@@ -49,7 +49,7 @@ class DropSilo:
 
 @dataclass(frozen=True, slots=True)
 class ReadmitSilo:
-    """Take a silo that was dropped in again; ``why`` as in `DropSilo`."""
+    """Request to readmit a dropped silo; ``why`` as in `DropSilo`."""
 
     silo: str
     why: str = ""
@@ -57,29 +57,21 @@ class ReadmitSilo:
 
 @dataclass(frozen=True, slots=True)
 class ChangeStop:
-    """End by other rules; None leaves a rule as it is.
-
-    Args:
-        rounds: as `fedsync.core.stopping.StopRules`.
-        seconds: likewise, since the run began [s].
-        target_accuracy: likewise.
-    """
+    """Request to change stop rules, as in `fedsync.core.stopping.StopRules`; None keeps a rule."""
 
     rounds: int | None = None
     seconds: float | None = None
     target_accuracy: float | None = None
 
     def given(self) -> dict[str, Any]:
-        """The rules that change, by name."""
         rules = {"rounds": self.rounds, "seconds": self.seconds, "target_accuracy": self.target_accuracy}
         return {name: value for name, value in rules.items() if value is not None}
 
     def after(self, rules: StopRules) -> StopRules:
-        """The rules that were, with those that change."""
         return replace(rules, **self.given())
 
     def problem(self) -> str:
-        """Why these are no rules; "" if they are."""
+        """Return why the rules are invalid, or "" if they are valid."""
         if not self.given():
             return "no rule is named"
         if self.rounds is not None and self.rounds < 1:
@@ -97,22 +89,20 @@ OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
 
 
 def wanted(asked: OperatorQuestion) -> str:
-    """What a question asks for, in words."""
+    """Return the request in words."""
     return _words(asked)[0]
 
 
 def said(asked: OperatorQuestion) -> str:
-    """A question that was done in words, in the past tense."""
+    """Return the completed request in words, in the past tense."""
     return _words(asked)[1]
 
 
 def asker(asked: OperatorQuestion) -> str:
-    """The one who wants it, in words."""
     return "this server" if isinstance(asked, DropSilo | ReadmitSilo) and asked.why else "the operator"
 
 
 def _words(asked: OperatorQuestion) -> tuple[str, str]:
-    """What a question asks for, and what was done."""
     match asked:
         case PauseRun():
             return "pause the run", "paused the run"

@@ -1,4 +1,4 @@
-"""How a coordinator does what its operator asks; what may be asked is in `fedsync.core.operator.operator_commands`."""
+"""Execution of operator requests by the coordinator; `fedsync.core.operator.operator_commands` defines the requests."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _DROPPED = "the operator dropped the silo"
 _PAUSED = "paused by the operator"
 
 MOST_ANSWERS = 64
-"""Answers that a run remembers, the newest: a question that comes again is known by them."""
+"""Newest answers that a run keeps, to recognise duplicate requests."""
 
 
 def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
-    """The same with a window that counts from so much earlier; none where the next one has begun by then."""
+    """Count the window's durations from ``by_s`` earlier; drop the window if the next one has begun."""
     said = facts.presence
     if said is None:
         return facts
@@ -45,14 +45,13 @@ def _moved(facts: SiloFacts, by_s: float) -> SiloFacts:
 
 @dataclass(slots=True)
 class Steering(Extension):
-    """Changes that operators have made; an extension of the coordinator once an operator asks for something.
+    """Changes by operators: an extension of the coordinator from the first operator request on.
 
     Args:
-        paused: whether nothing is decided.
-        dropped: silos that stay out, each with what it says of itself if it is there; its window counts from when the
-            run began.
-        stop: the rules that the run ends by, where they were changed.
-        answered: the newest answers, by question.
+        paused: whether decisions are suspended.
+        dropped: excluded silos, each with its facts if it is connected; their windows count from the start of the run.
+        stop: the changed stop rules; None if unchanged.
+        answered: the newest answers, by request.
     """
 
     name: ClassVar[str] = "steering"
@@ -71,13 +70,13 @@ class Steering(Extension):
         return _PAUSED if self.paused else ""
 
     def keeps_out(self, name: str, facts: SiloFacts | None, at_s: float = 0.0) -> bool:
-        """Whether a silo stays out; takes note of what it says of itself at that moment, None as it is gone."""
+        """Return whether a silo stays out, and store its facts at ``at_s``; None if it is gone."""
         if name in self.dropped:
             self.dropped[name] = None if facts is None else _moved(facts, at_s)
         return name in self.dropped
 
     def readmit(self, name: str, at_s: float) -> SiloFacts | None:
-        """What a silo that was out says of itself if it is there, as if it said so at that moment."""
+        """Readmit a silo and return its facts if it is connected, with the window counted from ``at_s``."""
         facts = self.dropped.pop(name)
         return None if facts is None else _moved(facts, -at_s)
 
@@ -87,14 +86,7 @@ class Steering(Extension):
             del self.answered[old]
 
     def refusal(self, asked: OperatorQuestion, here: Collection[str], known: Mapping[str, int], least: int) -> str:
-        """Why a question is refused while a run trains; "" if it is not.
-
-        Args:
-            asked: the question.
-            here: names of the silos that take part.
-            known: orders of each silo that ever had one.
-            least: silos that have to be left.
-        """
+        """Return why a request is refused while a run trains, or "". ``least`` silos must remain."""
         match asked:
             case PauseRun() if self.paused:
                 return "the run is paused already"
@@ -117,22 +109,12 @@ class Steering(Extension):
 
 
 def steering_of(state: CoordinatorState) -> Steering:
-    """The run's `Steering`; there is one from now on."""
+    """Return the run's `Steering` extension, created if missing."""
     return cast("Steering", state.extensions.own(Steering.name))
 
 
 def obey(state: CoordinatorState, policies: Policies, asked: OperatorAsked, actions: list[Action]) -> SiloFacts | None:
-    """Answer a question, and do what it wants unless it is refused.
-
-    Args:
-        state: of the run.
-        policies: of the run, as they are by now.
-        asked: the question.
-        actions: of the coordinator.
-
-    Returns:
-        What a silo says of itself that is to be admitted now; None where there is none.
-    """
+    """Answer a request, and carry it out unless it is refused; return the facts of a silo to admit now, if any."""
     steering = steering_of(state)
     before = steering.answered.get(asked.request)
     if before is not None:

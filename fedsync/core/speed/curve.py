@@ -1,4 +1,4 @@
-"""How long a silo takes for a batch and for a whole order, and how many local steps fit a time budget."""
+"""Time model of a silo: seconds of a batch, seconds of an order, and local steps within a time budget."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedsync.core.orders import fast_dataclass
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds of one local step as a function of its batch size, and what an order costs besides.
+    """Seconds of one local step as a function of batch size, plus the overhead of an order.
 
-    A step takes ``launch_s + max(batch, saturation) / speed``, which is ``max(c, a + b x)``: with both
-    extras at zero it is the linear curve of CPU silos, ``t = x / v``; with them it is the affine curve
-    of accelerators, flat until the device is saturated.
+    A step takes ``launch_s + max(batch, saturation) / speed``, which is ``max(c, a + b x)``. With launch_s and
+    saturation 0 it is the linear curve of CPU silos, ``t = x / v``. Otherwise it is the affine curve of accelerators,
+    flat until the device is saturated.
 
     Args:
         speed: samples per second once saturated (v).
@@ -34,49 +34,41 @@ class Curve:
     overhead_s: float = 0.0
 
     def step_s(self, batch_size: float) -> float:
-        """Seconds of one step over ``batch_size`` samples."""
         return self.launch_s + max(batch_size, self.saturation) / self.speed
 
     def order_s(self, batch_size: float, steps: int) -> float:
-        """Seconds of a whole order: ``steps`` steps and the overhead."""
         return self.overhead_s + steps * self.step_s(batch_size)
 
     def scaled(self, factor: float) -> Curve:
-        """The curve of a machine whose steps take ``factor`` times as long; the overhead stays."""
+        """Return the curve of a machine whose steps take ``factor`` times as long; the overhead stays."""
         return Curve(self.speed / factor, self.launch_s * factor, self.saturation, self.overhead_s)
 
     def spread(self, steps: int) -> Curve:
-        """The curve whose step takes ``order_s / steps``: each step carries its part of the overhead."""
+        """Return the curve whose step takes ``order_s / steps``: each step carries its part of the overhead."""
         return Curve(self.speed, self.launch_s + self.overhead_s / steps, self.saturation)
 
     def of_steps(self, batch_size: int) -> Curve:
-        """The curve over local steps instead of samples: ``step_s(k)`` is ``order_s(batch_size, k)``."""
+        """Return a curve over local steps instead of samples: ``step_s(k)`` is ``order_s(batch_size, k)``."""
         return Curve(1.0 / self.step_s(batch_size), self.overhead_s)
 
     def of_multiples(self, multiple: int) -> Curve:
-        """The curve over multiples instead of samples: ``step_s(k)`` is this one's ``step_s(k * multiple)``."""
+        """Return a curve over multiples instead of samples: ``step_s(k)`` is this curve's ``step_s(k * multiple)``."""
         return Curve(self.speed / multiple, self.launch_s, self.saturation / multiple, self.overhead_s)
 
 
 def may_begin(elapsed_s: float, step_s: float, budget_s: float, overrun: float) -> bool:
-    """Whether a step that takes ``step_s`` may begin ``elapsed_s`` after the order did.
+    """Return whether a step of ``step_s`` may begin ``elapsed_s`` after its order began.
 
-    It has to begin before the budget ends, and may end after it by at most ``overrun`` of its length.
+    It must begin before the budget ends, and may exceed the budget by at most ``overrun`` of its length.
 
-    Source: FSP, section 3.1 (a worker decides whether to go on when the signal comes in mid-step).
+    Source: FSP, section 3.1 (a worker decides whether to continue when the signal comes in mid-step).
     """
     left_s = budget_s - elapsed_s
     return left_s > 0 and left_s >= (1 - overrun) * step_s
 
 
 def steps_within(seconds: NDArray[np.float64], budget_s: float, overrun: float) -> int:
-    """Number of steps that fit a budget, at least 1.
-
-    Args:
-        seconds: length of each step, float64 [k], k >= 1.
-        budget_s: seconds for all of them.
-        overrun: see `may_begin`.
-    """
+    """Return the number of steps of these lengths, float64 [k], k >= 1, that fit a budget; at least 1."""
     left_s = budget_s - (np.cumsum(seconds) - seconds)
     stays_out = ~((left_s > 0) & (left_s >= (1 - overrun) * seconds))
     return max(int(np.argmax(stays_out)) if stays_out.any() else len(seconds), 1)

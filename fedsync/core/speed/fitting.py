@@ -1,19 +1,19 @@
-"""Curves fitted online: the shape from the batch sizes a silo was given, the level from its predictor.
+"""Online fits of step-time curves: the shape from the batch sizes of past orders, the level from the predictor.
 
-A silo's step takes ``shape(x) / level`` seconds for x samples. The *shape*, ``max(c, a + b x)``, belongs to the
-machine and the model and seldom changes. The *level*, about 1, is what load does to all sizes alike and changes all
-the time. One order cannot tell them apart, two orders in a row of different sizes can: the level hardly changes from
-one to the next, so what their times differ by beyond chance is shape. Hence
+A silo's step takes ``shape(x) / level`` seconds for x samples. The *shape*, ``max(c, a + b x)``, belongs to the machine
+and the model and seldom changes. The *level*, about 1, is the effect of load on all sizes alike, and changes all the
+time. One order cannot separate the two. Two consecutive orders of different sizes can: the level hardly changes between
+them, so a significant difference in time is shape. Hence
 
-- orders in a row of about the same size are a *stay*; its first `CurveFitter.recent` orders, at the level of the stay
-  before, are points of the shape, and all later ones tell of the level alone;
-- the predictor is shown, and forecasts, the speed that the silo would have had at its *reference* size, the first that
-  it was ever given: a series without jumps where only the batch size has changed;
-- the forecast curve is the shape, scaled so that it has the forecast speed at the reference size.
+- consecutive orders of about the same size are a *stay*; its first `CurveFitter.recent` orders, at the level of the
+  previous stay, are points of the shape; later orders only update the level;
+- the predictor sees and forecasts the speed at the silo's *reference* size, its first batch size: a series without
+  jumps when only the batch size changes;
+- the forecast curve is the shape, scaled to the forecast speed at the reference size.
 
-Load that comes or goes in the first orders of a stay is taken for shape, until other sizes tell otherwise.
-While all sizes seen are about the same the shape is a line through the origin, and the predictor is shown the speed as
-measured: one point makes no curve.
+Load that comes or goes in the first orders of a stay is mistaken for shape, until other sizes correct it. While all
+sizes are about the same, the shape is a line through the origin, and the predictor sees the measured speed: one point
+makes no curve.
 
 Source: LB-BSP, section 3.3.1 (the shape). The paper does not fit it: it is "hard to profile at runtime" (3.1).
 """
@@ -31,7 +31,7 @@ from fedsync.core.speed.curve import Curve
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One order at level 1: ``step_s`` seconds a step of ``batch`` samples; ``weight`` is how much it counts."""
+    """One order at level 1: ``step_s`` seconds a step of ``batch`` samples; ``weight`` is its weight in the fit."""
 
     batch: float
     step_s: float
@@ -40,15 +40,15 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What is known of one silo's curve.
+    """Fitted curve of one silo.
 
     Args:
-        reference: batch size at which the predictor is shown speeds [samples].
+        reference: batch size at which the predictor sees speeds [samples].
         groups: key -> newest points of about one size, the group in use last.
         shape: seconds of a step at level 1.
-        level: at which the current stay began.
-        stay: orders in the current stay.
-        ratios: newest levels seen in the current stay, the newest last.
+        level: level at the start of the current stay.
+        stay: number of orders in the current stay.
+        ratios: newest levels in the current stay, newest last.
     """
 
     reference: float
@@ -60,23 +60,23 @@ class Fit:
 
     @property
     def speed(self) -> float:
-        """Speed of the last order as it would have been at the reference size [samples/s]."""
+        """Speed of the last order, converted to the reference size [samples/s]."""
         return self.ratios[-1] * self.reference / self.shape.step_s(self.reference)
 
     def at(self, speed: float) -> Curve:
-        """The curve of a silo that has ``speed`` [samples/s] at the reference size."""
+        """Return the curve of a silo that has ``speed`` [samples/s] at the reference size."""
         return self.shape.scaled(self.reference / (speed * self.shape.step_s(self.reference)))
 
 
 @dataclass(frozen=True, slots=True)
 class CurveFitter:
-    """Learns the shape of one silo's curve.
+    """Fitter of the shape of one silo's curve.
 
     Args:
-        recent: points kept of a group of sizes, and levels whose median counts.
-        sizes: groups of sizes kept; the one not used for longest is forgotten.
-        width: sizes closer than this share of each other are about the same.
-        fading: weight of a group against that of the group used next.
+        recent: points kept for a group of sizes, and levels in the median.
+        sizes: groups of sizes kept; the least recently used group is dropped.
+        width: sizes within this relative distance are about the same.
+        fading: weight of a group relative to the group used next.
     """
 
     recent: int = 3
@@ -85,13 +85,7 @@ class CurveFitter:
     fading: float = 0.8
 
     def observe(self, fit: Fit | None, batch: float, step_s: float) -> Fit:
-        """What is known after one more order.
-
-        Args:
-            fit: what was known, or None before the first.
-            batch: mean samples of a step.
-            step_s: mean seconds of a step.
-        """
+        """Return the fit after one more order, with means over its steps; ``fit`` is None before the first."""
         key = round(math.log(batch) / math.log1p(self.width))
         if fit is None:
             return Fit(batch, {key: (CurvePoint(batch, step_s),)}, Curve(batch / step_s))
@@ -114,7 +108,6 @@ class CurveFitter:
         return kept
 
     def _shape(self, groups: Mapping[int, tuple[CurvePoint, ...]]) -> Curve:
-        """The curve through the points; a line through the origin while there is one group only."""
         if len(groups) == 1:
             (points,) = groups.values()
             return Curve(median(point.batch / point.step_s for point in points))
@@ -127,24 +120,14 @@ class CurveFitter:
 
 @dataclass(slots=True)
 class CurveBook:
-    """The curves of all silos, but for their current speeds, which predictors forecast.
-
-    Args:
-        fitter: learns shapes; None takes every curve for a line through the origin.
-    """
+    """Curves of all silos, except for current speeds; without a ``fitter``, all are lines through the origin."""
 
     fitter: CurveFitter | None = None
     _fits: dict[str, Fit] = field(default_factory=dict)
     _overheads: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def observe(self, name: str, report: WorkReport, order_s: float) -> float:
-        """Learn from a checked report; returns the factor that turns its speeds into what a predictor is shown.
-
-        Args:
-            name: of the silo.
-            report: of a finished order.
-            order_s: seconds that the order took as a whole.
-        """
+        """Learn from a checked report; return the factor from its speeds to speeds at the reference size."""
         overhead_s = max(order_s - report.compute_s, 0.0)
         self._overheads[name] = (*self._overheads.get(name, ())[-2:], overhead_s)
         if self.fitter is None:
@@ -154,10 +137,10 @@ class CurveBook:
         return fit.speed * step_s / batch if len(fit.groups) > 1 else 1.0
 
     def curve(self, name: str, speed: float) -> Curve:
-        """The curve of a silo with this forecast speed [samples/s].
+        """Return the curve of a silo with this forecast speed [samples/s].
 
-        The overhead is the median of the last three orders', so that one odd order changes nothing and a lasting
-        change counts from its second order on; of two orders it is the newer, for the first one has to load things.
+        The overhead is the median of the last three orders: one outlier changes nothing, and a lasting change counts
+        from its second order on. With two orders it is the newer, since the first order includes loading.
         """
         overheads = self._overheads.get(name)
         overhead_s = 0.0 if overheads is None else sorted(overheads)[1] if len(overheads) == 3 else overheads[-1]
@@ -169,27 +152,24 @@ class CurveBook:
 
 
 HUBER = 1.345
-"""Residuals beyond this many standard deviations count by size, not by square."""
+"""Residuals beyond this many standard deviations count linearly, not squared."""
 
 NOISE = 0.01
 """Relative residuals below this are never outliers."""
 
 MISFIT = 0.02
-"""Mean relative residual of a straight line from which on a bend is looked for."""
+"""Mean relative residual of a straight line above which a bend is tried."""
 
 FLATTEST = 0.01
-"""A slope below this share of the mean seconds a sample is none: it would promise any size for nothing."""
+"""Slopes below this share of the mean seconds a sample count as zero: they would promise any size for free."""
 
 
 def fit_curve(groups: Sequence[Sequence[CurvePoint]]) -> Curve:
-    """The curve ``max(c, a + b x)`` with ``a >= 0`` and ``b > 0`` that is closest to the points.
+    """Fit the curve ``max(c, a + b x)`` with ``a >= 0`` and ``b > 0`` to groups of points of about one size, ascending.
 
-    Relative errors count, by Huber's loss. A straight line is preferred, unless it misses the points and a bend between
-    two groups brings the loss down to a quarter. Where times do not grow with the size, the curve is flat up to the
-    largest size seen and goes on in proportion, the least hope that agrees with what was seen.
-
-    Args:
-        groups: of points of about the same size, by ascending size; two groups at least.
+    The fit minimises relative errors under Huber's loss. A straight line is preferred, unless it misses the points and
+    a bend between two groups reduces the loss to a quarter. If times do not grow with the size, the curve is flat up to
+    the largest size seen and proportional beyond it: the most cautious curve that agrees with the data.
     """
     points = [point for group in groups for point in group]
     line = _robust(points)
@@ -217,13 +197,13 @@ def _flat(points: Sequence[CurvePoint]) -> Curve:
 
 
 def _constant(points: Sequence[CurvePoint]) -> float:
-    """The constant time with the least squared relative error."""
+    """Return the constant time with the least squared relative error."""
     inverse = sum(point.weight / point.step_s for point in points)
     return inverse / sum(point.weight / point.step_s**2 for point in points)
 
 
 def _robust(points: Sequence[CurvePoint]) -> Curve | None:
-    """The straight line by iteratively reweighted least squares; None if it does not rise."""
+    """Fit a straight line by iteratively reweighted least squares; None if it does not rise."""
     line = _line(points, [point.weight for point in points])
     for _ in range(3):
         if line is None:
@@ -238,7 +218,7 @@ def _robust(points: Sequence[CurvePoint]) -> Curve | None:
 
 
 def _line(points: Sequence[CurvePoint], weights: Sequence[float]) -> Curve | None:
-    """The line ``a + b x``, ``a >= 0``, with the least squared relative error; None if b is not positive."""
+    """Fit ``a + b x``, ``a >= 0``, with the least squared relative error; None if b is not positive."""
     # With u = 1 / t and v = x / t the error of a point is a u + b v - 1.
     uu = uv = vv = su = sv = 0.0
     for point, weight in zip(points, weights, strict=True):
@@ -259,5 +239,4 @@ def _line(points: Sequence[CurvePoint], weights: Sequence[float]) -> Curve | Non
 
 
 def _loss(curve: Curve, points: Sequence[CurvePoint]) -> float:
-    """Weighted sum of squared relative errors, each at most 1."""
     return sum(point.weight * min((curve.step_s(point.batch) / point.step_s - 1) ** 2, 1.0) for point in points)

@@ -1,4 +1,4 @@
-"""How fast each silo will be, kept up to date from its reports."""
+"""Speed forecasts of all silos, updated from their reports."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveBook, CurveFitter
 
 TURN = 10
-"""Epochs that one silo's predictor trains before it is the next one's turn."""
+"""Epochs that one silo's predictor trains before the next silo's turn."""
 
 
 @dataclass(slots=True)
 class Forecasts:
-    """One predictor state a silo, which outlives the silo's comings and goings.
+    """Predictor states of all silos, kept while silos come and go.
 
     Args:
         predictor: forecasts a silo's speed.
-        declared: take speeds from what silos declare instead.
-        fitter: learns how the time of a step follows its batch; None takes it to be in proportion.
+        declared: use speeds that silos declare instead.
+        fitter: fits step time against batch size; None assumes proportional time.
     """
 
     predictor: AnyPredictor
@@ -41,10 +41,10 @@ class Forecasts:
         self._curves = CurveBook(None if self.declared else self.fitter)
 
     def first(self, name: str, facts: SiloFacts) -> Curve | None:
-        """Forecast for a silo that has joined, or None if nothing is known of it.
+        """Return the forecast for a silo that has joined, or None if it is unknown.
 
         Raises:
-            ConfigError: the silo was to declare its speed, and does not.
+            ConfigError: the silo must declare its speed, and does not.
         """
         if not self.declared:
             return self._forecast(name)
@@ -58,7 +58,6 @@ class Forecasts:
         return self._declared[name]
 
     def observe(self, name: str, report: WorkReport, order_s: float) -> Curve | None:
-        """Forecast after one more report, which has been checked, of an order that took ``order_s`` as a whole."""
         factor = self._curves.observe(name, report, order_s)
         if self.declared:
             return self._curves.curve(name, self._declared[name].speed)
@@ -76,15 +75,11 @@ class Forecasts:
 
     @property
     def unlearned(self) -> bool:
-        """Whether `learn` has something to do."""
         predictor = self.predictor
         return predictor.learns and any(predictor.unlearned(state) for state in self._states.values())
 
     def learn(self, epochs: int) -> None:
-        """Train for so many epochs in all. Silos take turns, beginning after the one that was last.
-
-        What is learned shows in a silo's next forecast.
-        """
+        """Train for ``epochs`` in total; silos take turns, starting after the last trained silo."""
         predictor = self.predictor
         if not predictor.learns:
             return
@@ -99,12 +94,12 @@ class Forecasts:
                 self._last, epochs = name, epochs - turn
 
     def export(self) -> dict[str, Any] | None:
-        """What the silo with most samples has learned, as plain JSON values; None if nothing was."""
+        """Return what the silo with most samples has learned, as plain JSON values; None if nothing was learned."""
         donor = self._donor()
         return None if donor is None else self.predictor.export(donor)
 
     def _begin(self) -> Any:
-        """State of a silo that was never seen: it begins with what the one with most samples has learned."""
+        """Return the state of a new silo: it reuses what the silo with most samples has learned."""
         state, donor = self.predictor.init(), self._donor()
         return state if donor is None else self.predictor.reuse(state, donor)
 
@@ -125,19 +120,17 @@ class Forecasts:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Mean of those that are known; None if none is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def _newest(windows: Sequence[Window]) -> Drivers:
-    """What the last window says of the machine; 0 for what a silo does not tell, always."""
+    """Return machine load from the last window; 0 for values that the silo does not report."""
     last = windows[-1] if windows else Window(0.0)
     return Drivers(last.cpu or 0.0, last.memory or 0.0)
 
 
 def _scaled(windows: tuple[Window, ...], factor: float) -> tuple[Window, ...]:
-    """The same windows at ``factor`` times the speed."""
     if factor == 1.0:
         return windows
     return tuple(replace(window, speed=factor * window.speed) for window in windows)

@@ -1,4 +1,4 @@
-"""How much each silo is asked to do: forecasts and limits in, batch sizes, steps and learning rates out."""
+"""Work of each silo: batch sizes, local steps and learning rates, from forecasts and limits."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.views import SiloView
 
 OVERHEAD_NOISE = 0.05
-"""Share of the largest overhead that orders differ by without a reason: sizes that gain less gain nothing."""
+"""Random variation between orders, as a share of the largest overhead: smaller gains are no gains."""
 
 _BANDS = 33
-"""Bands of sizes that are tried where the work of silos has to stay comparable."""
+"""Number of size bands tried when `Sizing.within` limits the spread of sizes."""
 
 
 class Scale(StrEnum):
-    """What follows a silo's speed.
+    """Quantity that follows a silo's speed.
 
-    ``BATCH`` is LB-BSP. The other two are the variants that LB-BSP, section 5.5, shows to cost
-    accuracy on non-i.i.d. data; they exist to show why not.
+    ``BATCH`` is LB-BSP. The others are the variants that lose accuracy on non-i.i.d. data (LB-BSP, section 5.5); they
+    exist to show that loss.
     """
 
     BATCH = "batch"
@@ -41,21 +41,20 @@ class Scale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """Turns forecasts into work.
+    """Conversion of forecasts into work.
 
-    Balancers equalise whole orders: the curves that they are shown carry the silo's overhead, spread over its steps.
-    Sizes differ only where that promises to gain more time than overheads vary by; see `OVERHEAD_NOISE`.
+    Balancers equalise whole orders: their curves include the silo's overhead, spread over its steps. Sizes differ only
+    if the predicted gain exceeds the variation of overheads; see `OVERHEAD_NOISE`.
 
     Args:
-        work: what every silo does when nothing is balanced.
-        balancer: shares the total; None keeps ``work`` for every silo (FedAvg).
-        scale: what the shares set.
-        floor: smallest batch a silo may get [samples].
-        cap: largest batch a silo may get [samples], or None.
-        adaptive: shares the total in place of ``balancer``, by what the rounds took; see `Adaptation`.
-        certain: speeds are declared, so that sizes follow whatever they promise to gain.
-        within: how many times the work of one silo may be that of another; None for any.
-        fitter: learns the curves that balancers are shown; None takes a step's time to be in proportion to its batch.
+        work: work of every silo without balancing.
+        balancer: divides the total; None keeps ``work`` for every silo (FedAvg).
+        floor: smallest batch of a silo [samples].
+        cap: largest batch of a silo [samples], or None.
+        adaptive: replaces ``balancer``; uses the durations of earlier rounds, see `Adaptation`.
+        certain: speeds are declared, so any predicted gain counts.
+        within: largest allowed ratio between the work of two silos; None for no limit.
+        fitter: learns the curves of the balancers; None assumes a step time proportional to the batch.
 
     Source: LB-BSP, Algorithm 1 and section 3.5: the total stays X = n x B.
     """
@@ -72,18 +71,16 @@ class Sizing:
 
     @property
     def balances(self) -> bool:
-        """Whether the work of one silo depends on the others."""
+        """Whether the work of a silo depends on the other silos."""
         return self.balancer is not None or self.adaptive is not None
 
     def plan(
         self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], state: Any = None
     ) -> dict[str, LocalWork]:
-        """Work of every silo, by name.
+        """Return the work of every connected silo, by name. A silo without a forecast counts as the median silo.
 
-        Args:
-            silos: all silos present; those without a forecast count as the median of the others.
-            found_caps: largest batches found by running out of memory, by silo.
-            state: of the adaptive balancer, if there is one; None is that of before the first round.
+        ``found_caps`` are the largest batches found after running out of memory [samples]. ``state`` belongs to the
+        adaptive balancer; None is the state before the first round.
         """
         caps, floors = self._caps(silos, found_caps), [self._floor(silo) for silo in silos.values()]
         batches = [min(self.work.batch_size, cap) for cap in caps]
@@ -115,14 +112,9 @@ class Sizing:
     def _balanced(
         self, curves: list[Curve], forecasts: list[Curve], per_order: int, total: int, bounds: Bounds
     ) -> NDArray[np.int64]:
-        """Sizes by the balancer; equal ones where the forecast gain is less than what an order's overhead varies by.
+        """Return the balancer's sizes, or equal sizes if the forecast gain is below the variation of overheads.
 
-        Args:
-            curves: of sizes, overhead included, as the balancer is shown them; ``per_order`` of it make an order.
-            forecasts: of the same silos.
-            per_order: see ``curves``.
-            total: what the sizes sum to.
-            bounds: of each.
+        ``curves`` include the overhead; ``per_order`` units of their time make an order.
         """
         assert self.balancer is not None
         sizes = self.balancer.plan(curves, total, bounds)
@@ -134,7 +126,7 @@ class Sizing:
             per_order * np.array([curve.step_s(size) for curve, size in zip(curves, each.tolist(), strict=True)])
             for each in (even, sizes)
         )
-        # A balancer may look at training alone, so what that gains counts too, although an overhead may hide it.
+        # A balancer may consider training time only. So a gain there counts too, even if the overhead hides the gain.
         trained_s = (before_s - overhead_s).max() - (after_s - overhead_s).max()
         gain_s = max(before_s.max() - after_s.max(), trained_s)
         return sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even
@@ -146,10 +138,10 @@ class Sizing:
         bounds: Bounds,
         curves: Sequence[Curve],
     ) -> NDArray[np.int64]:
-        """Sizes, int64 [n], of which the largest is `within` times the smallest at most, where bounds allow that.
+        """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it.
 
-        Of bands that are so narrow, some tried evenly, the one in which the slowest silo ends first; without curves
-        the one with the smallest floor.
+        Of several evenly spaced narrow bands, the chosen band lets the slowest silo end first. Without curves, the
+        band with the smallest floor is chosen.
         """
         sizes = plan(total, bounds)
         if self.within is None or sizes.max() <= self.within * sizes.min():
@@ -167,7 +159,7 @@ class Sizing:
         return best
 
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
-        """Work of one silo where nothing is balanced: as `plan`, without looking at the others."""
+        """Return the work of one silo without balancing: as `plan`, but independent of the others."""
         batch = min(self.work.batch_size, self._cap(silo, found_cap))
         if batch == self.work.batch_size:
             return self.work
@@ -180,14 +172,13 @@ class Sizing:
         seconds: Mapping[str, float],
         memory: Mapping[str, float],
     ) -> RoundSeen:
-        """What an adaptive balancer is shown between two rounds; see `RoundSeen`."""
         floors = [self._floor(silo) for silo in silos.values()]
         total, bounds = self._share(self.work.batch_size, self._caps(silos, found_caps), floors)
         return RoundSeen(tuple(silos), seconds, memory, total, bounds)
 
     @staticmethod
     def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:
-        """A total of ``n x mean``, or all that the caps allow if that is less, and the bounds."""
+        """Return a total of ``n x mean``, or the sum of the caps if smaller, and the bounds."""
         cap = np.asarray(caps, dtype=np.int64)
         return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floors, cap), cap)
 
@@ -195,20 +186,19 @@ class Sizing:
         return [self._cap(silo, found_caps.get(name)) for name, silo in silos.items()]
 
     def _cap(self, silo: SiloView, found: int | None) -> int:
-        """Largest batch of a silo: what fits it, and the configured cap."""
         cap = silo.facts.fits(found)
         return cap if self.cap is None else min(cap, self.cap)
 
     def _floor(self, silo: SiloView) -> int:
-        """Smallest batch of a silo: as configured, and what its owner allows, up to the mean."""
+        """Smallest batch of a silo: the configured floor or its owner's minimum, at most the mean batch."""
         facts = silo.facts
         owned = max(facts.least_batch, -(-facts.least_samples // self.work.steps))
         return max(self.floor, min(owned, self.work.batch_size))
 
     def _steps(self, silo: SiloView, batch: int, steps: int) -> int:
-        """Steps of a silo; more where its batch is held down, so that its owner allows the order.
+        """Return the steps; a capped batch gets more steps, so that the order meets the owner's minimum of samples.
 
-        An owner who wants more than orders have in the mean refuses them.
+        A silo whose minimum exceeds a mean order gets no extra steps, and its owner refuses the order.
         """
         least = silo.facts.least_samples
         return steps if least > self.work.steps * self.work.batch_size else max(steps, -(-least // batch))
@@ -220,13 +210,9 @@ class Sizing:
 
 
 class Plan(Mapping[str, LocalWork]):
-    """`Sizing.plan`, worked out when first looked at: a barrier that does not care pays nothing.
+    """Lazy result of `Sizing.plan`: barriers that never look at the work cost nothing.
 
-    Args:
-        sizing: turns forecasts into work.
-        silos: as in `Sizing.plan`; live, so a plan is for use at once.
-        found_caps: likewise.
-        state: likewise.
+    The arguments are live objects, so use a plan at once.
     """
 
     def __init__(
@@ -254,13 +240,9 @@ class Plan(Mapping[str, LocalWork]):
 
 @dataclass(slots=True)
 class Adaptation:
-    """An adaptive balancer at work: its state, and what it will be shown next. A value that pickles.
+    """State of an adaptive balancer and the observations for its next call. Picklable.
 
-    A round begins when a silo is released from a version for the first time. Then, and only then, the balancer is
-    asked.
-
-    Args:
-        sizing: has the balancer.
+    A round begins with the first release of a silo from a version; only then is the balancer called.
     """
 
     sizing: Sizing
@@ -274,7 +256,7 @@ class Adaptation:
             self.state = self.sizing.adaptive.init()
 
     def observe(self, name: str, report: WorkReport, seconds: float) -> None:
-        """A silo has finished an order, which took so many seconds as a whole."""
+        """Record a finished order of duration ``seconds``."""
         if self.sizing.adaptive is None:
             return
         self._seconds[name] = seconds
@@ -285,10 +267,7 @@ class Adaptation:
     def advance(
         self, version: int, silos: Mapping[str, SiloView], found_caps: Mapping[str, int], actions: list[Action]
     ) -> bool:
-        """A silo is released from ``version``: ask the balancer if that begins a round, and say whether it did.
-
-        What the user ought to know is added to ``actions``.
-        """
+        """Call the balancer if a release from ``version`` begins a round; return whether it does. Adds user notes."""
         if self.sizing.adaptive is None or version == self.version:
             return False
         self.version = version
@@ -299,12 +278,11 @@ class Adaptation:
         return True
 
     def plan(self, silos: Mapping[str, SiloView], found_caps: Mapping[str, int]) -> Plan:
-        """The work of the round; see `Plan`."""
         return Plan(self.sizing, silos, found_caps, self.state)
 
 
 def _curves(silos: Mapping[str, SiloView]) -> list[Curve]:
-    """Forecasts of all silos; a silo nobody has measured counts as the median of the measured ones, part by part."""
+    """Return all forecasts; for an unmeasured silo, the component-wise median of the measured silos."""
     known = [silo.forecast for silo in silos.values() if silo.forecast is not None]
     if len(known) == len(silos):
         return known

@@ -1,10 +1,10 @@
-"""How good a model is: what silos sum over their samples, and the numbers that follow from such sums.
+"""Metrics of model quality, computed from sums that silos form over their samples.
 
-A *statistic* is what a silo sums over the samples of one split: a flat vector, added elementwise over silos. A *metric*
-is a number worked out of the sums of one statistic. Several metrics read one statistic: a histogram of scores by class
-gives AUROC, average precision and calibration. The sums of many silos say of all their samples what those of one say of
-its own, so every number is there per silo and pooled, and no sample leaves its silo.
+A *statistic* is a silo's sum over the samples of one split: a flat vector, added elementwise over silos. A *metric* is
+a number computed from the sums of one statistic. Several metrics share one statistic: a histogram of scores by class
+gives AUROC, average precision and calibration. Sums of many silos describe all their samples as the sums of one silo
+describe its own. So every metric exists per silo and pooled, and no sample leaves its silo.
 
-NumPy only, for the server has no torch; and server and silos find the same bits: arithmetic is elementwise or in
-order, without BLAS. Measuring a model's outputs is `fedsync.tasks.metrics`.
+NumPy only, since the server has no torch. Server and silos compute the same bits: arithmetic is elementwise or in
+order, without BLAS. `fedsync.tasks.metrics` measures a model's outputs.
 """

@@ -1,4 +1,4 @@
-"""Metrics of which class was predicted for samples of which class."""
+"""Metrics of predicted classes against true classes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Stati
 from fedsync.evaluation.metrics.resample import bootstrap, flat
 
 MOST_CONFUSED = 32
-"""Classes up to which a whole confusion matrix is kept."""
+"""Largest number of classes with a full confusion matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassCounts(Statistic):
-    """Predictions by class: a confusion matrix [classes, classes], rows being true; of many classes less.
+    """Predictions by class: a confusion matrix [classes, classes], with true classes as rows.
 
-    Then it is [3, classes]: how many of a class are predicted rightly, how often it is predicted, how many it has.
+    Beyond `MOST_CONFUSED` classes it is [3, classes]: right predictions, predictions and samples of each class.
     """
 
     classes: int
 
     @property
     def full(self) -> bool:
-        """Whether the sums are a confusion matrix."""
         return self.classes <= MOST_CONFUSED
 
     @property
@@ -43,7 +42,7 @@ class ClassCounts(Statistic):
         return self.shape[0] * self.shape[1]
 
     def margins(self, sums: Sums) -> tuple[Sums, Sums, Sums]:
-        """Right predictions, predictions and samples of each class, each [..., classes], of sums [..., size]."""
+        """Return right predictions, predictions and samples of each class, each [..., classes], of sums [..., size]."""
         table = sums.reshape(*sums.shape[:-1], *self.shape)
         if not self.full:
             return table[..., 0, :], table[..., 1, :], table[..., 2, :]
@@ -65,7 +64,7 @@ class ClassCounts(Statistic):
         if self.full:
             return bootstrap(sums.reshape(self.shape), flat, values, seed)
         right, predicted, samples = self.margins(sums)
-        # Which of the other classes a wrong prediction comes from is not known: its number is drawn of all of them.
+        # The true class of a wrong prediction is unknown: wrong predictions are drawn from all other samples.
         wrong, others = predicted - right, samples.sum() - samples
         strata = np.stack([np.stack([right, samples - right], 1), np.stack([wrong, others - wrong], 1)], 1)
 
@@ -87,7 +86,7 @@ class Accuracy(ArrayMetric[ClassCounts]):
 
 
 class BalancedAccuracy(ArrayMetric[ClassCounts]):
-    """Mean over classes of the share of their samples that is predicted rightly, without those that have none."""
+    """Mean over classes of the share of right predictions; classes without samples are skipped."""
 
     __slots__ = ()
 
@@ -98,11 +97,7 @@ class BalancedAccuracy(ArrayMetric[ClassCounts]):
 
 @dataclass(frozen=True, slots=True)
 class Recall(ArrayMetric[ClassCounts]):
-    """Share of one class's samples that is predicted rightly.
-
-    Args:
-        label: 1, which makes it the sensitivity, or 0, the specificity.
-    """
+    """Share of right predictions in class ``label``: the sensitivity for 1, the specificity for 0."""
 
     label: int = 1
 
@@ -115,8 +110,7 @@ class Recall(ArrayMetric[ClassCounts]):
 class F1(ArrayMetric[ClassCounts]):
     """Harmonic mean of precision and recall, ``2 right / (predicted + samples)``.
 
-    Args:
-        macro: the mean over classes that are there or predicted; else that of class 1, of two.
+    With ``macro`` it is the mean over classes with samples or predictions; else the value of class 1 of two.
     """
 
     macro: bool = True

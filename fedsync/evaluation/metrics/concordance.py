@@ -1,9 +1,9 @@
-"""Harrell's concordance of risks with what happened: how often of two samples the one at higher risk is the first.
+"""Harrell's concordance index: the share of sample pairs in which the sample at higher risk has the earlier event.
 
-Two samples are comparable if it is known which was first: the earlier one's time ends with its event, or both times are
-the same and one ends with an event. Pairs are formed within a silo, for the samples of two silos are nowhere together.
-So the pooled number is that of all comparable pairs within silos, each pair counting alike: the mean of the silos'
-numbers, weighted by their comparable pairs. It is not the number of all samples put together.
+A pair is comparable if its order is known: the earlier time ends with an event, or both times are equal and one ends
+with an event. Pairs are formed within a silo, since samples of two silos never meet. So the pooled number covers all
+comparable pairs within silos, with equal weight: the mean of the silos' numbers, weighted by their comparable pairs. It
+differs from the concordance of all samples together.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from fedsync.evaluation.metrics.resample import jackknife
 
 @dataclass(frozen=True, slots=True)
 class PairCounts(Statistic):
-    """Samples, comparable pairs, pairs in order and pairs at one risk, [1 + BLOCKS, 4].
+    """Samples, comparable pairs, concordant pairs and pairs of equal risk, [1 + BLOCKS, 4].
 
-    First of all samples, then of each group of samples: its samples, and the pairs that have one of them.
+    The first row counts all samples. Each other row counts one group: its samples, and the pairs with a sample of the
+    group.
     """
 
     @property
@@ -39,7 +40,7 @@ class PairCounts(Statistic):
         return "" if fits and table[1:, 0].sum() == table[0, 0] else "pairs that do not fit the samples"
 
     def table(self, sums: Sums) -> Sums:
-        """Counts [..., 1 + BLOCKS, 4] of sums [..., size]."""
+        """Return counts [..., 1 + BLOCKS, 4] of sums [..., size]."""
         return sums.reshape(*sums.shape[:-1], 1 + BLOCKS, 4)
 
     def support(self, sums: Sums) -> Mapping[str, int]:
@@ -58,7 +59,7 @@ class PairCounts(Statistic):
 
 
 class Concordance(ArrayMetric[PairCounts]):
-    """Share of comparable pairs that are in order, those at one risk counting half."""
+    """Share of concordant pairs among comparable pairs; pairs of equal risk count half."""
 
     __slots__ = ()
 

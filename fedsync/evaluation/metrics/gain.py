@@ -1,7 +1,8 @@
-"""How sure it is what one model gains over another: both judged by the same samples, which are drawn together.
+"""Confidence intervals of the gain of one model over another on the same samples, drawn together.
 
-A sample that is easy for one model is mostly easy for the other. So the difference of two metrics is surer than the
-intervals of both let it seem, and only who has the samples can say how much: the silo. What leaves it is the interval.
+A sample that is easy for one model is mostly easy for the other. So the difference of two metrics is more certain than
+their separate intervals suggest. Only the owner of the samples, the silo, can compute by how much. Only the interval
+leaves the silo.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _AT_ONCE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class JudgedSamples:
-    """What a silo found of one model, sample by sample. It never travels.
+    """Results of one model at one silo, sample by sample. They never leave the silo.
 
     Args:
-        metrics: that were measured.
-        sums: of each statistic, [size], by key.
-        labels: true class of each sample, int64 [samples], -1 where none is known; by key of the statistics that count
-            samples of classes.
-        cells: likewise, in which entries of the sums each sample counts, int64 [samples, n], -1 for none.
+        sums: statistic key -> sums, [size].
+        labels: statistic key -> true class of each sample, int64 [samples], -1 if unknown; for statistics of class
+            counts.
+        cells: statistic key -> entries of the sums in which each sample counts, int64 [samples, n], -1 for none;
+            likewise.
     """
 
     metrics: Sequence[AnyMetric]
@@ -40,17 +41,10 @@ class JudgedSamples:
 
 
 def gain_intervals(mine: JudgedSamples, other: JudgedSamples) -> dict[str, Interval]:
-    """Between which numbers lies how much better one model is than another, by metric; positive is better.
+    """Return the 95 % interval of the gain of one model over another, by metric; positive is better.
 
-    Where samples have classes, they are drawn with replacement, as many of each class as there are; else a group of
-    samples is left out at a time.
-
-    Args:
-        mine: what was found of the one model.
-        other: of the other, with the same samples.
-
-    Returns:
-        95 % intervals, of those metrics of which they can be estimated.
+    Samples with classes are drawn with replacement, with a fixed number for each class. Otherwise one group of samples
+    is left out at a time. Metrics without an interval are omitted.
     """
     found: dict[str, Interval] = {}
     for key, statistic in statistics_of(mine.metrics).items():
@@ -71,7 +65,6 @@ def gain_intervals(mine: JudgedSamples, other: JudgedSamples) -> dict[str, Inter
 def _drawn(
     metrics: Sequence[AnyMetric], statistic: Statistic, key: str, mine: JudgedSamples, other: JudgedSamples
 ) -> list[Interval | None]:
-    """By the bootstrap: of each draw, the metrics of both models and their difference."""
     labels, pair = mine.labels[key], [each.cells[key] for each in (mine, other)]
     strata = [np.flatnonzero(labels == label) for label in np.unique(labels[labels >= 0])]
     known = np.isfinite([mine.sums[key], other.sums[key]]).all() and np.array_equal(labels, other.labels[key])
@@ -92,7 +85,7 @@ def _drawn(
 
 
 def _left_out(metric: AnyMetric, mine: Sums, other: Sums) -> Interval | None:
-    """By the jackknife: both models' sums hold the same samples in the same groups."""
+    """Compute the interval by the jackknife; both models' sums hold the same samples in the same groups."""
     without = [metric.statistic.left_out(sums) for sums in (mine, other)]
     if without[0].shape != without[1].shape:
         return None
@@ -101,19 +94,13 @@ def _left_out(metric: AnyMetric, mine: Sums, other: Sums) -> Interval | None:
 
 
 class LocalGains:
-    """What models gain over a silo's local one, as it tests them one after the other."""
+    """Gains of a silo's models over its local model, as the models are tested one after the other."""
 
     def __init__(self) -> None:
         self._judged: dict[str, JudgedSamples] = {}
 
     def told(self, subject: str, found: Evaluation, judged: JudgedSamples | None) -> Evaluation:
-        """An evaluation on the test split, with the gains that can be told now.
-
-        Args:
-            subject: which model it is of.
-            found: what was found of it.
-            judged: likewise, sample by sample; None where nobody knows.
-        """
+        """Return a test evaluation of ``subject`` with the gains known now; ``judged`` is None if unknown."""
         if judged is None:
             return found
         self._judged[subject] = judged

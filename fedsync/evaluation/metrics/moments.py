@@ -1,4 +1,4 @@
-"""Metrics that are means over samples, or follow from a few means."""
+"""Metrics that are means over samples, or functions of a few means."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Metri
 from fedsync.evaluation.metrics.resample import jackknife
 
 BLOCKS = 16
-"""Groups that the samples of a silo are dealt to in turn; intervals follow from leaving each out."""
+"""Groups to which a silo's samples are dealt in turn; intervals result from leaving out one group at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSums(Statistic):
-    """Sums of a few numbers of each sample, [BLOCKS, columns]; the first column counts samples.
-
-    Args:
-        measured: what the numbers are; part of the key.
-        columns: how many, with the count.
-    """
+    """Sums of ``columns`` numbers of each sample, [BLOCKS, columns]; the first column counts samples."""
 
     measured: str
     columns: int = 2
@@ -45,11 +40,11 @@ class BlockSums(Statistic):
         return "" if ((counts >= 0) & (counts == np.floor(counts))).all() else "counts that are none"
 
     def table(self, sums: Sums) -> Sums:
-        """Sums [..., BLOCKS, columns] of sums [..., size]."""
+        """Return sums [..., BLOCKS, columns] of sums [..., size]."""
         return sums.reshape(*sums.shape[:-1], BLOCKS, self.columns)
 
     def totals(self, sums: Sums) -> Sums:
-        """Sums over all samples, [..., columns]."""
+        """Return sums over all samples, [..., columns]."""
         return np.cumsum(self.table(sums), axis=-2)[..., -1, :]
 
     def support(self, sums: Sums) -> Mapping[str, int]:
@@ -67,22 +62,18 @@ class BlockSums(Statistic):
 
 
 ERRORS = BlockSums("errors", 5)
-"""Of numbers that are predicted: errors, their squares, true numbers and their squares."""
+"""Columns after the count: absolute errors, squared errors, true values, squared true values."""
 
 OVERLAP = BlockSums("overlap", 3)
-"""Of segmented samples: Dice coefficient and intersection over union."""
+"""Columns after the count: Dice coefficient, intersection over union of a segmented sample."""
 
 LIKELIHOOD = BlockSums("likelihood", 3)
-"""Of sequences: predicted tokens, and minus their log-likelihood."""
+"""Columns after the count: predicted tokens of a sequence, negative log-likelihood."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mean(ArrayMetric[BlockSums]):
-    """The mean of a number over samples.
-
-    Args:
-        column: of the statistic, the number's.
-    """
+    """Mean over samples of the number in ``column``."""
 
     column: int = 1
 
@@ -92,7 +83,7 @@ class Mean(ArrayMetric[BlockSums]):
 
 
 class Rmse(ArrayMetric[BlockSums]):
-    """Root of the mean squared error."""
+    """Root mean squared error."""
 
     __slots__ = ()
 
@@ -102,7 +93,7 @@ class Rmse(ArrayMetric[BlockSums]):
 
 
 class R2(ArrayMetric[BlockSums]):
-    """Coefficient of determination: 1 less squared errors over squared differences from the mean of all samples."""
+    """Coefficient of determination: 1 minus squared errors over squared deviations from the mean of all samples."""
 
     __slots__ = ()
 
@@ -110,12 +101,12 @@ class R2(ArrayMetric[BlockSums]):
         totals = self.statistic.totals(sums)
         count, squares, truth, own = (totals[..., column] for column in (0, 2, 3, 4))
         spread = own - ratio(truth * truth, count)
-        # What rounding leaves of numbers that are all the same is no spread.
+        # Equal numbers leave a tiny spread by rounding, which must count as 0.
         return 1 - ratio(squares, np.where(spread > 1e-12 * own, spread, 0.0))
 
 
 class Perplexity(ArrayMetric[BlockSums]):
-    """``exp`` of the mean of minus the log-likelihood over all predicted tokens."""
+    """``exp`` of the mean negative log-likelihood over all predicted tokens."""
 
     __slots__ = ()
 
@@ -130,7 +121,7 @@ def _nothing(*_: object) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class OwnMetric(Metric[BlockSums]):
-    """A number of a user's own, from sums of numbers that each sample has; see `own`."""
+    """User-defined metric, from sums of numbers of each sample; see `own`."""
 
     measure: Callable[..., Any] = _nothing
     formula: Callable[[Sums], float] = _nothing
@@ -148,14 +139,13 @@ def own(
     higher_is_better: bool = True,
     limits: tuple[float, float] = (-inf, inf),
 ) -> OwnMetric:
-    """A metric of one's own: numbers of each sample are summed over samples and silos, and a formula makes one of them.
+    """Build a user-defined metric: numbers of each sample are summed over samples and silos, then passed to a formula.
 
     Args:
-        name: of the metric; small letters, digits and ``_``.
+        name: name of the metric; lower-case letters, digits and ``_``.
         columns: numbers of a sample.
-        measure: outputs and targets of a batch, as `Task.predict` gives them, to numbers, a tensor [samples, columns].
-        formula: the metric, of float64 [1 + columns]: how many samples there are, and the sum of each number.
-        higher_is_better: or lower.
-        limits: between which it lies.
+        measure: maps outputs and targets of a batch, as `Task.predict` gives them, to a tensor [samples, columns].
+        formula: maps float64 [1 + columns], the number of samples and the sum of each number, to the metric.
+        limits: range of its values.
     """
     return OwnMetric(name, BlockSums(name, columns + 1), higher_is_better, limits, measure, formula)

@@ -1,4 +1,4 @@
-"""The shipped metrics by name, and those that a kind of task has without asking."""
+"""Registry of the shipped metrics by name, and the default metrics of each kind of task."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fedsync.evaluation.metrics.score_histograms import (
 )
 
 MOST_CLASSES = 1000
-"""Whose predictions are counted by class."""
+"""Largest number of classes whose predictions are counted by class."""
 
 MOST_SCORED = 100
-"""Classes whose scores are counted, each against the rest."""
+"""Largest number of classes whose scores are counted, each against the rest."""
 
 _SHARE = (0.0, 1.0)
 
@@ -64,24 +64,15 @@ _OTHERS: Mapping[str, AnyMetric] = {
 }
 
 NAMES = (*_OF_CLASSES, *_OTHERS)
-"""Of the shipped metrics."""
 
 BY_SCORE = ("auroc", "average_precision", "brier", "calibration_error")
-"""Those that want probabilities."""
+"""Metrics that need probabilities."""
 
 _TWO = ("sensitivity", "specificity")
 
 
 def shipped(name: str, classes: int | None = None) -> AnyMetric:
-    """A shipped metric.
-
-    Args:
-        name: one of `NAMES`.
-        classes: how many there are to tell apart; None where nobody knows, or there are none.
-
-    Raises:
-        ConfigError: it needs to know the classes, or there are too many, or too few.
-    """
+    """Return a shipped metric; raise ConfigError if it needs the number of classes, or does not support it."""
     if name in _OTHERS:
         return _OTHERS[name]
     if classes is None:
@@ -94,22 +85,13 @@ def shipped(name: str, classes: int | None = None) -> AnyMetric:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which metrics a run works out, as it says to everybody in it.
-
-    Args:
-        names: of shipped metrics, or of the task's own.
-        classes: that there are to tell apart; None where nobody knows, or there are none.
-    """
+    """Metrics of a run, as announced to all participants; ``classes`` is None if unknown or without classes."""
 
     names: tuple[str, ...] = ()
     classes: int | None = None
 
     def metrics(self, own: Callable[[], Iterable[AnyMetric]]) -> tuple[AnyMetric, ...]:
-        """The metrics; ``own`` gives the task's own, and is asked only where a name is not shipped.
-
-        Raises:
-            ConfigError: there is none of that name, or see `shipped`.
-        """
+        """Return the metrics; ``own`` is called only if a name is not shipped. Raise ConfigError for unknown names."""
         others = {} if set(self.names) <= set(NAMES) else {metric.name: metric for metric in own()}
         unknown = [name for name in self.names if name not in (*NAMES, *others)]
         if unknown:
@@ -119,10 +101,10 @@ class Wanted:
 
     @classmethod
     def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
-        """Those that a task has.
+        """Collect the names and the number of classes of a task's metrics.
 
         Raises:
-            ConfigError: one has the name of a shipped one and is another, or they differ about the classes.
+            ConfigError: a metric differs from the shipped metric of its name, or the numbers of classes differ.
         """
         metrics = tuple(metrics)
         statistics_of(metrics)
@@ -139,9 +121,9 @@ NOTHING = Wanted()
 
 
 def classification(classes: int) -> tuple[AnyMetric, ...]:
-    """What tasks with classes measure: accuracy, balanced accuracy and F1, and of two classes what follows from scores.
+    """Return the default metrics with classes: accuracy, balanced accuracy and F1; with two classes also `BY_SCORE`.
 
-    With more than `MOST_CLASSES` nothing but the task's own score.
+    Beyond `MOST_CLASSES` only the task's own score is left.
     """
     if not 2 <= classes <= MOST_CLASSES:
         return ()
@@ -150,10 +132,8 @@ def classification(classes: int) -> tuple[AnyMetric, ...]:
 
 
 def regression() -> tuple[AnyMetric, ...]:
-    """What tasks measure that predict numbers: MAE, RMSE and R2."""
     return shipped("mae"), shipped("rmse"), shipped("r2")
 
 
 def segmentation() -> tuple[AnyMetric, ...]:
-    """What tasks measure that give every pixel a class: Dice coefficient and intersection over union."""
     return shipped("dice"), shipped("iou")

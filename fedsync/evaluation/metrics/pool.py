@@ -1,4 +1,4 @@
-"""Sums of several silos in one: the same bits in whatever order they come and go."""
+"""Pooled sums of several silos: the same bits in any order of additions and removals."""
 
 from __future__ import annotations
 
@@ -13,19 +13,13 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statist
 
 @dataclass(slots=True)
 class SumsPool:
-    """Sums by key, of which single ones may be taken out again. Counts are whole numbers, others are added exactly."""
+    """Sums by key, from which single contributions can be removed. Counts are integers; others are added exactly."""
 
     counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
     others: dict[str, list[ExactSum]] = field(default_factory=dict)
 
     def add(self, sums: Mapping[str, Sequence[float]], known: Mapping[str, Statistic], times: int = 1) -> None:
-        """Put checked sums in, or take them out again with ``times=-1``.
-
-        Args:
-            sums: by key of their statistic.
-            known: statistics by key; sums of any other are left out.
-            times: how often.
-        """
+        """Add checked sums by key, or remove them with ``times=-1``; unknown statistics are ignored."""
         for key, values in sums.items():
             statistic = known.get(key)
             if statistic is None:
@@ -41,13 +35,12 @@ class SumsPool:
                     total.add(value, times)
 
     def sums(self, key: str) -> Sums | None:
-        """The sums of one statistic, float64 [size]; None where nobody measured it."""
+        """Return the sums of one statistic, float64 [size]; None if nobody measured it."""
         if key in self.counts:
             return self.counts[key].astype(np.float64)
         return np.array([total.value for total in self.others[key]]) if key in self.others else None
 
     def numbers(self, metrics: Iterable[AnyMetric]) -> dict[str, float]:
-        """Metrics by name, of those that can be worked out."""
         found: dict[str, float] = {}
         for metric in metrics:
             sums = self.sums(metric.statistic.key)

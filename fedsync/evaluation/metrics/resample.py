@@ -1,4 +1,4 @@
-"""Intervals from sums: the samples themselves have stayed at their silos."""
+"""Confidence intervals from sums alone, without the samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsync.evaluation.metrics.metric_types import FEWEST, LEVEL, Interval, Sums, Values
 
 DRAWS = 1000
-"""Samples of the same kind that a bootstrap draws."""
+"""Number of bootstrap draws."""
 
 _T = (
     *(12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836, 2.446911851, 2.364624252, 2.306004135),
@@ -24,17 +24,14 @@ _T = (
 def bootstrap(
     strata: Sums, rebuilt: Callable[[NDArray[np.int64]], NDArray[Any]], values: Values, seed: int
 ) -> Interval | None:
-    """Percentiles of a metric over samples drawn with replacement, as many of each stratum as there are.
+    """Return percentiles of a metric over samples drawn with replacement, stratum by stratum.
 
     Args:
-        strata: counts [n, cells]: how many samples of a stratum (a class) lie in each cell. Those without samples have
-            no part.
-        rebuilt: sums [draws, size] of drawn counts [draws, n, cells].
-        values: of the metric.
-        seed: of the draws.
+        strata: counts [n, cells]: samples of a stratum (a class) in each cell. Strata without samples are skipped.
+        rebuilt: maps drawn counts [draws, n, cells] to sums [draws, size].
 
     Returns:
-        Both ends; None where a stratum has fewer than `FEWEST` samples, or a draw has no value.
+        Both ends; None if a stratum has fewer than `FEWEST` samples, or a draw has no value.
     """
     totals = strata.sum(axis=1)
     there = totals > 0
@@ -45,7 +42,7 @@ def bootstrap(
 
 
 def middle_of(drawn: Sums) -> Interval | None:
-    """Between which numbers the middle of drawn numbers [draws] lies, at `LEVEL`; None where one of them is none."""
+    """Return the central interval at `LEVEL` of numbers [draws]; None if one is not finite."""
     if not np.isfinite(drawn).all():
         return None
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -54,7 +51,7 @@ def middle_of(drawn: Sums) -> Interval | None:
 
 @lru_cache(maxsize=1)
 def _drawn(strata: bytes, shape: tuple[int, ...], seed: int) -> NDArray[np.int64]:
-    """Counts [draws, n, cells]; the metrics of one statistic are asked one after the other, and see the same draws."""
+    """Return counts [draws, n, cells]. By the cache, all metrics of one statistic see the same draws."""
     counts = np.frombuffer(strata).reshape(shape)
     totals = counts.sum(axis=1)
     there, drawn = totals > 0, np.zeros((DRAWS, *shape), np.int64)
@@ -64,17 +61,16 @@ def _drawn(strata: bytes, shape: tuple[int, ...], seed: int) -> NDArray[np.int64
 
 
 def flat(drawn: NDArray[np.int64]) -> NDArray[Any]:
-    """Sums [draws, n * cells] of drawn counts [draws, n, cells]."""
+    """Return sums [draws, n * cells] of drawn counts [draws, n, cells]."""
     return drawn.reshape(len(drawn), -1)
 
 
 def jackknife(whole: Sums, without: Sums, values: Values) -> Interval | None:
-    """A metric plus and minus Student's t of its standard error, by leaving out one group of samples at a time.
+    """Return a metric plus and minus Student's t times its standard error, leaving out one group at a time.
 
     Args:
-        whole: sums of all, [size].
-        without: sums without each of the groups that have samples, [groups, size].
-        values: of the metric.
+        whole: sums of all samples, [size].
+        without: sums without each non-empty group, [groups, size].
 
     Source: Efron, Tibshirani: An Introduction to the Bootstrap (1993), section 11.5, the jackknife, of groups.
     """

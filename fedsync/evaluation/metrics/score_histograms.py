@@ -1,9 +1,9 @@
 """Metrics of a classifier's scores, from histograms of the scores of each class.
 
-The score of a sample is the probability that the model gives a class. A histogram keeps of it in which bin it lies, so
-a number is that of samples whose scores are rounded to their bins: scores in one bin count as ties. A bin holds its
-upper end. Bins are ``1 / resolution`` wide, except in the first and the last such span: there, where confident models
-put most samples, they follow a geometric progression towards 0 and towards 1, each end ``2 ** -0.25`` of the next.
+The score of a sample is the model's probability of a class. A histogram keeps only its bin, so scores in one bin count
+as ties. A bin includes its upper end. Bins are ``1 / resolution`` wide, except in the first and the last span of that
+width. There, where confident models put most samples, bin edges follow a geometric progression towards 0 and towards 1,
+with ratio ``2 ** -0.25``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FINE, COARSE = 128, 32
 """Resolutions for two classes, and for more."""
 
 GROUPS = 16
-"""Spans of scores in which shares are compared with them."""
+"""Equal spans of scores in which the calibration error compares mean score and class share."""
 
 
 @cache
 def edges(resolution: int) -> NDArray[np.float64]:
-    """Ends between the bins, float64 [2 * resolution - 1], increasing: for ``searchsorted(edges, score, "left")``."""
+    """Return the increasing bin edges, float64 [2 * resolution - 1], for ``searchsorted(edges, score, "left")``."""
     spans = np.arange(1, resolution) / resolution
     tail: list[float] = []
     step = sqrt(sqrt(0.5))  # roots are exact to the last bit everywhere
@@ -40,22 +40,21 @@ def edges(resolution: int) -> NDArray[np.float64]:
 
 @cache
 def middles(resolution: int) -> NDArray[np.float64]:
-    """Middles of the bins, float64 [2 * resolution]."""
+    """Return the middles of the bins, float64 [2 * resolution]."""
     ends: NDArray[np.float64] = np.concatenate([[0.0], edges(resolution), [1.0]])
     return np.asarray((ends[1:] + ends[:-1]) / 2)
 
 
 def total(values: Sums) -> Sums:
-    """Sum over the last axis, in order."""
     return np.cumsum(values, axis=-1)[..., -1]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts(Statistic):
-    """How many samples of each class have scores in each bin.
+    """Numbers of samples of each class in each score bin.
 
-    Two classes: counts [2, bins] of the score of class 1, those of samples of class 0 first. More classes: [classes,
-    2, bins], of each class's score, those of samples of all others first.
+    Two classes: counts [2, bins] of the score of class 1, first for samples of class 0. More classes: [classes, 2,
+    bins] of each class's score, first for samples of all other classes.
 
     Args:
         classes: at least 2.
@@ -71,7 +70,7 @@ class ScoreCounts(Statistic):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Histograms of one class against the rest, the two sides of each, bins."""
+        """Histograms of one class against the rest, two sides of each, bins."""
         return (1 if self.classes == 2 else self.classes), 2, self.bins
 
     @property
@@ -91,12 +90,12 @@ class ScoreCounts(Statistic):
         return "" if (totals == totals[0]).all() else "histograms of different numbers of samples"
 
     def sides(self, sums: Sums) -> tuple[Sums, Sums]:
-        """Counts of all others and of the class, each [..., histograms, bins], of sums [..., size]."""
+        """Return counts of all others and of the class, each [..., histograms, bins], of sums [..., size]."""
         table = self.table(sums)
         return table[..., 0, :], table[..., 1, :]
 
     def groups(self, sums: Sums) -> tuple[Sums, Sums, Sums]:
-        """Samples, those of the class, and summed scores, in `GROUPS` equal spans, each [..., histograms, GROUPS]."""
+        """Return samples, samples of the class, and summed scores in `GROUPS` spans, each [..., histograms, GROUPS]."""
         others, own = self.sides(sums)
         middle = middles(self.resolution)
         first = np.searchsorted(middle, np.arange(GROUPS) / GROUPS)
@@ -105,7 +104,7 @@ class ScoreCounts(Statistic):
         return counts, own, scores
 
     def roc(self, sums: Sums, histogram: int = 0) -> list[tuple[float, float]]:
-        """False and true positive rates of sums [size], from (0, 0) to (1, 1); none where a side has no samples."""
+        """Return false and true positive rates of sums [size], (0, 0) to (1, 1); empty if a side has no samples."""
         others, own = (side[histogram, ::-1] for side in self.sides(sums))
         if not (others.sum() and own.sum()):
             return []
@@ -114,13 +113,13 @@ class ScoreCounts(Statistic):
         return [(0.0, 0.0), *zip(wrong.tolist(), right.tolist(), strict=True)]
 
     def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
-        """None of several classes: which scores belong to one sample is not known."""
+        """Return None for more than two classes: histograms do not tell which scores belong to one sample."""
         if self.classes > 2:
             return None
         return bootstrap(self.table(sums)[0], flat, values, seed)
 
     def table(self, sums: Sums) -> Sums:
-        """Counts [..., histograms, 2, bins] of sums [..., size]."""
+        """Return counts [..., histograms, 2, bins] of sums [..., size]."""
         return sums.reshape(*sums.shape[:-1], *self.shape)
 
     def support(self, sums: Sums) -> Mapping[str, int]:
@@ -130,10 +129,10 @@ class ScoreCounts(Statistic):
 
 
 class Auroc(ArrayMetric[ScoreCounts]):
-    """Area under the ROC curve: how often a sample of the class scores above one of the others, ties counting half.
+    """Area under the ROC curve: how often a sample of the class scores above one of the others; ties count half.
 
-    Half the share of pairs in one bin bounds what the bins change. Of several classes the mean over those that have
-    samples, each against the rest.
+    The error by binning is at most half the share of pairs in one bin. With more than two classes: the mean over
+    classes with samples, each against the rest.
     """
 
     __slots__ = ()
@@ -146,9 +145,9 @@ class Auroc(ArrayMetric[ScoreCounts]):
 
 
 class AveragePrecision(ArrayMetric[ScoreCounts]):
-    """Sum over thresholds of precision times what recall gains there, from the highest score down.
+    """Sum over thresholds of precision times gained recall, from the highest score down.
 
-    Of several classes the mean over those that have samples, each against the rest.
+    With more than two classes: the mean over classes with samples, each against the rest.
     """
 
     __slots__ = ()
@@ -161,9 +160,9 @@ class AveragePrecision(ArrayMetric[ScoreCounts]):
 
 
 class Brier(ArrayMetric[ScoreCounts]):
-    """Mean squared difference between scores and what is true, 0 or 1; of several classes, the sum over them.
+    """Mean squared difference between scores and truth, 0 or 1; with more than two classes, summed over classes.
 
-    A score counts as the middle of its bin, so the number is exact within the largest bin's width.
+    A score counts as the middle of its bin, so the error is below the largest bin's width.
     """
 
     __slots__ = ()
@@ -176,10 +175,10 @@ class Brier(ArrayMetric[ScoreCounts]):
 
 
 class CalibrationError(ArrayMetric[ScoreCounts]):
-    """How far scores are from shares: mean of ``|mean score - share of the class|`` over `GROUPS` spans, by samples.
+    """Expected calibration error: mean of ``|mean score - share of the class|`` over `GROUPS` spans, by samples.
 
-    A score counts as the middle of its bin, so the number is exact within half the largest bin's width. Of several
-    classes the mean over them.
+    A score counts as the middle of its bin, so the error is below half the largest bin's width. With more than two
+    classes: the mean over classes.
     """
 
     __slots__ = ()

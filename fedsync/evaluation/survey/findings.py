@@ -1,4 +1,4 @@
-"""What follows from the sums of all silos: means, deviations, common edges of bins, and what people may be told."""
+"""Results of a survey: means, deviations, common bin edges, and statistics that are safe to publish."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.table_sums import UNIT_BITS, NumberSums, SurveySums
 
 STATISTICS = "statistics.json"
-"""File with what `told` says, in the folder of a run, or of a silo's trainer."""
+"""File with the result of `told`, in the folder of a run or of a silo's trainer."""
 
 SPREAD = 4.0
-"""Deviations from the mean to the outer edges of a histogram whose range nobody declared."""
+"""Distance from the mean to the outer edges of a histogram without a declared range [deviations]."""
 
 _DIGITS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnScale:
-    """What a numeric column is standardised by: ``(cell - mean) / deviation``; a missing cell becomes 0.
+    """Standardisation of a numeric column: ``(cell - mean) / deviation``; a missing cell becomes 0.
 
-    Args:
-        mean: of all silos' training rows.
-        deviation: likewise, dividing by their number; 1 where all cells are the same.
+    Mean and population standard deviation are over all silos' training rows; the deviation is 1 if all cells are equal.
     """
 
     mean: float
@@ -37,7 +35,7 @@ class ColumnScale:
 
 
 def scale_of(column: NumberSums) -> ColumnScale:
-    """Of a column that has cells; whole numbers up to the last division, so the same bits everywhere."""
+    """Return the scale of a non-empty column; exact integers up to the last division, so the bits agree everywhere."""
     unit = 1 << UNIT_BITS
     mean = Fraction(column.total, column.known * unit)
     variance = Fraction(column.known * column.squares - column.total**2, (column.known * unit) ** 2)
@@ -45,15 +43,7 @@ def scale_of(column: NumberSums) -> ColumnScale:
 
 
 def scales_of(sums: SurveySums, least: int) -> dict[str, ColumnScale]:
-    """Of all numeric columns.
-
-    Args:
-        sums: of all silos.
-        least: cells that a column must have.
-
-    Raises:
-        ConfigError: one has fewer.
-    """
+    """Return all numeric columns' scales; raises `ConfigError` if a column has fewer than ``least`` cells."""
     for name, column in sums.numbers.items():
         if column.known < least:
             problem = f"fewer than {least} cells are known in all silos together: a mean of them would tell of people"
@@ -62,7 +52,7 @@ def scales_of(sums: SurveySums, least: int) -> dict[str, ColumnScale]:
 
 
 def edges_of(sums: SurveySums, ranges: Mapping[str, Sequence[float]], bins: int) -> dict[str, NDArray[np.float64]]:
-    """Common edges of each column's bins, float64 [bins + 1]: of the declared range, or around the pooled mean."""
+    """Return common bin edges of each column, float64 [bins + 1], over the declared range or around the mean."""
     edges = {}
     for name, column in sums.numbers.items():
         scale = scale_of(column) if column.known else ColumnScale(0.0, 1.0)
@@ -73,10 +63,10 @@ def edges_of(sums: SurveySums, ranges: Mapping[str, Sequence[float]], bins: int)
 
 
 def told(sums: SurveySums, least: int, ranges: Mapping[str, Sequence[float]], bins: int) -> dict[str, Any]:
-    """What people may see: no count from 1 to ``least`` - 1, nor one that follows from others; means of 4 digits.
+    """Return publishable statistics: no count from 1 to ``least`` - 1, and none that implies another; 4-digit means.
 
-    Counts that are too small are the text ``"<5"``; those that would betray one, None. Nobody is in a count of 0, so
-    that is told. Cells in bins and missing cells add up to the rows, so they are looked at together.
+    Small counts become the text ``"<5"``; counts that would reveal a small count become None. A count of 0 is
+    shown, because it describes nobody. Binned cells and missing cells add up to the rows, so they are hidden together.
     """
     columns: list[dict[str, Any]] = []
     edges = edges_of(sums, ranges, bins) if bins else {}
@@ -104,10 +94,9 @@ _Told = int | str | None
 def _entry(
     name: str, kind: str, cells: Sequence[int], missing: int, sums: SurveySums, least: int
 ) -> tuple[dict[str, Any], list[_Told]]:
-    """What is told of a column's counts, and of its bins."""
     if sum(cells) + missing == sums.rows:
         *counts, gaps = _hidden((*cells, missing), least)
-    else:  # a silo came or went between the rounds: bins are of other rows
+    else:  # a silo joined or left between the rounds, so the bins cover other rows
         counts, (_, gaps) = _hidden(cells, least), _hidden((sums.rows - missing, missing), least)
     known = sums.rows - gaps if isinstance(gaps, int) else None
     if isinstance(known, int) and 0 < known < least:
@@ -116,15 +105,14 @@ def _entry(
 
 
 def _spread(column: NumberSums) -> float:
-    """The deviation, 0 where all cells are the same."""
     return 0.0 if column.known * column.squares == column.total**2 else scale_of(column).deviation
 
 
 def _hidden(counts: Sequence[int], least: int) -> list[_Told]:
-    """Counts whose sum is known, without those that are too small, and without what they follow from.
+    """Hide small counts of a list with a known sum, and the counts from which a small count would follow.
 
-    Of k counts that are too small and m others that are hidden with them the sum H is known. Each of the k may be
-    anything from 1 to ``least`` - 1 if H >= (``least`` - 1) + (k - 1) + ``least`` m, and m is 1 or more.
+    For k small counts and m other counts hidden with them, the sum H is known. Each of the k may be anything from 1 to
+    ``least`` - 1 if H >= (``least`` - 1) + (k - 1) + ``least`` m, and m is 1 or more.
     """
     small = [at for at, count in enumerate(counts) if 0 < count < least]
     others = sorted((at for at, count in enumerate(counts) if count >= least), key=lambda at: counts[at])

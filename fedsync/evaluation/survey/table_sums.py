@@ -1,25 +1,25 @@
-"""Sums over a silo's rows that add up exactly over silos, and the vector in which they travel.
+"""Exact sums over the silos' rows, and the vector that transports them.
 
-A survey is a run before the run, and its model is this vector: silos add to it what they found, under whatever
-encryption the run has, and all of them have the sum. Everything in it is a whole number. A cell is counted in units of
-2^-40 (9e-13) and lies within +-2^42 (4e12); its square is the square of that whole number. So sums are exact, whatever
-the order in which silos come, and all that follows from them has the same bits everywhere.
+A survey is a run before the main run, and its model is this vector. Silos add their findings to the vector, under the
+run's encryption, and all silos receive the sum. All values are integers. A cell is counted in units of 2^-40 (9e-13)
+and lies within +-2^42 (4e12); its square is the square of that integer. So sums are exact for any order of silos, and
+all results have the same bits everywhere.
 
-What travels are means over silos, float32, on a grid of at most 16 bits. So each number is cut to limbs of 8 bits,
-lowest first, of which the highest has the sign, and a limb is sent as a sixteenth of itself: silos agree on ranges up
-to 16 before anything was sent. The mean of limbs times the number of silos is a whole number again. How many silos it
-was, is in the vector: each has a place of its own, where it puts 255, and the rest of the mean follows.
+The transported values are means over silos, float32, on a grid of at most 16 bits. So each integer is cut into limbs of
+8 bits, lowest first; the highest limb has the sign. A limb is sent divided by 16, because silos agree on ranges up to
+16 before anything is sent. The mean of limbs times the number of silos is an integer again. The vector itself contains
+the number of silos: each silo puts 255 at its own place, and the mean at that place yields the number.
 
-| tensor | holds | round |
+| tensor | content | round |
 |---|---|---|
-| ``silos`` | 255 of each silo, at its own place: of the first round, of the second; guard | 1, 2 |
+| ``silos`` | 255 from each silo at its own place, separately for the first and second round; guard | 1, 2 |
 | ``rows`` | rows, rows of each class; guard | 1 |
-| ``number NAME`` | cells that are known, their sum, the sum of their squares; | 1 |
+| ``number NAME`` | known cells, their sum, the sum of their squares; | 1 |
 | | cells in each bin; guard | 2 |
-| ``text NAME`` | cells that are known; guard | 1 |
+| ``text NAME`` | known cells; guard | 1 |
 
-The guard is 255 in each round, from every silo. So all silos need the same range for a tensor, and where one was
-clipped, the guard is not what it should be.
+The guard is 255 in each round, from every silo. So all silos need the same range for a tensor, and clipping at any silo
+changes the guard.
 """
 
 from __future__ import annotations
@@ -34,13 +34,12 @@ from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.model.layout import Layout, Vector
 
 UNIT_BITS = 40
-"""A cell is rounded to a multiple of 2^-40."""
 
 MOST_CELL = 2.0**42
-"""No cell is larger."""
+"""Largest magnitude of a cell."""
 
 MOST_SILOS = 128
-"""Of so many silos the means of float32 give whole numbers back."""
+"""Largest number of silos for which float32 means yield exact integers."""
 
 _LIMB, _FULL = 8, 255
 _SHARE = 16
@@ -52,14 +51,10 @@ _NEAR = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a silo's training rows hold; it stays at the silo.
+    """Contents of a silo's training rows; stays at the silo.
 
-    Args:
-        file: for errors.
-        classes: rows of each class.
-        numbers: cells of each numeric column, float64 [rows], NaN where one is missing.
-        texts: number of known cells of each other column.
-        names: of all columns, in the order in which they are surveyed.
+    ``classes`` counts the rows of each class, ``numbers`` holds numeric cells, float64 [rows], NaN if missing, and
+    ``texts`` counts the known cells of other columns. ``names`` is the survey order.
     """
 
     file: str
@@ -75,14 +70,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class SurveyForm:
-    """What is summed: the same at all silos.
-
-    Args:
-        places: silos that there may be.
-        classes: of the target.
-        columns: names, and whether each is numeric.
-        bins: of each histogram; 0 for none.
-    """
+    """Form of the survey vector, equal at all silos: places for silos, classes, columns (numeric or not) and bins."""
 
     places: int
     classes: int
@@ -91,7 +79,6 @@ class SurveyForm:
 
     @property
     def layout(self) -> Layout:
-        """Of the vector."""
         number = _MOMENTS + self.bins * _COUNT + 1
         names = (_SILOS, _ROWS, *((_NUMBER if numeric else _TEXT) + name for name, numeric in self.columns))
         sizes = [number if numeric else _COUNT + 1 for _, numeric in self.columns]
@@ -100,11 +87,7 @@ class SurveyForm:
 
     @classmethod
     def of(cls, layout: Layout, bins: int) -> SurveyForm:
-        """The form of a survey with this layout.
-
-        Raises:
-            ProtocolError: it is none.
-        """
+        """Return the form of a survey with this layout; raises `ProtocolError` if the layout is not a survey's."""
         try:
             (silos, rows), names = layout.sizes[:2], layout.names[2:]
             columns = tuple((name.partition(" ")[2], name.startswith(_NUMBER)) for name in names)
@@ -118,14 +101,7 @@ class SurveyForm:
 
 @dataclass(frozen=True, slots=True)
 class NumberSums:
-    """Of one numeric column.
-
-    Args:
-        known: cells that are not missing.
-        total: their sum, in units of 2^-40.
-        squares: sum of their squares, in units of 2^-80.
-        bins: cells in each bin; empty before the second round.
-    """
+    """Sums of one numeric column: known cells, their sum [2^-40], the sum of squares [2^-80], and cells in each bin."""
 
     known: int
     total: int
@@ -135,15 +111,7 @@ class NumberSums:
 
 @dataclass(frozen=True, slots=True)
 class SurveySums:
-    """What silos found together.
-
-    Args:
-        silos: in the first round.
-        rows: training rows.
-        classes: rows of each class.
-        numbers: by column.
-        texts: known cells, by column.
-    """
+    """Sums over all silos: silos of the first round, rows, rows of each class, numeric columns, known text cells."""
 
     silos: int
     rows: int
@@ -153,15 +121,9 @@ class SurveySums:
 
 
 def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
-    """What a silo adds in the first round, float32 [form.layout.size].
+    """Return a silo's vector of the first round, float32 [form.layout.size]; ``place`` is the silo's own place.
 
-    Args:
-        form: of the survey.
-        place: the silo's own.
-        columns: the silo's.
-
-    Raises:
-        ConfigError: a cell is too large.
+    Raises `ConfigError` if a cell is too large.
     """
     parts: list[int] = [*_present(form, place, 0), *_limbs(columns.rows, _COUNT)]
     for count in columns.classes:
@@ -178,9 +140,9 @@ def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
 
 
 def second_vector(form: SurveyForm, place: int, columns: Columns, edges: Mapping[str, NDArray[np.float64]]) -> Vector:
-    """What a silo adds in the second round: cells in each bin of common ``edges``, float64 [bins + 1] a column.
+    """Return a silo's vector of the second round: cells in each bin of common ``edges``, float64 [bins + 1] a column.
 
-    The first and the last bin are open: nobody learns a smallest or largest cell.
+    The first and last bins are open, so nobody learns a smallest or largest cell.
     """
     parts = [*_present(form, place, 1), *[0] * ((1 + form.classes) * _COUNT), _FULL]
     for name, numeric in form.columns:
@@ -195,17 +157,13 @@ def second_vector(form: SurveyForm, place: int, columns: Columns, edges: Mapping
 
 
 def read_sums(form: SurveyForm, vector: Vector) -> SurveySums | None:
-    """What silos found together, of a mean of their vectors; None before the first round.
-
-    Raises:
-        ProtocolError: no such vectors have this mean.
-    """
+    """Read sums from the mean of silos' vectors; None before the first round, `ProtocolError` for an invalid mean."""
     parts = {name: part.reshape(-1).astype(np.float64) for name, part in form.layout.split(vector).items()}
     silos = parts[_SILOS][:-1].reshape(2, form.places)
     first, second = (_count(place) for place in silos)
     if not first:
         return None
-    # Two means of one guard, whoever was in the rounds.
+    # The expected guard is the sum of two means of 255, or one before the second round, for any set of silos.
     guard = _FULL / _SHARE * (1 + bool(second))
     if any(abs(part[-1] - guard) > _NEAR / _SHARE for part in parts.values()):
         raise _spoiled("a guard is not what all silos send")
@@ -227,7 +185,6 @@ def read_sums(form: SurveyForm, vector: Vector) -> SurveySums | None:
 
 
 def _check(sums: SurveySums) -> None:
-    """See that sums of rows can be these."""
     known = [*(column.known for column in sums.numbers.values()), *sums.texts.values()]
     counts = [*sums.classes, *(count for column in sums.numbers.values() for count in column.bins)]
     if sums.rows < sums.silos or sum(sums.classes) != sums.rows or any(count < 0 for count in counts):
@@ -240,7 +197,7 @@ def _check(sums: SurveySums) -> None:
 
 
 class _LimbReader:
-    """Takes whole numbers off a mean of ``silos`` vectors, float64 [values]."""
+    """Reader of integers from a mean of ``silos`` vectors, float64 [values]."""
 
     def __init__(self, part: NDArray[np.float64], silos: int) -> None:
         sums = part * (_SHARE * silos)
@@ -254,7 +211,7 @@ class _LimbReader:
 
 
 def _count(places: NDArray[np.float64]) -> int:
-    """Silos whose mark is in a mean: each is 255 sixteenths over their number."""
+    """Return the number of silos whose marks are in a mean: each mark is 255 sixteenths over that number."""
     marks = places[places > 0]
     if not marks.size:
         return 0
@@ -270,7 +227,7 @@ def _present(form: SurveyForm, place: int, round_: int) -> Iterator[int]:
 
 
 def _whole(cells: NDArray[np.float64], place: str) -> list[int]:
-    """Known cells in units of 2^-40; a power of two, so nothing but the rounding to units is lost."""
+    """Return known cells in units of 2^-40; scaling by a power of two is exact, only the rounding loses anything."""
     known = cells[~np.isnan(cells)]
     if np.abs(known).max(initial=0.0) > MOST_CELL:
         raise ConfigError(place, f"a cell is beyond {MOST_CELL:.4g}", "Use a larger unit, or ignore the column")
@@ -278,7 +235,7 @@ def _whole(cells: NDArray[np.float64], place: str) -> list[int]:
 
 
 def _limbs(number: int, count: int) -> list[int]:
-    """A whole number, lowest limb first; the highest has the sign."""
+    """Cut an integer into limbs, lowest first; the highest limb has the sign."""
     low = [(number >> (_LIMB * at)) & _FULL for at in range(count - 1)]
     high = number >> (_LIMB * (count - 1))
     if not -(_FULL + 1) // 2 <= high <= _FULL // 2:

@@ -1,6 +1,6 @@
-"""The app of a relay: it runs on the relay's own SuperLink, and answers what comes to its SuperNode from the server.
+"""App of a relay: it runs on the relay's own SuperLink, and answers requests from the upstream server.
 
-the server's hub <- agent of the relay -> socket -> this app -> the relay's hub -> silos of the region
+upstream server's hub <- agent of the relay -> socket -> this app -> the relay's hub -> silos of the region
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedsync.transport.port import Transport
 logger = foreign.logger(__name__)
 
 UPDATES = "updates"
-"""Folder of updates that wait for a sum, in that of the relay's run."""
+"""Folder of updates that wait for a sum, in the folder of the relay's run."""
 
 _LOOK_S, _IDLE_S = 0.02, 0.2
 
@@ -34,10 +34,10 @@ def serve_relay(silos: Transport, socket: Path, keys: Path | None, folder: Path)
     """Serve until this process ends.
 
     Args:
-        silos: the way to those of the region.
-        socket: to listen on.
-        keys: what a server may know, of sealed runs; None where there are none.
-        folder: of the relay's run.
+        silos: connection to the silos of the region.
+        socket: path of the socket to listen on.
+        keys: the server's key file for encrypted runs; None for none.
+        folder: folder of the relay's run.
     """
     from fedsync.cipher.keys.keywrap import read_server_file
 
@@ -57,14 +57,14 @@ def serve_relay(silos: Transport, socket: Path, keys: Path | None, folder: Path)
     while True:
         try:
             service.turn()
-        except Exception:  # the SuperLink is started again
+        except Exception:  # for example while the SuperLink restarts
             logger.exception("the silos of the region cannot be asked")
             time.sleep(1.0)
         line.wait(_LOOK_S if service.waits else _IDLE_S)
 
 
 def _answer(service: RelayService, caller: Connection) -> None:
-    """Answer one call, and wait until the caller has what was answered: it may be a file, which goes after that."""
+    """Answer one call, and wait until the caller has received the answer, which may be a temporary file."""
     with caller:
         answer: Payload | None = None
         try:

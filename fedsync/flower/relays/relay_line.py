@@ -1,4 +1,4 @@
-"""The way from a relay to the silos of its region: a transport, as a server has it."""
+"""Connection from a relay to the silos of its region, over a server's transport."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 
 class RelayLine:
-    """A `fedsync.silo.relays.relay.Downstream`.
+    """Implementation of `fedsync.silo.relays.relay.Downstream`.
 
     Args:
-        silos: the way to them.
-        look_s: shortest time between two looks at who is there [s].
+        silos: transport to the silos.
+        look_s: shortest time between two lists of connected nodes [s].
     """
 
     def __init__(self, silos: Transport, look_s: float = 1.0) -> None:
         self._silos = silos
         self._look_s, self._looked_s = look_s, -inf
         self._here: list[RelayedNode] = []
-        self._lock = threading.Lock()  # questions come by several threads
+        self._lock = threading.Lock()  # several threads send questions
 
     def nodes(self) -> Sequence[RelayedNode]:
         if time.monotonic() - self._looked_s >= self._look_s:
@@ -45,7 +45,6 @@ class RelayLine:
             return self._silos.receive()
 
     def wait(self, seconds: float) -> None:
-        """Wait for answers, so long at most."""
         self._silos.wait(seconds)
 
     def forget(self, waited: Collection[str]) -> None:

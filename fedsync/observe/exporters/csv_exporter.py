@@ -1,7 +1,7 @@
-"""Three tables: one row a round, one a silo and round, and one a metric that silos report.
+"""CSV exporter with three tables: rounds, silos per round, and metrics that silos report.
 
-Names come from silos, and a spreadsheet takes a text that begins like a formula for one: such a text begins with an
-apostrophe here. Numbers stay numbers.
+Names come from silos, and a spreadsheet executes a text that begins like a formula. An apostrophe is put before
+such texts. Numbers stay numbers.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round, RoundFeed
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""How a text begins that a spreadsheet may take for a formula. Source: OWASP, CSV injection."""
+"""Prefixes of texts that a spreadsheet may read as a formula. Source: OWASP, CSV injection."""
 
 TABLES = (
     ("round", "at_s", *ROUND, "slowest", "silos", "samples"),
     ("round", "silo", *SHARE),
     ("round", "silo", "metric", "value"),
 )
-"""Columns of each table."""
 
 
 class CsvExporter:
-    """Writes them while the run goes on. An unknown figure is an empty cell, and so is the silo of a whole round.
+    """Exporter to CSV files during the run.
+
+    An unknown figure is an empty cell. Metrics of a whole round have an empty silo.
 
     Args:
-        path: table of rounds; the others lie beside it, see `tables`.
+        path: table of rounds; the paths of the other tables derive from it, see `tables`.
 
     Raises:
-        ConfigError: they cannot be written.
+        ConfigError: a table cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,11 +73,10 @@ class CsvExporter:
 
 
 def without_formulas(cells: Iterable[object]) -> list[object]:
-    """Cells of which no text is a formula."""
     return [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells]
 
 
 def tables(path: Path) -> tuple[Path, Path, Path]:
-    """The tables of rounds, silos and metrics: ``x.csv``, ``x-silos.csv`` and ``x-metrics.csv``."""
+    """Return the paths for rounds, silos and metrics: ``x.csv``, ``x-silos.csv`` and ``x-metrics.csv``."""
     silos, metrics = (path.with_name(f"{path.stem}-{part}{path.suffix}") for part in ("silos", "metrics"))
     return path, silos, metrics

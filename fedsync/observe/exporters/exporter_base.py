@@ -1,6 +1,6 @@
-"""A run's figures for other programs, written while the run goes on or from its journal afterwards.
+"""Exporters of a run's figures to other programs, during the run or afterwards from its journal.
 
-An exporter sees the ledger after every entry, as a progress bar does. What one of them does wrong never ends a run.
+An exporter sees the ledger after every entry. A failing exporter never ends a run.
 """
 
 from __future__ import annotations
@@ -18,22 +18,17 @@ logger = foreign.logger(__name__)
 
 
 class Exporter(Protocol):
-    """Follows a run and passes it on."""
+    """Interface of exporters."""
 
     def follow(self, ledger: Ledger) -> None:
-        """The ledger has one more entry."""
+        """Export new figures, after every entry of the journal."""
 
     def close(self) -> None:
-        """The run is over, or has failed; closing twice does no harm."""
+        """Finish the export after the run's end or failure; idempotent."""
 
 
 class Guarded:
-    """An exporter that falls silent after its first error, which it logs: training goes on.
-
-    Args:
-        kind: its name in the configuration.
-        inner: the exporter.
-    """
+    """Wrapper that logs the first error of an exporter and then disables the exporter, so training continues."""
 
     def __init__(self, kind: str, inner: Exporter) -> None:
         self._kind = kind
@@ -52,21 +47,19 @@ class Guarded:
         try:
             call()
         except Exception as error:
-            # Anything: a full disk, a tracking server that is down, a bug in its client.
+            # Any error: a full disk, an unreachable tracking server, a bug in its client.
             self._broken = True
             logger.warning("export.%s failed and is off for the rest of the run: %r", self._kind, error)
 
 
 def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any]) -> list[Exporter]:
-    """The exporters of a configuration, ready to follow.
+    """Open the exporters of a configuration.
 
     Args:
-        export: the section; None opens none.
-        out: folder of the run.
-        run: what the run is, for trackers that list runs: the resolved strategy, and ``runtime``.
+        run: the resolved strategy and ``runtime``, for trackers that list runs.
 
     Raises:
-        ConfigError: one of them cannot begin: a library that is not installed, a port that is taken.
+        ConfigError: an exporter cannot start, for example because of a missing library or a used port.
     """
     if export is None:
         return []
@@ -88,7 +81,7 @@ def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any
         if export.csv:
             from fedsync.observe.exporters.csv_exporter import CsvExporter
 
-            # Last, for it takes the place of a table that may be there: by now nothing else can prevent the run.
+            # Last, because this overwrites existing tables: no other exporter can fail the start after this.
             made.append(Guarded("csv", CsvExporter(out / "rounds.csv")))
     except BaseException:
         for exporter in made:

@@ -1,4 +1,4 @@
-"""One MLflow run for a run: its configuration as parameters, its rounds as metrics."""
+"""MLflow exporter: one MLflow run per run, with configuration as parameters and rounds as metrics."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from fedsync.observe.rounds import RoundFeed
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500
-"""Of a parameter's value; older servers take no more."""
+"""Maximum length of a parameter's value; older MLflow servers accept no more."""
 MOST_METRICS = 1000
-"""That MLflow takes in one request."""
+"""MLflow's limit per request."""
 
 
 class MlflowExporter:
-    """Writes to a tracking server, or to a folder or database that MLflow opens itself.
+    """Exporter to a tracking server, or to a folder or database that MLflow opens itself.
 
-    A metric's step is the round, its timestamp the run's own time in milliseconds.
+    A metric's step is the round. Its timestamp is the run's own time in milliseconds.
 
     Args:
-        uri: of the tracking server.
         run: the resolved strategy and ``runtime``.
 
     Raises:
@@ -49,7 +48,7 @@ class MlflowExporter:
             for first in range(0, len(parameters), 100):
                 self._client.log_batch(self._run, params=parameters[first : first + 100])
         except Exception as error:
-            # Of the many kinds that a client of a tracking server may raise, none says more than its text.
+            # MLflow clients raise many kinds of errors, and only the text is informative.
             raise ConfigError("export.mlflow", f"{uri!r} does not answer: {error}", "Check the tracking URI") from error
 
     def follow(self, ledger: Ledger) -> None:
@@ -69,7 +68,7 @@ class MlflowExporter:
 
 
 def flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested mappings as pairs ``a.b, value``; nothing for None."""
+    """Flatten nested mappings to pairs ``a.b, value``, without None values."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flat(item, f"{prefix}.{key}" if prefix else str(key))

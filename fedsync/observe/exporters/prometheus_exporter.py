@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus, worked out when it is asked for."""
+"""Prometheus exporter: ``/metrics``, computed on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class PrometheusExporter:
-    """Serves the newest figures from a thread of the server's process until the run ends.
+    """HTTP server for the newest figures, in a thread of the run's process until the run ends.
 
     Args:
-        config: where to listen.
-        url_file: gets the address of ``/metrics``, and is removed at the end.
+        config: host and port.
+        url_file: file that receives the URL of ``/metrics``; deleted at the end.
 
     Raises:
-        ConfigError: prometheus_client is not installed, or the port is taken.
+        ConfigError: prometheus_client is not installed, or the port is in use.
     """
 
     def __init__(self, config: PrometheusConfig, url_file: Path) -> None:
@@ -47,7 +47,7 @@ class PrometheusExporter:
         url_file.write_text(self.url + "\n", encoding="utf-8")
 
     def follow(self, ledger: Ledger) -> None:
-        """Keep hold of the ledger; figures are read when somebody asks."""
+        """Store the ledger; figures are computed on request."""
         self._ledger = ledger
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class PrometheusExporter:
         self._url_file.unlink(missing_ok=True)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The figures of this instant, for the registry; called from the thread that serves."""
+        """Yield the current figures for the registry; called from the HTTP server's thread."""
         from prometheus_client.core import GaugeMetricFamily
 
         ledger = self._ledger
@@ -75,7 +75,7 @@ class PrometheusExporter:
         for name, text, value in whole:
             if value is not None:
                 yield GaugeMetricFamily(f"fedsync_{name}", text, value)
-        # A copy: the run goes on in another thread meanwhile.
+        # A copy, because another thread updates the ledger.
         silos = list(ledger.silos.items())
         for name, text, field in (
             ("working", "1 while an order is in work.", None),

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, by tensorboardX."""
+"""TensorBoard exporter, through tensorboardX."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/l
 
 
 class TensorBoardExporter:
-    """Writes an event file; steps are rounds, and the relative time is that of the run, virtual or not.
+    """Exporter to an event file; steps are rounds, and the wall time is the run's own time, virtual or real.
 
     Args:
-        folder: for the event file; made if it is missing.
+        folder: folder of the event file; created if missing.
 
     Raises:
         ConfigError: tensorboardX is not installed.

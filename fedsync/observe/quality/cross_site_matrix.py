@@ -1,6 +1,6 @@
-"""The matrix of models and silos: ``cross_site.json`` in the run's folder, and how it is made.
+"""Cross-site matrix of models and silos: ``cross_site.json`` in the run's folder.
 
-Rows are models, columns are silos, each cell is how a model does on one silo's test samples:
+Rows are models, columns are silos; a cell is the score of one model on one silo's test samples:
 
 ```json
 {"split": "test",
@@ -16,19 +16,19 @@ Rows are models, columns are silos, each cell is how a model does on one silo's 
  "missing": [{"subject": "local", "silo": "bern", "reason": "training diverged"}]}
 ```
 
-- ``models`` are the rows of every ``matrix``, ``silos`` its columns. A model of the federation has ``version``, one
-  that a silo trained has the silo's name and the ``samples`` that it was trained with.
-- CELL is ``{"value", "low", "high", "support"}`` or null where nobody evaluated that: a local model travels with its
-  owner's ``share_local`` only, and what is ``missing`` was not trained, for the reason given. ``value`` is null where
-  the silo has no test samples, or the metric is not estimable of what it has; ``low`` and ``high`` are null where there
-  is no interval (95 %). ``support`` has the number of test samples by class, or as ``samples`` where there are none.
-- ``pooled``: over all silos' test samples together; ``local`` and ``tuned`` there are each silo's own model on its own
-  samples. A subject of which there is nothing is left out.
-- GAIN is ``{"value", "low", "high"}`` or null: how much better than the silo's own local model, positive is better,
-  also where a lower metric is. The interval is of the difference on the same samples, which both models judged; only
-  the silo can tell it, and ``low`` and ``high`` are null where it does not (`fedsync.evaluation.metrics.gain`).
-- Where figures are sealed, ``silos`` and every ``matrix`` are empty, ``gain`` too, and ``models`` have no silo of their
-  own: there is ``pooled``, and in its place ``pooled_gain``, ``{"last": GAIN, "best": GAIN, "tuned": GAIN}``.
+- ``models`` are the rows of every ``matrix``, ``silos`` the columns. A model of the federation has ``version``. A
+  model that a silo trained has the silo's name and the number of its training ``samples``.
+- CELL is ``{"value", "low", "high", "support"}``, or null without an evaluation. Local models leave their silo only
+  with the owner's ``share_local``. Models in ``missing`` were not trained, for the given reason.
+  ``value`` is null if the silo has no test samples, or if the metric is not estimable from them. ``low`` and ``high``
+  are null without a 95 % interval. ``support`` has the number of test samples by class, or else as ``samples``.
+- ``pooled``: over all silos' test samples together. For ``local`` and ``tuned``, each silo's own model is evaluated on
+  the silo's own samples. Subjects without evaluations are omitted.
+- GAIN is ``{"value", "low", "high"}`` or null: the improvement over the silo's own local model. Positive is better,
+  also for metrics of which lower is better. The interval is of the difference of both models on the same samples. Only
+  the silo can compute this interval; ``low`` and ``high`` are null without it (`fedsync.evaluation.metrics.gain`).
+- With sealed metrics, ``silos``, every ``matrix`` and ``gain`` are empty, and ``models`` name no silos. The file then
+  has ``pooled`` and ``pooled_gain``, ``{"last": GAIN, "best": GAIN, "tuned": GAIN}``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from fedsync.observe.quality.evaluations import cells, higher_is_better
 FILE = "cross_site.json"
 
 Document = dict[str, Any]
-"""What the file says; see above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ class ModelRow:
     """A row of the matrix.
 
     Args:
-        subject: which model, or ``file`` where it is one from elsewhere.
-        silo: whose it is; None for the federation's.
-        about: what else is said of it.
+        subject: kind of model, or ``file`` for a model from another source.
+        silo: owner of the model; None for models of the federation.
+        about: additional keys of the row, such as ``version`` or ``samples``.
     """
 
     subject: str
@@ -68,13 +67,11 @@ class ModelRow:
 
 @dataclass(slots=True)
 class Matrix:
-    """Evaluations by model and silo, and what follows from them.
+    """Evaluations by model and silo, from which the document is computed.
 
     Args:
-        silos: columns.
-        metrics: what is worked out of an evaluation's sums, beside accuracy and loss.
-        cells: what was found.
-        missing: models that are not there, and why.
+        metrics: metrics besides accuracy and loss.
+        missing: missing models, with reasons.
     """
 
     silos: Sequence[str]
@@ -83,7 +80,6 @@ class Matrix:
     missing: list[tuple[ModelRow, str]] = field(default_factory=list)
 
     def document(self) -> Document:
-        """See the module."""
         models = sorted({model for model, _ in self.cells}, key=self._place)
         found = {key: cells([each], self.metrics) for key, each in self.cells.items()}
         pooled = {subject: cells(each, self.metrics) for subject, each in self._by_subject(models).items()}
@@ -107,12 +103,12 @@ class Matrix:
         return {"split": "test", "silos": list(self.silos), "models": rows, "metrics": metrics, "missing": missing}
 
     def _place(self, model: ModelRow) -> tuple[int, int]:
-        """Where a row stands: models of the federation first, then silo by silo."""
+        """Return the sort key of a row: models of the federation first, then by subject and silo."""
         order = [*Subject, model.subject]
         return order.index(model.subject), 0 if model.silo is None else [*self.silos, model.silo].index(model.silo)
 
     def _by_subject(self, models: Iterable[ModelRow]) -> dict[str, list[Evaluation]]:
-        """What is pooled: of the federation's models all there is, of a silo's own what it found itself."""
+        """Collect the evaluations to pool; a silo's own model counts only on the silo's own samples."""
         found: dict[str, list[Evaluation]] = {}
         for model in models:
             for silo in self.silos:
@@ -122,7 +118,7 @@ class Matrix:
         return found
 
     def _gains(self, found: Mapping[tuple[ModelRow, str], Document], subject: str, name: str, sign: int) -> Document:
-        """How much better a subject is than the local model, by silo."""
+        """Compute the GAIN of a subject over the local model, by silo."""
         gains: Document = {}
         for silo in self.silos:
             own = silo if subject == Subject.TUNED else None
@@ -136,10 +132,10 @@ class Matrix:
         return gains
 
     def _told(self, subject: str, silo: str) -> Mapping[str, Interval]:
-        """What a silo told of a gain: with the model that it tested last of the two."""
+        """Return the gain intervals that a silo reported, stored with the model that the silo tested last."""
         of = Subject.TUNED if subject == Subject.TUNED else Subject.LOCAL
         one, last = (self.cells.get((ModelRow(each), silo)) for each in (subject, Subject.LAST))
-        # Silos are asked once for a version that is both.
+        # If one version is both best and last, silos evaluate it only once.
         asked = Subject.LAST if one is not None and one is last else subject
         return self.cells[ModelRow(of, silo), silo].gains.get(asked, {})
 
@@ -150,13 +146,11 @@ def sealed_document(
     about: Mapping[Subject, Mapping[str, Any]],
     missing: Sequence[tuple[ModelRow, str]],
 ) -> Document:
-    """The same where single silos are sealed; see the module.
+    """Build the document for sealed metrics; see the module docstring.
 
     Args:
-        scores: what silos found together, by subject.
-        metrics: of the run.
-        about: what else is said of each subject.
-        missing: as of `Matrix`.
+        scores: attested scores of all silos together, by subject.
+        about: additional keys of each subject's row.
     """
     told: dict[str, Any] = {}
     for name, better in higher_is_better(metrics).items():
@@ -181,7 +175,7 @@ def _estimate(value: float) -> Document:
 
 
 def without_matrix(document: Document) -> Document:
-    """What of a document goes into the run's summary: all but single cells."""
+    """Return the part of a document for the run's summary: everything except ``matrix``."""
     metrics = {
         name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
         for name, each in document["metrics"].items()
@@ -190,11 +184,7 @@ def without_matrix(document: Document) -> Document:
 
 
 class CrossSiteBooks:
-    """Follows a journal, and knows what of it makes the matrix.
-
-    Args:
-        metrics: of the run.
-    """
+    """Collector of the matrix, updated entry by entry from a journal."""
 
     def __init__(self, metrics: Sequence[AnyMetric] = ()) -> None:
         self._metrics = metrics
@@ -209,7 +199,6 @@ class CrossSiteBooks:
         self._versions: dict[Subject, int] = {}
 
     def add(self, entry: JournalEntry) -> None:
-        """One more entry."""
         for event in entry.events:
             match event:
                 case SiloJoined(_, name):
@@ -240,13 +229,13 @@ class CrossSiteBooks:
                     if figures.split is Split.TEST and figures.score is not None:
                         self._attested[figures.subject] = figures.score
                     elif figures.score is not None:
-                        # Versions that answer questions leave the model as it was.
+                        # Versions made only to answer questions do not change the model.
                         self._versions[Subject.LAST] = figures.score.version
                 case Evaluate(version, _, Split.TEST, subject) if not self._sealed:
                     self._versions[subject] = version
 
     def document(self) -> Document | None:
-        """See the module; None where nothing was trained apart."""
+        """Return the document; None if no silo trained a local or fine-tuned model."""
         subjects = {subject for subject, _ in (*self._samples, *self._problems)}
         if not subjects:
             return None
@@ -266,7 +255,7 @@ class CrossSiteBooks:
     def _sealed_document(self, subjects: Iterable[Subject]) -> Document:
         scores, versions = dict(self._attested), self._versions
         if Subject.LAST in scores and versions.get(Subject.LAST) == versions.get(Subject.BEST):
-            scores[Subject.BEST] = scores[Subject.LAST]  # silos are asked once
+            scores[Subject.BEST] = scores[Subject.LAST]  # one version, which silos evaluate only once
         about: dict[Subject, Mapping[str, Any]] = {
             each: {"samples": sum(samples for (of, _), samples in self._samples.items() if of is each)}
             if each.own
@@ -283,7 +272,7 @@ class CrossSiteBooks:
         return sealed_document(ordered, self._metrics, about, missing)
 
     def _rows(self, subject: Subject, owner: str) -> list[ModelRow]:
-        """The rows that an evaluation belongs to: the last version may be the best."""
+        """Return the rows of an evaluation: two rows if the last version is also the best."""
         if subject.own:
             return [ModelRow(subject, owner, {"samples": self._samples.get((subject, owner), 0)})]
         version = self._versions.get(subject)

@@ -1,13 +1,13 @@
-"""What evaluations come to, for the books: in ``rounds.jsonl``, in ``summary.json`` and in ``evaluation.json``.
+"""Evaluation results in ``rounds.jsonl``, ``summary.json`` and ``evaluation.json``.
 
-A line of ``rounds.jsonl`` has, of the version, the numbers of all silos together and of each silo that evaluated it:
+A line of ``rounds.jsonl`` has the numbers of one version: pooled over all silos, and of each silo that evaluated it:
 
 ```json
 {"evaluation": {"pooled": {"accuracy": 0.91, "loss": 0.3, "auroc": 0.95}, "silos": {"basel": {...}}}}
 ```
 
-``summary.json`` has estimates, by split and by which model it is, last or best; rounds are evaluated on the validation
-split, or where no silo holds one out, on the test split:
+``summary.json`` has estimates by split and by model (last or best). Rounds are evaluated on the validation split, or on
+the test split where no silo has a validation split:
 
 ```json
 {"evaluation": {"higher_is_better": {"auroc": true, ...},
@@ -15,12 +15,13 @@ split, or where no silo holds one out, on the test split:
                          "best": {...}}}}
 ```
 
-CELL is ``{"value", "low", "high", "support"}``. ``value`` is null where there is none, as the AUROC of one class alone;
-``low`` and ``high``, the ends of a 95 % interval, are null where it cannot be estimated: below five samples of a class.
-``support`` is the number of samples by class, or as ``samples``. Sealed, there are no ``silos``, and no intervals.
+CELL is ``{"value", "low", "high", "support"}``. ``value`` is null where it is undefined, such as the AUROC of a single
+class. ``low`` and ``high`` are the ends of a 95 % interval; they are null below five samples of a class. ``support`` is
+the number of samples by class, or under ``samples``. Sealed metrics have neither ``silos`` nor intervals.
 
-``evaluation.json`` has what is drawn, of all silos together, likewise by split and model: in ``curves``, ``roc`` with
-false and true positive rates, and ``calibration`` with the mean score of a span, the share of the class, and samples.
+``evaluation.json`` has the curves that reports draw, pooled over all silos, also by split and model. In ``curves``,
+``roc`` lists false and true positive rates. ``calibration`` lists, of each span of scores, the mean score, the share of
+the class, and the number of samples.
 """
 
 from __future__ import annotations
@@ -45,15 +46,15 @@ FILE = "evaluation.json"
 Cell = dict[str, Any]
 
 MOST_ESTIMATED = 100
-"""Silos up to which each has intervals: they take tens of milliseconds a silo."""
+"""Maximum number of silos with intervals of their own: an interval takes tens of milliseconds a silo."""
 
 _SEED = 0
 _PLAIN = {"accuracy": True, "loss": False}
-"""Figures that every evaluation has, and whether more is better."""
+"""Figures of every evaluation, and whether higher is better."""
 
 
 def metrics_of(config: Mapping[str, Any]) -> tuple[AnyMetric, ...] | None:
-    """Metrics of a run whose configuration, as plain values, is in its journal; None where they are not known here."""
+    """Return a run's metrics from the configuration in its journal; None if a metric is unknown here."""
     try:
         wanted = EvaluationConfig.model_validate(config.get("evaluation") or {}).wanted
         return wanted.metrics(lambda: ())
@@ -62,14 +63,12 @@ def metrics_of(config: Mapping[str, Any]) -> tuple[AnyMetric, ...] | None:
 
 
 def higher_is_better(metrics: Sequence[AnyMetric]) -> dict[str, bool]:
-    """Of every figure that an evaluation has."""
     return {**_PLAIN, **{metric.name: metric.higher_is_better for metric in metrics}}
 
 
 def cells(
     evaluations: Sequence[Evaluation], metrics: Sequence[AnyMetric], *, intervals: bool = True
 ) -> dict[str, Cell]:
-    """Estimates by name, of all these evaluations together."""
     evaluations = _counted_once(evaluations)
     samples = sum(each.samples for each in evaluations)
     found: dict[str, Cell] = {}
@@ -91,10 +90,10 @@ def cells(
 
 
 def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]:
-    """What there is to say of one model; of a score that silos attest, its numbers."""
+    """Return the estimates of one model; where silos attested the score, the numbers of the score."""
     score, found = settled.score, settled.found
     pooled = cells(list(found.values()), metrics) if found else {}
-    # What was believed is what counts: sealed there is nothing else.
+    # The accepted score is authoritative; sealed metrics have no other source.
     for name, value in score.numbers.items():
         pooled.setdefault(name, _cell(value, {}))
     estimated = len(found) <= MOST_ESTIMATED
@@ -104,10 +103,10 @@ def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]
 
 @dataclass(slots=True)
 class JudgedModels:
-    """What was found of the last version and of the best, on the split that rounds are evaluated on.
+    """Evaluations of the last and the best version, on the split that rounds are evaluated on.
 
     Args:
-        validates: some silo holds out a validation split.
+        validates: at least one silo has a validation split.
     """
 
     validates: bool = False
@@ -116,18 +115,17 @@ class JudgedModels:
     _best: Settled | None = None
 
     def settle(self, versions: Sequence[Settled]) -> None:
-        """These versions have their scores, oldest first."""
+        """Record newly scored versions, oldest first."""
         self._recent = {each.score.version: each for each in versions}
         self._last = versions[-1]
 
     def keep(self, best: KeepBest) -> None:
-        """One of those that were settled last is the best."""
+        """Record a new best version, one of the versions settled last."""
         found = self._recent.get(best.score.version)
-        # Silos go on evaluating, and what each found last is replaced.
+        # A copy: later evaluations of the silos replace the entries of `found`.
         self._best = Settled(best.score, dict(found.found) if found is not None else {})
 
     def models(self) -> dict[tuple[Split, Subject], Settled]:
-        """By split and subject."""
         split = Split.VALIDATION if self.validates else Split.TEST
         both = {Subject.LAST: self._last, Subject.BEST: self._best}
         return {(split, subject): settled for subject, settled in both.items() if settled is not None}
@@ -136,11 +134,10 @@ class JudgedModels:
 def summary(
     judged: Mapping[tuple[Split, Subject], Settled], metrics: Sequence[AnyMetric]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """``evaluation`` of ``summary.json``, and what ``evaluation.json`` has.
+    """Return ``evaluation`` of ``summary.json``, and the content of ``evaluation.json``.
 
     Args:
-        judged: each model on each split; nothing of what each silo found, where that is sealed.
-        metrics: of the run.
+        judged: each model on each split; without the evaluations of single silos where metrics are sealed.
     """
     estimates: dict[str, Any] = {"higher_is_better": higher_is_better(metrics)}
     drawn: dict[str, Any] = {}
@@ -152,7 +149,7 @@ def summary(
 
 
 def curves(found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> dict[str, Any]:
-    """What is drawn of the pooled scores of two classes; empty where nobody measured them."""
+    """Return ROC and calibration of pooled two-class scores; empty where no silo measured such scores."""
     pool = _pooled(_counted_once(list(found.values())), metrics)
     for metric in metrics:
         statistic = metric.statistic
@@ -169,10 +166,10 @@ def curves(found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> dic
 
 
 def _counted_once(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
-    """One of them, if all found the very same, to the last bit of their losses.
+    """Return a single evaluation if all are identical, to the last bit of the loss.
 
-    Then they share one test split, as silos do to whom a shipped task deals a data set. Counted for each of n silos it
-    would make intervals narrower by the root of n.
+    Identical evaluations mean one shared test split, as in the shipped tasks. Counting this split once for each of n
+    silos would make intervals too narrow, by the square root of n.
     """
     shared = len(evaluations) > 1 and evaluations[0].loss and all(each == evaluations[0] for each in evaluations)
     return evaluations[:1] if shared else evaluations

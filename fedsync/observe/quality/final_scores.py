@@ -1,4 +1,4 @@
-"""What silos answer when they are asked, at the end of a run, how its models do on their test splits."""
+"""Final evaluations of a run's models on the test splits of the silos."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedsync.evaluation.version_scores import Scores, Settled
 
 @dataclass(slots=True)
 class FinalScores:
-    """Answers by model. Nothing is decided by them; see `fedsync.evaluation.final_evaluation`.
+    """Final evaluations by model; no decision depends on them, see `fedsync.evaluation.final_evaluation`.
 
     Args:
-        measured: metrics of the run; None where they are not known, and answers are believed without.
+        measured: metrics of the run; None if unknown, and evaluations are then accepted without a check of metrics.
     """
 
     measured: tuple[AnyMetric, ...] | None = None
@@ -28,23 +28,23 @@ class FinalScores:
     _attested: dict[Subject, Settled] = field(default_factory=dict)
 
     def ask(self, question: Evaluate) -> None:
-        """Silos are asked; those that do not answer count for nothing."""
+        """Begin an evaluation; silos that do not answer are left out."""
         self._asked[question.subject] = question
         self._found[question.subject] = {}
 
     def answer(self, event: Evaluated) -> None:
-        """A silo's first answer to a question counts."""
+        """Record an evaluation; only the first answer of a silo counts."""
         question = self._asked.get(event.subject)
         if question is not None and event.silo in question.silos and event.version == question.version:
             known = None if self.measured is None else Scores(self.measured).known
             self._found[event.subject].setdefault(event.silo, usable(event.silo, event.evaluation, known))
 
     def attest(self, subject: Subject, score: Score) -> None:
-        """Where single silos are sealed, what they found together."""
+        """Record the attested score of all silos together, for sealed metrics."""
         self._attested[subject] = Settled(score, {})
 
     def of(self, subject: Subject) -> Settled | None:
-        """The score of a model, and what each silo found; None where nobody was asked, or nobody could say."""
+        """Return score and evaluations of a model; None if no silo was asked, or no evaluation is usable."""
         if subject in self._attested:
             return self._attested[subject]
         if subject not in self._asked:
@@ -56,21 +56,18 @@ class FinalScores:
         return next(iter(scores.settle()), None)
 
     def models(self) -> dict[tuple[Split, Subject], Settled]:
-        """The same of the run's models, by split and subject."""
         found = {subject: self.of(subject) for subject in (Subject.LAST, Subject.BEST)}
         return {(Split.TEST, subject): settled for subject, settled in found.items() if settled is not None}
 
     def numbers(self, subject: Subject) -> Mapping[str, float] | None:
-        """The score of a model by name, over all silos."""
         settled = self.of(subject)
         return None if settled is None else settled.score.numbers
 
     def kept(self, best: Score | None, last: Score | None) -> dict[str, Any]:
-        """Scores of the versions that are kept: found while the run went on, and on the test splits."""
         models: dict[str, Any] = {Subject.BEST: None, Subject.LAST: None}
         for subject, score in ((Subject.BEST, best), (Subject.LAST, last)):
             if score is not None:
-                # If the last is the best, silos were asked once.
+                # If the best version is the last version, silos evaluated it only once.
                 same = last is not None and score.version == last.version
                 tested = self.numbers(Subject.LAST if same else subject)
                 models[subject] = {"version": score.version, "metrics": dict(score.numbers), "test": tested}

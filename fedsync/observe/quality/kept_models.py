@@ -1,14 +1,14 @@
 """The best model of a run and the last, as files in its folder.
 
-| file | what it has | written |
+| file | content | written |
 |---|---|---|
-| ``best.pt`` | the version that is kept as the best; see `fedsync.evaluation.best_version` | in spare time, and at the end |
-| ``best.json`` | which version that is: what is known of it, by the SHA-256 of the file | before that |
-| ``last.pt``, ``model.pt`` | the last version, one file by two names | at the end |
+| ``best.pt`` | the best version; see `fedsync.evaluation.best_version` | during the run, at limited frequency, and at the end |
+| ``best.json`` | version, value and metrics of ``best.pt``, by the SHA-256 of that file | before ``best.pt`` |
+| ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
-A process may be killed at any instant. Each file is there as a whole, and ``best.json`` says of the old ``best.pt`` and
-of the new one what it is before one takes the place of the other. A run that goes on begins from its checkpoint, which
-has the best model too: the file, which may be newer or older, is then written anew.
+The process may be killed at any instant, so each file is replaced atomically. Before a new ``best.pt`` replaces the old
+file, ``best.json`` describes both files. A resumed run starts from its checkpoint, which contains the best model too.
+The resumed run then rewrites ``best.pt``, because the file may be newer or older than the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,19 +35,17 @@ BEST, LAST, MODEL, STATED = "best.pt", "last.pt", "model.pt", "best.json"
 _NEXT = "best.next.pt"
 
 _SHARE = 20
-"""A file is written anew after so many times as long as writing it takes, at the soonest: a large one costs little."""
+"""Minimum pause between two writes, in multiples of the write's duration: large models then cost little time."""
 
 Save = Callable[[Path, Vector], None]
-"""Writes a model, float32 [layout.size], as a state dict."""
+"""Writes a model, float32 [layout.size], to a file as a state dict."""
 
 
 class KeptModels:
-    """Writes the models of one run.
+    """Writer of the model files of one run.
 
     Args:
-        out: folder of the run's files.
-        save: writes a file.
-        resume: the run goes on: what is there stays until it is written anew.
+        resume: the run is resumed, so the existing best model stays until it is rewritten.
     """
 
     def __init__(self, out: Path, save: Save, *, resume: bool = False) -> None:
@@ -58,21 +56,21 @@ class KeptModels:
         self._failed = False
         self._there = ""
         self.digests: dict[str, str] = {}
-        """SHA-256 of each file that is as the run has it now, hexadecimal, by what it is: ``best`` or ``last``."""
+        """Hexadecimal SHA-256 of each up-to-date file, by ``best`` or ``last``."""
         for name in (_NEXT, LAST, MODEL, *([] if resume else [BEST, STATED])):
             (out / name).unlink(missing_ok=True)
         if (out / BEST).exists():
             self._there = file_digest(out / BEST)
 
     def keep(self, best: KeepBest, model: Vector) -> None:
-        """There is a better version; its model never changes."""
+        """Schedule a new best version for writing; nobody may change ``model`` afterwards."""
         self._waiting = best, model
         self.digests.pop("best", None)
 
     def write_if_due(self) -> None:
-        """Write the best model, unless it is there, or the one before was written a short while ago.
+        """Write a pending best model, unless the previous write was too recent.
 
-        Where the disk takes none, the log says so once: the checkpoint has it too.
+        A failed write is logged once and retried: the checkpoint contains the best model too.
         """
         begin_s = time.monotonic()
         if self._waiting is None or begin_s < self._not_before_s:
@@ -88,13 +86,13 @@ class KeptModels:
         self._not_before_s = now_s + _SHARE * (now_s - begin_s)
 
     def finish(self, last: Vector | None) -> None:
-        """Write what is not there yet.
+        """Write the pending best model and the last model.
 
         Args:
-            last: the model that the run ended with; None where it failed, or only silos have it.
+            last: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
 
         Raises:
-            ConfigError: a file cannot be written, and the run did not fail anyway.
+            ConfigError: a file cannot be written, and ``last`` is not None.
         """
         if last is None:
             self._not_before_s = 0.0
@@ -107,7 +105,7 @@ class KeptModels:
         (self._out / MODEL).unlink(missing_ok=True)
         try:
             os.link(self._out / LAST, self._out / MODEL)
-        except OSError:  # not on this disk
+        except OSError:  # this file system has no hard links
             shutil.copyfile(self._out / LAST, self._out / MODEL)
 
     def _write(self, best: KeepBest, model: Vector) -> None:
@@ -123,9 +121,9 @@ class KeptModels:
 
 
 def best_of(out: Path) -> Mapping[str, Any] | None:
-    """What is known of the ``best.pt`` in a run's folder: ``version``, ``value`` and ``metrics``.
+    """Return ``version``, ``value`` and ``metrics`` of the ``best.pt`` in a run's folder.
 
-    None where there is no such file, or it is not one that the run wrote.
+    None where the file is missing, or ``best.json`` does not list its SHA-256.
     """
     path = out / BEST
     found: Mapping[str, Any] | None = _stated(out).get(file_digest(path)) if path.is_file() else None

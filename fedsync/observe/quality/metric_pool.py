@@ -1,12 +1,12 @@
-"""How figures that silos report become one.
+"""Pooling of metrics that silos report.
 
-A silo may report any `WorkReport.metrics`. The name of a metric ends in its unit, and it decides how metrics of several
-orders or silos are pooled:
+A silo may report any `WorkReport.metrics`. The name of a metric ends in its unit. The name decides how values of
+several orders or silos are pooled:
 
-| name | pooled | for example |
+| name | pooled | example |
 |---|---|---|
 | begins with ``peak_`` or ``max_`` | largest | ``peak_memory_bytes`` |
-| an amount: ends in ``_s``, ``_j``, ``_wh``, ``_bytes`` or ``_count``, and no rate (``_per_``) | sum | ``energy_j`` |
+| an amount: ends in ``_s``, ``_j``, ``_wh``, ``_bytes`` or ``_count``, without ``_per_`` (rate) | sum | ``energy_j`` |
 | any other | mean, weighted by samples | ``gradient_norm``, ``tokens_per_s`` |
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
 
 MOST_NAMES = 256
-"""Names that a pool keeps; a silo could give others in every order."""
+"""Maximum number of names in a pool, because a silo could send new names with every order."""
 
 
 def pooling(name: str) -> Literal["largest", "sum", "mean"]:
@@ -26,7 +26,7 @@ def pooling(name: str) -> Literal["largest", "sum", "mean"]:
 
 
 class MetricPool:
-    """Metrics of several orders, pooled."""
+    """Pooled metrics of several orders."""
 
     __slots__ = ("_parts",)
 
@@ -34,7 +34,7 @@ class MetricPool:
         self._parts: dict[str, tuple[float, int]] = {}
 
     def add(self, metrics: Mapping[str, float], samples: int) -> None:
-        """Count the metrics of an order that processed so many samples."""
+        """Add the metrics of an order that processed ``samples`` samples."""
         for name, value in metrics.items():
             total, weight = self._parts.get(name, (0.0, 0))
             if not weight and len(self._parts) == MOST_NAMES:
@@ -48,7 +48,7 @@ class MetricPool:
                     self._parts[name] = (total + value * samples, weight + samples)
 
     def values(self) -> dict[str, float]:
-        """The pooled metrics by name; also for another thread than the one that adds."""
+        """Return the pooled metrics by name; safe to call while another thread adds."""
         return {name: total / weight for name, (total, weight) in sorted(self._parts.copy().items())}
 
 
@@ -63,11 +63,11 @@ class _Reported(Protocol):
 def with_tested(
     metrics: Mapping[str, float], tested: dict[str, int], evaluation: Mapping[str, tuple[float, int]]
 ) -> dict[str, float]:
-    """Metrics of a version with one more evaluation of it, whatever their names are: means over test samples.
+    """Add an evaluation to a version's metrics; evaluation metrics are always means over test samples.
 
     Args:
-        metrics: before.
-        tested: samples that are in them by name, to which those of the evaluation come.
+        metrics: metrics before the evaluation; not changed.
+        tested: number of samples behind each metric, by name; updated in place.
         evaluation: `fedsync.core.orders.Evaluation.metrics`.
     """
     means = dict(metrics)
@@ -79,7 +79,6 @@ def with_tested(
 
 
 def pooled(parts: Iterable[_Reported]) -> dict[str, float]:
-    """Metrics of a few reports."""
     pool = MetricPool()
     for part in parts:
         if part.metrics:

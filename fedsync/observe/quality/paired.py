@@ -1,9 +1,9 @@
-"""Strategies over several seeds: means with intervals, and whether two of them differ, by runs of the same seed.
+"""Statistics of strategies over several seeds: means with intervals, and paired tests.
 
-Runs of one seed have the same data and the same first model, so differences are taken seed by seed. Two tests say how
-surprising these would be if the strategies did not differ: the paired t-test, which takes differences for normal, and
-Wilcoxon's signed-rank test, which takes them for symmetric. Of n pairs the latter cannot come below ``2 ** (1 - n)``.
-Several comparisons with one strategy are corrected after Holm. SciPy's tests and quantiles.
+Runs of one seed have the same data and the same initial model, so differences are taken seed by seed. Two tests
+compute p-values under the hypothesis that the strategies do not differ. The paired t-test assumes normal differences;
+Wilcoxon's signed-rank test assumes symmetric differences. With n pairs, Wilcoxon's p-value is at least
+``2 ** (1 - n)``. Holm's method corrects several comparisons with one strategy. Tests and quantiles are SciPy's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from math import sqrt
 from statistics import fmean, stdev
 
 FEWEST = 3
-"""Pairs below which nothing is tested."""
+"""Minimum number of pairs for a test."""
 
 LEVEL = 0.95
-"""Of intervals."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeedMean:
-    """A number over seeds; the interval is Student's, None below two runs."""
+    """Mean over seeds with Student's interval, which is None below two runs."""
 
     mean: float
     low: float | None
@@ -38,15 +37,14 @@ class SeedMean:
 
 @dataclass(frozen=True, slots=True)
 class PairedTest:
-    """One strategy against another over the seeds that both have.
+    """Comparison of two strategies over their common seeds.
 
     Args:
-        pairs: seeds that both have.
-        difference: mean of the second less the first, with its interval.
-        t: p-value of the paired t-test; None where nothing is tested.
-        wilcoxon: p-value of the signed-rank test, likewise.
+        difference: mean of second minus first, with its interval; None without common seeds.
+        t: p-value of the paired t-test; None if there was no test.
+        wilcoxon: p-value of the signed-rank test; None if there was no test.
         holm: p-value of the t-test, corrected for all comparisons of the table.
-        why: why nothing is tested; "" where it is.
+        why: reason that there was no test; "" if there was a test.
     """
 
     pairs: int
@@ -58,7 +56,6 @@ class PairedTest:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedTest:
-    """Compare numbers by seed."""
     seeds = sorted(first.keys() & second.keys())
     differences = [second[seed] - first[seed] for seed in seeds]
     difference = SeedMean.of(differences) if differences else None
@@ -73,7 +70,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> PairedTes
 
 
 def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """The same with `PairedTest.holm`: the k-th smallest of m p-values times m - k + 1, never below a smaller one."""
+    """Fill in `PairedTest.holm`: the k-th smallest of m p-values times m - k + 1, made non-decreasing, at most 1."""
     ranked = sorted((test.t, at) for at, test in enumerate(tests) if test.t is not None)
     found, least = list(tests), 0.0
     for rank, (value, at) in enumerate(ranked):
@@ -83,7 +80,6 @@ def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
 
 
 def _half(values: Sequence[float]) -> float:
-    """Half the width of Student's interval of a mean."""
     from scipy import stats
 
     return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))

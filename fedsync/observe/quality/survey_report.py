@@ -1,4 +1,4 @@
-"""What becomes of a survey at the server: a file and a table for people, and what silos are told in the run."""
+"""Result of a survey at the server: a statistics file for users, and the data that silos receive in the run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,21 @@ from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 logger = foreign.logger(__name__)
 
 FOLDER = "survey"
-"""Files of the survey, in the folder of the run that it comes before."""
+"""Folder of the survey's files, inside the folder of the subsequent run."""
 
 
 def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggregator, out: Path) -> RunSpec:
-    """The run, with what silos found out; writes `STATISTICS` where the server can read it.
+    """Return the run's specification with the survey's result; write `STATISTICS` if sums are not encrypted.
 
     Args:
-        spec: of the run.
-        survey: specification of the survey, as silos were sent it.
-        layout: of the survey's model.
-        aggregator: of the survey, at its end.
-        out: folder of the run.
+        survey: specification of the survey, as sent to silos.
+        layout: layout of the survey's model.
+        aggregator: aggregator at the end of the survey.
 
     Raises:
-        RunError: it came to nothing.
-        ProtocolError: what silos sent are no sums.
-        ConfigError: a column has so few cells that a mean tells of people.
+        RunError: no silo sent statistics.
+        ProtocolError: the silos sent invalid sums.
+        ConfigError: a column has so few cells that its mean would disclose individuals.
     """
     asked = surveyed_task(RunSpec.parse(survey)).statistics
     form = SurveyForm.of(layout, asked.bins)

@@ -1,4 +1,4 @@
-"""Files that lie beside a report."""
+"""Additional files of a report."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from fedsync.observe.report.paper import result_files, seed_files
 
 
 def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
-    """Texts by name: of one run its model card, and its results as tables; of several seeds the tables over them."""
+    """Return file contents by name: model card and result tables of one run, or else tables over several seeds."""
     return {CARD: model_card(runs[0]), **result_files(runs[0])} if len(runs) == 1 else seed_files(runs)

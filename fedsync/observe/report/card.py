@@ -1,6 +1,6 @@
-"""The model card: what a model is, what it was made of, how good it is and where that ends. Markdown.
+"""Model card in Markdown: model, data, training, privacy, results and limits.
 
-Source: Mitchell et al., Model Cards for Model Reporting, FAT* 2019; its sections, as far as a run knows them.
+Source: Mitchell et al., Model Cards for Model Reporting, FAT* 2019. The card has the sections that a run can fill.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ _SETTINGS = (
     *("task", "local", "predictor", "balancer", "barrier", "aggregation", "server_optimizer"),
     *("stop", "wire", "model", "evaluation"),
 )
-"""Sections of the strategy that say how a model came about."""
 _PATH = "(a path)"
 _ABSOLUTE = re.compile(r"""(?<![\w/.:])(?:~|[A-Za-z]:)?[/\\][^\s,;:'"()]+""")
 _LIBRARIES = ("torch", "flwr", "numpy", "tenseal")
 
 
 def model_card(run: RunData) -> str:
-    """The card of the models of a run."""
     sections = {
         "Model": _model(run),
         "Data": _data(run),
@@ -85,13 +83,13 @@ def _training(run: RunData) -> Iterator[str]:
 
 
 def _words(value: object) -> str:
-    """A section of the strategy on one line, without what is not set."""
+    """Format a section of the strategy on one line, without unset values."""
     if isinstance(value, Mapping):
         parts = [(key, _words(item), isinstance(item, Mapping)) for key, item in value.items()]
         return ", ".join(f"{key} ({words})" if deeper else f"{key} {words}" for key, words, deeper in parts if words)
     if isinstance(value, list):
         return " and ".join(map(_words, value))
-    # Where data lie on somebody's machine is nobody's business.
+    # Paths on a machine are private.
     return "" if value is None else _PATH if isinstance(value, str) and re.search(r"[/\\]", value) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What a report shows, extracted from the files of a run's folder."""
+"""Data of a report, extracted from the files of a run's folder."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ FIGURES = frozenset(
     {"strategy", "runtime", "seed", "rounds", "seconds", "accuracy", "loss", "target_accuracy", "seconds_to_target"}
     | {"stopped_by", "notes", "samples", "utilisation", "wait_fraction", "bytes_up", "bytes_down", "silos"}
 )
-"""What a report shows of a summary."""
+"""Keys of a summary that a report needs."""
 
 SILO_FIGURES = frozenset({"name", "failures", "compute_s", "overhead_s", "wait_s"})
-"""What it shows of each silo in it."""
+"""Keys of each silo in a summary that a report needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,13 @@ class OrderSpan:
     """One order of one silo; times in seconds since training began.
 
     Args:
-        silo: who worked.
-        begin_s: when the order was sent.
-        end_s: when its update came, it failed, or training ended.
-        batch_size: samples a local step.
-        done: an update came of it.
-        compute_s: of the time, seconds of training; 0 unless ``done``.
-        samples: processed; 0 unless ``done``.
-        predicted: speed that the predictor forecast when the order was sent [samples/s], or None.
+        begin_s: dispatch of the order.
+        end_s: arrival of the update, failure of the order, or end of training.
+        batch_size: samples per local step.
+        done: the order ended with an update.
+        compute_s: seconds of training; 0 unless ``done``.
+        samples: processed samples; 0 unless ``done``.
+        predicted: speed forecast at dispatch [samples/s], or None.
     """
 
     silo: str
@@ -64,16 +63,15 @@ class OrderSpan:
 
     @property
     def speed(self) -> float | None:
-        """Samples per second of training, or None where there was none."""
         return self.samples / self.compute_s if self.compute_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One commit; ``accuracy`` where it was evaluated, a share of right answers or what else the task scores.
+    """One commit; ``accuracy`` is the share of correct answers, or the task's own score, if evaluated.
 
-    ``staleness`` has one number for each update in it: versions that were committed since the one the silo started
-    from. ``metrics`` are pooled over its updates.
+    ``staleness`` has one number per update: the versions committed between the update's base version and this commit.
+    ``metrics`` are pooled over the updates of the commit.
     """
 
     round: int
@@ -86,23 +84,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """One run as the report sees it.
+    """Report data of one run.
 
     Args:
-        label: what the report calls it.
-        summary: as in ``summary.json``; worked out from the journal where the run did not end.
+        label: name of the run in the report.
+        summary: as in ``summary.json``; computed from the journal if there is a journal.
         config: the resolved strategy, as YAML.
-        silos: all that ever joined, by name.
-        points: one for every commit.
+        silos: names of all silos that ever joined.
         orders: in the order in which they ended.
-        overhead_s: seconds by kind, as silos told; the rest of the overhead they cannot know.
-        forecasts: why orders have no forecast, or "".
-        ended: the run came to an end of its own.
-        results: how good its models are.
-        examples: training samples that each silo told; empty where figures are sealed.
-        unvalidated: silos that said that they hold out no validation split.
-        absences: why silos had no order where they did not merely wait, by silo; in seconds since training began.
-        version: of FedSync, that ran it; "" where that is not known.
+        overhead_s: overhead in seconds by kind, as silos reported; silos cannot measure transfer and start.
+        forecasts: reason that orders have no forecast, or "".
+        ended: the run stopped regularly.
+        results: quality of the models.
+        examples: number of training samples of each silo; empty if metrics are sealed.
+        unvalidated: silos without a validation split.
+        absences: idle time of each silo other than plain waiting, with reasons, in seconds since training began.
+        version: FedSync version of the run; "" if unknown.
     """
 
     label: str
@@ -122,7 +119,7 @@ class RunData:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The resolved strategy; empty where it cannot be read."""
+        """The resolved strategy; empty if the YAML is invalid."""
         try:
             parsed = yaml.safe_load(self.config)
         except yaml.YAMLError:
@@ -131,23 +128,19 @@ class RunData:
 
     @property
     def clock(self) -> str:
-        """What a second of this run is."""
         return "virtual seconds" if self.summary["runtime"] == "virtual" else "seconds"
 
     @property
     def updates_by_staleness(self) -> Counter[int]:
-        """How many updates were committed with which staleness."""
         return Counter(number for point in self.points for number in point.staleness)
 
 
 def read_run(folder: Path) -> RunData:
-    """Read a run's folder.
-
-    Of a run without a journal there is only the summary.
+    """Read a run's folder; without a journal, the report has only the summary.
 
     Raises:
-        ConfigError: the folder holds no run.
-        FedSyncError: a file in it is damaged; names the line.
+        ConfigError: the folder has no run.
+        FedSyncError: a file is damaged; the message names the line.
     """
     summary = read_summary(folder / "summary.json")
     run = _read_books(folder, summary)
@@ -171,11 +164,11 @@ def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """Read several runs, whose labels then differ.
+    """Read several runs, and number equal labels to make them unique.
 
     Raises:
-        ConfigError: a folder holds no run.
-        FedSyncError: a file is damaged; names the line.
+        ConfigError: a folder has no run.
+        FedSyncError: a file is damaged; the message names the line.
     """
     runs = [read_run(folder) for folder in folders]
     counts = Counter(run.label for run in runs)
@@ -188,7 +181,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
 
 
 class _Books:
-    """One pass over a journal."""
+    """Collector of report data in one pass over a journal."""
 
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
@@ -287,7 +280,7 @@ class _Books:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """For sorting: ``silo-2`` comes before ``silo-10``."""
+    """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
 
 
@@ -300,10 +293,10 @@ def _text(path: Path) -> str:
 
 
 def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
-    """Check that a summary has all that a report shows; a run without a journal has nothing else.
+    """Check that a summary has all keys of a report, for runs without a journal.
 
     Raises:
-        ConfigError: it has not; names the file and what is missing.
+        ConfigError: a key is missing; the message names the file and the keys.
     """
     missing = [repr(key) for key in sorted(FIGURES - summary.keys())]
     silos = summary["silos"]
@@ -318,5 +311,4 @@ def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """A ``summary.json``; see `read_object`."""
     return read_object(path, "silos", "strategy")

@@ -1,4 +1,4 @@
-"""How evenly a model serves the silos: the same rows for the page, the model card and papers."""
+"""Fairness between silos: the same rows for the report page, the model card and papers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fedsync.observe.report.results import Estimate, Findings, short
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """A metric over the silos for which it is estimable; the best and the worst by what the metric means.
+    """Spread of a metric over the silos for which the metric is estimable.
+
+    Best and worst respect the direction of the metric: for a loss, the lowest value is the best.
 
     Args:
-        metric: its name.
         worst: silo and value.
-        best: likewise.
-        mean: over silos, each counting the same.
-        variance: over silos, of all of them, not of a sample of silos.
-        silos: for how many it is estimable.
-        left_out: for how many it is not.
+        best: silo and value.
+        mean: unweighted mean over silos.
+        variance: population variance over silos.
+        silos: number of silos with an estimable value.
+        left_out: number of silos without an estimable value.
     """
 
     metric: str
@@ -33,7 +34,6 @@ class Fairness:
 
     @property
     def gap(self) -> float:
-        """How far the worst is from the best."""
         return abs(self.best[1] - self.worst[1])
 
 
@@ -41,14 +41,13 @@ HEAD = ("metric", "worst silo", "best silo", "gap", "mean of silos", "variance",
 
 
 def fairness(found: Findings, lower: Iterable[str]) -> list[Fairness]:
-    """Of each metric that two silos or more have.
+    """Return a row for each metric that at least two silos have.
 
     Args:
-        found: of one model on one split.
-        lower: metrics of which less is better.
+        lower: metrics of which lower is better.
 
     Returns:
-        Nothing where all silos share one split: it says nothing of them.
+        Empty if all silos share one split, because a shared split cannot show differences between silos.
     """
     rows: list[Fairness] = []
     if found.shared:
@@ -70,7 +69,6 @@ def _known(told: dict[str, Estimate]) -> dict[str, float]:
 
 
 def cells(row: Fairness) -> tuple[str, ...]:
-    """Under `HEAD`."""
     silos = str(row.silos) + (f" ({row.left_out} not estimable)" if row.left_out else "")
     worst, best = (f"{short(value)} ({silo})" for silo, value in (row.worst, row.best))
     return row.metric, worst, best, short(row.gap), short(row.mean), f"{row.variance:.2g}", silos

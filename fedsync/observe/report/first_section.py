@@ -1,4 +1,4 @@
-"""The opening of a report: what was trained, how good it is, what waiting cost, and what failed."""
+"""Opening text of a report: task, quality of the model, cost of waiting, and failures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ MEANINGS = {
     "perplexity": "exponential of the mean loss of a token; lower is better",
     "loss": "what training minimises, averaged over samples; lower is better",
 }
-"""Metrics in a few words."""
 
 
 def opening(run: RunData) -> Iterator[str]:
-    """A run in three or four sentences."""
     summary = run.summary
     silos, seconds, rounds = len(summary["silos"]), summary["seconds"], summary["rounds"]
     task = run.settings.get("task")

@@ -1,4 +1,4 @@
-"""What the predictor of a run expected, recomputed from the run's journal."""
+"""Speed forecasts of a run's predictor, recomputed from the run's journal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from fedsync.core.speed.forecasts import Forecasts
 
 
 class Predictions:
-    """Shows the journal's reports to a fresh predictor of the run's configuration, in the order of the run.
-
-    Args:
-        forecasts: of a predictor that has seen nothing.
-    """
+    """Forecasts of a new predictor (without observations) that observes the reports in the journal's order."""
 
     def __init__(self, forecasts: Forecasts) -> None:
         self._forecasts = forecasts
@@ -33,7 +29,7 @@ class Predictions:
 
     @classmethod
     def of(cls, header: dict[str, Any]) -> Predictions | str:
-        """For the journal with this header, or why there can be none."""
+        """Return predictions for the journal with this header, or the reason that none are possible."""
         try:
             config = StrategyConfig.model_validate(header["config"])
             silos = header["silos"]
@@ -49,7 +45,7 @@ class Predictions:
         return cls(Forecasts(policies.predictor, policies.declared_speeds, policies.sizing.fitter))
 
     def add(self, entry: JournalEntry) -> None:
-        """Follow one entry; ``speeds`` then has a forecast [samples/s] for every order whose silo was known."""
+        """Add one entry; ``speeds`` gets a forecast [samples/s] for every order to a silo with a known curve."""
         for event in entry.events:
             self._absorb(event)
         for action in entry.actions:

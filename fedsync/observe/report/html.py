@@ -1,4 +1,4 @@
-"""Tables and figures as HTML; all that comes from a run is escaped here."""
+"""Tables and figures as HTML, with all text from a run escaped."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from fedsync.observe.report.style import Picture, inline, to_svg
 
 
 class FigureIds:
-    """Figures as HTML, each with ids of its own."""
+    """Factory of HTML figures with unique SVG ids."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def figures(self, pictures: Iterable[Picture | None]) -> str:
-        """All that there are, side by side where there is room; "" without any."""
+        """Return the figures that are not None, side by side if there is room; "" without figures."""
         made = [self._figure(picture) for picture in pictures if picture is not None]
         if not made:
             return ""
@@ -29,7 +29,7 @@ class FigureIds:
         self._count += 1
         svg = inline(to_svg(picture.figure), f"f{self._count}", escape(picture.alt))
         if picture.wide:
-            # A part of the page that scrolls has to be reachable without a mouse.
+            # `tabindex` makes the scrolling region reachable by keyboard.
             svg = f'<div class="scroll" tabindex="0" role="group" aria-label="{escape(picture.title)}">{svg}</div>'
         caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
         kind = ' class="wide"' if picture.wide else ""
@@ -37,7 +37,7 @@ class FigureIds:
 
 
 def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """First column names, the others figures."""
+    """Format a table; the first column has the row headers."""
     top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "\n".join(
         f'<tr><th scope="row">{escape(row[0])}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in row[1:])}</tr>'
@@ -54,7 +54,7 @@ def number(value: float | None, form: str) -> str:
 
 
 def amount(name: str, value: float | None) -> str:
-    """A figure that silos report, by its name: from a megabyte on, bytes are in MB."""
+    """Format a figure that silos report; bytes of at least 1 MB are converted to MB."""
     if value is not None and name.endswith("_bytes") and value >= 1e6:
         return f"{value / 1e6:.2f} MB"
     return number(value, ".6g")

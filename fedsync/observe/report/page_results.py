@@ -1,4 +1,4 @@
-"""The sections of the page about how good the models are."""
+"""Sections of the report page on model quality."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimates, 
 from fedsync.observe.report.style import thin
 
 MOST_CHARTS = 8
-"""Metrics that get a chart over rounds; all are in the tables."""
 MOST_SILOS = 200
-"""Rows of a table of silos; of more, as many evenly spaced."""
 
 INTERVALS = (
     "In brackets: the 95 % interval, in which the number would lie for most other samples of these silos. It comes "
@@ -27,7 +25,7 @@ INTERVALS = (
 
 
 def results(runs: Sequence[RunData]) -> str:
-    """Numbers with intervals, pooled and by silo, the versions that are kept, and how evenly silos are served."""
+    """Return scores with intervals, pooled and by silo, the saved models, and fairness between silos."""
     if len(runs) > 1:
         return _side_by_side(runs)
     run = runs[0]
@@ -38,7 +36,7 @@ def results(runs: Sequence[RunData]) -> str:
 
 
 def over_seeds(runs: Sequence[RunData]) -> str:
-    """Means over seeds and paired tests, where runs differ in their seeds."""
+    """Return means over seeds and paired tests; "" unless runs differ in their seed alone."""
     found = seeds.groups(runs)
     parts = []
     for figure in seeds.figures(found) if found else ():
@@ -65,10 +63,9 @@ def curves(runs: Sequence[RunData], ids: FigureIds) -> str:
 
 
 def over_rounds(runs: Sequence[RunData], ids: FigureIds) -> str:
-    """A chart for each metric."""
     names, groups = metric_names(run.results.rounds for run in runs), seeds.groups(runs)
     if not groups and any(point.accuracy is not None for run in runs for point in run.points):
-        names = [name for name in names if name != "accuracy"]  # it has a figure of its own
+        names = [name for name in names if name != "accuracy"]  # section "Accuracy" shows it
     pictures = [
         draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
         for name in names[:MOST_CHARTS]
@@ -79,7 +76,7 @@ def over_rounds(runs: Sequence[RunData], ids: FigureIds) -> str:
 
 
 def cross_site(run: RunData, *, named: bool) -> str:
-    """The matrix of each metric; the first is open."""
+    """Return the cross-site matrix of each metric; only the first is expanded."""
     matrix = run.results.cross_site
     if matrix is None:
         return ""
@@ -98,12 +95,12 @@ def cross_site(run: RunData, *, named: bool) -> str:
 
 
 def metric_names(of: Iterable[Iterable[str]]) -> list[str]:
-    """All names, in the order in which they come first."""
+    """Return the distinct names in order of first occurrence."""
     return list(dict.fromkeys(name for names in of for name in names))
 
 
 def words(numbers: Estimates, metrics: Sequence[str]) -> list[str]:
-    """Numbers with intervals, whose ends stay together on narrow screens."""
+    """Format estimates; a no-break space keeps an interval's ends together on narrow screens."""
     return [numbers[metric].words.replace(", ", ",\u00a0") if metric in numbers else "-" for metric in metrics]
 
 
@@ -138,7 +135,6 @@ def _silos(found: Findings) -> str:
 
 
 def _samples(numbers: Estimates) -> str:
-    """Samples behind a silo's numbers, by class where there are classes."""
     most = max((each.support for each in numbers.values()), key=len, default={})
     if len(most) < 2:
         return str(sum(most.values())) if most else "-"
@@ -162,7 +158,6 @@ def _meanings(found: Findings) -> str:
 
 
 def _side_by_side(runs: Sequence[RunData]) -> str:
-    """The main finding of each run."""
     mains = [(run, run.results.main) for run in runs]
     metrics = metric_names(main.pooled for _, main in mains if main is not None)
     rows = [

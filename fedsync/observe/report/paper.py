@@ -1,4 +1,4 @@
-"""A run's results as tables that go into a paper."""
+"""Result tables for papers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ POOLED = "all silos"
 
 
 def result_files(run: RunData) -> dict[str, str]:
-    """``results.tex``, ``results.md`` and ``results.csv`` by name; nothing of a run that evaluated nothing.
+    """Return ``results.tex``, ``results.md`` and ``results.csv`` by name; empty for a run without evaluations.
 
-    The first two have the main finding, a row for each silo; the third has every number of all findings.
+    TeX and Markdown have the main finding, a row for each silo. CSV has all numbers of all findings.
     """
     main = run.results.main
     if main is None:
@@ -33,7 +33,6 @@ def result_files(run: RunData) -> dict[str, str]:
 
 
 def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
-    """Head and rows: what was found over all silos together, and at each."""
     metrics = metric_names([found.pooled, *found.silos.values()])
     of = {f"{POOLED}, one shared split": found.pooled} if found.shared else {POOLED: found.pooled, **found.silos}
     rows = [
@@ -43,9 +42,9 @@ def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
 
 
 def seed_files(runs: Sequence[RunData]) -> dict[str, str]:
-    """``seeds.tex``, ``seeds.md`` and ``seeds.csv`` by name; nothing where no strategy has several seeds.
+    """Return ``seeds.tex``, ``seeds.md`` and ``seeds.csv`` by name; empty if no strategy has several seeds.
 
-    Means over seeds, a row a strategy, and each strategy against the first.
+    TeX and Markdown have means over seeds, and each strategy against the first. CSV has the numbers of all seeds.
     """
     groups = seeds.groups(runs)
     names = seeds.figures(groups) if groups else []

@@ -1,4 +1,4 @@
-"""JSON files of a run's folder, which may come from another machine."""
+"""Reader of JSON files in a run's folder, which may come from another machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from fedsync.common.errors import ConfigError
 
 
 def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
-    """A JSON object; None where there is no file.
+    """Read a JSON object; None if the file is missing.
 
     Args:
-        path: of the file.
-        keys: that it has to have.
+        keys: required keys.
 
     Raises:
-        ConfigError: the file is something else.
+        ConfigError: the file is not JSON, not an object, or lacks a key.
     """
     if not path.is_file():
         return None

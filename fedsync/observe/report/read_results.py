@@ -1,15 +1,15 @@
-"""Reads `Results` from the files of a run's folder.
+"""Reader of `Results` from the files of a run's folder.
 
-Files may come from another machine: what is not as it should be is refused by name, and a number that is not finite
-counts as none.
+Files may come from another machine. A malformed file is refused with its name; a number that is not finite counts as
+missing.
 
-| file | what is read |
+| file | content used |
 |---|---|
-| ``summary.json`` | ``evaluation``, by split and subject; ``best`` and ``last``, the models that are kept |
-| ``evaluation.json`` | ``curves``, likewise by split and subject |
+| ``summary.json`` | ``evaluation``, by split and subject; ``best`` and ``last``, the saved models |
+| ``evaluation.json`` | ``curves``, by split and subject |
 | ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
-| ``statistics.json`` | all of it but histograms, see `fedsync.evaluation.survey.findings` |
-| ``cross_site.json`` | all of it, see `fedsync.observe.quality.cross_site_matrix` |
+| ``statistics.json`` | everything except histograms, see `fedsync.evaluation.survey.findings` |
+| ``cross_site.json`` | everything, see `fedsync.observe.quality.cross_site_matrix` |
 """
 
 from __future__ import annotations
@@ -38,15 +38,14 @@ from fedsync.observe.report.results import (
 
 
 def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Results:
-    """What a run came to.
+    """Read the results of a run.
 
     Args:
-        folder: of the run.
-        config: the resolved strategy, or as much of it as is known.
-        summary: of ``summary.json``; None where the run has not ended.
+        config: the resolved strategy, or its known part.
+        summary: content of ``summary.json``; None if the run has not ended.
 
     Raises:
-        ConfigError: a file is something else than what a run writes; names it.
+        ConfigError: a file is malformed; the message names the file.
     """
     lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
@@ -62,14 +61,13 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
 
 
 def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
-    """A ``cross_site.json``; None where there is none.
+    """Read a ``cross_site.json``; None if the file is missing.
 
     Args:
-        path: of the file.
-        lower: metrics of which less is better, to which the file's come.
+        lower: metrics of which lower is better; the metrics of the file are added to this set.
 
     Raises:
-        ConfigError: the file is something else.
+        ConfigError: the file is malformed.
     """
     document = read_object(path)
     if document is None:
@@ -100,7 +98,6 @@ def _model(row: Mapping[str, Any]) -> str:
 
 
 def _cell(value: Mapping[str, Any] | None) -> Estimate | None:
-    """An estimate as files have it; None of null."""
     if value is None:
         return None
     low, high = number_of(value.get("low")), number_of(value.get("high"))
@@ -109,13 +106,12 @@ def _cell(value: Mapping[str, Any] | None) -> Estimate | None:
 
 
 def _cells(values: Mapping[str, Any]) -> Estimates:
-    """Estimates by name; what nobody evaluated is left out."""
     found = {str(name): _cell(value) for name, value in values.items()}
     return {name: each for name, each in found.items() if each is not None}
 
 
 class _Shape:
-    """Turns what a file of another shape makes Python raise into one clear error."""
+    """Context manager that turns Python errors from a malformed file into a `ConfigError`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -129,7 +125,7 @@ class _Shape:
 
 
 def _rule(config: Mapping[str, Any]) -> str:
-    """By what the best version of a run with this strategy is chosen, in words."""
+    """Describe the rule that selects the best version, as text."""
     section = config.get("evaluation")
     rule = section.get("best") if isinstance(section, dict) else None
     metric, by = (rule.get("metric"), rule.get("by")) if isinstance(rule, dict) else (None, None)
@@ -153,7 +149,7 @@ def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Itera
 
 
 def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
-    """Pooled numbers without intervals, where there is nothing else."""
+    """Yield pooled numbers of the saved models, without intervals, as a fallback."""
     for split in ("test", "validation"):
         for each in kept:
             numbers = each.test if split == "test" else each.metrics
@@ -186,7 +182,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
-    """By metric, what each version scored; a line that a killed run did not finish is left out."""
+    """Read the score of each version, by metric; an incomplete last line of a killed run is ignored."""
     rounds: dict[str, list[RoundNumbers]] = {}
     if not path.is_file():
         return rounds
@@ -224,5 +220,5 @@ def _read_statistics(path: Path) -> DataSummary | None:
 
 
 def _told(value: object) -> str:
-    """A count or a mean; what follows from others is not told."""
+    """Format a published count or mean; withheld values are null."""
     return "not told" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: styles and figures are in it, and it loads nothing."""
+"""Report as one self-contained HTML page: styles and figures are inline, and the page loads nothing."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from fedsync.observe.report.style import thin
 from fedsync.observe.report.timeline import timeline
 
 TIMELINE_ORDERS = 5000
-"""Orders that all timelines of a page draw together, at most: they are most of its bytes."""
+"""Maximum number of orders in all timelines of a page together: orders are most of the page's bytes."""
 
 MOST_OPENINGS = 12
-"""Runs that are told in sentences; the others are in the table."""
+"""Maximum number of runs with an opening text; the table has all runs."""
 
 MOST_CHARTS = 8
-"""Metrics that get a chart; all are in the tables."""
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """The report of one run, or of several side by side.
+    """Return the report of one run, or of several runs side by side, as HTML.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -55,7 +54,7 @@ def page(runs: Sequence[RunData]) -> str:
 
 
 def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
-    """Key, title and HTML of every section; the HTML of one that has nothing to show is empty."""
+    """Yield key, title and HTML of every section; an empty HTML means that the section is omitted."""
     ids = FigureIds()
     yield "summary", "Summary", _unfinished(runs) + _opening(runs) + _summary(runs)
     averaged = bool(seeds.groups(runs)) and any("accuracy" in run.results.rounds for run in runs)
@@ -104,7 +103,6 @@ def _summary(runs: Sequence[RunData]) -> str:
 
 
 def _opening(runs: Sequence[RunData]) -> str:
-    """Each run in a few sentences; what its notes say must not be missed."""
     parts = []
     for run in runs[:MOST_OPENINGS]:
         name = f"<strong>{escape(run.label)}</strong>: " if len(runs) > 1 else ""
@@ -146,7 +144,6 @@ def _overhead(runs: Sequence[RunData]) -> str:
 
 
 def _metrics(runs: Sequence[RunData], ids: FigureIds) -> str:
-    """What silos report besides: a chart of each figure, and for each run a table of its silos."""
     names = sorted({name for run in runs for name in run.summary.get("metrics", {})})
     charts = ids.figures([draw.metric(runs, name) for name in names[:MOST_CHARTS]])
     return charts + "\n".join(_metric_table(run) for run in runs if run.summary.get("metrics"))
@@ -175,7 +172,6 @@ def _configuration(run: RunData) -> str:
 
 
 def _differences(runs: Sequence[RunData]) -> str:
-    """Keys that are not the same in all runs."""
     if len(runs) < 2:
         return ""
     flat = [dict(_flatten(run.settings)) for run in runs]

@@ -1,6 +1,6 @@
-"""What a run came to: numbers with intervals, curves, the best version, the cross-site matrix.
+"""Results of a run: scores with intervals, curves, saved models, the cross-site matrix.
 
-All of it is optional: a run that evaluated nothing has none.
+All parts are optional: a run without evaluations has no results.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ SUBJECTS = {
     "tuned": "fine-tuned by the silo",
     "local": "trained by the silo alone",
 }
-"""What each subject is called, the most important first."""
+"""Title of each subject, most important first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number with its 95 % interval.
+    """A metric's value with its 95 % interval.
 
     Args:
-        value: None where it is not estimable.
-        low: lower end; None where no interval is estimable.
-        high: upper end, likewise.
-        support: samples behind it, by class where there are classes.
+        value: None if not estimable.
+        low: lower end of the interval; None if not estimable.
+        high: upper end of the interval; None if not estimable.
+        support: number of samples, by class if there are classes.
     """
 
     value: float | None
@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def words(self) -> str:
-        """``0.912 [0.880, 0.934]``; in words what is not estimable, or has no interval."""
+        """Text such as ``0.912 [0.880, 0.934]``, ``not estimable`` or ``0.912 [no interval]``."""
         if self.value is None:
             return "not estimable"
         if self.low is None or self.high is None:
@@ -45,26 +45,24 @@ class Estimate:
 
     @property
     def samples(self) -> int:
-        """Behind it, all classes together."""
         return sum(self.support.values())
 
 
 Estimates = Mapping[str, Estimate]
-"""By name of the metric."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What silos found of one model on one split.
+    """Evaluation results of one model on one split.
 
     Args:
-        subject: which model, a key of `SUBJECTS`.
+        subject: kind of model, a key of `SUBJECTS`.
         split: ``validation`` or ``test``.
-        version: of the model; None where each silo has its own.
-        pooled: over all silos' samples together.
-        silos: of each silo; nothing where single silos are sealed.
+        version: model version; None if each silo has its own model.
+        pooled: estimates over the samples of all silos together.
+        silos: estimates of each silo; empty if metrics are sealed.
         roc: false and true positive rates of the pooled scores.
-        calibration: mean score, share of the class and samples, of the pooled scores in spans.
+        calibration: mean score, share of the class and number of samples, per span of pooled scores.
     """
 
     subject: str
@@ -77,7 +75,7 @@ class Findings:
 
     @property
     def shared(self) -> bool:
-        """Whether all silos were judged by one split, so that each has the numbers of all."""
+        """Whether all silos evaluated on one shared split, so that all have the same numbers."""
         views = [{name: (each.words, each.support) for name, each in of.items()} for of in self.silos.values()]
         return len(views) > 1 and all(view == views[0] for view in views) and any(self.pooled.values())
 
@@ -89,16 +87,15 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class CrossSiteTable:
-    """How each model does at each silo.
+    """Cross-site matrix: the score of each model at each silo.
 
     Args:
         silos: columns.
-        models: a name for each row.
-        matrix: by metric, row by row; None where nobody evaluated that.
-        gain: by metric and subject: how much better each silo fares than with its own local model.
-        pooled: by metric and subject, over all silos' samples together.
-        missing: sentences about models that are not there.
-        pooled_gain: by metric and subject, over all silos' samples together; where single silos are sealed.
+        models: names of the rows.
+        matrix: by metric, row by row; None for a model that the silo did not evaluate.
+        gain: by metric, subject and silo: improvement over the silo's own local model.
+        pooled: by metric and subject, over the samples of all silos together.
+        pooled_gain: by metric and subject, over the samples of all silos together; only for sealed metrics.
     """
 
     silos: tuple[str, ...]
@@ -112,7 +109,7 @@ class CrossSiteTable:
 
 @dataclass(frozen=True, slots=True)
 class RoundNumbers:
-    """A metric of one version: pooled, and of each silo that told its own."""
+    """Metric of one version: pooled, and of each silo whose value is known."""
 
     round: int
     pooled: float
@@ -121,15 +118,14 @@ class RoundNumbers:
 
 @dataclass(frozen=True, slots=True)
 class KeptVersion:
-    """A version of the model that is kept.
+    """A model version that the run keeps.
 
     Args:
         subject: ``best`` or ``last``.
-        version: of the model.
-        why: in words, by what it was chosen.
-        digest: SHA-256 of its file in the run's folder; "" where only silos have the model.
-        metrics: pooled numbers by name, by which it was chosen.
-        test: likewise, on the test splits at the end.
+        why: selection rule, as text.
+        digest: SHA-256 of the model's file in the run's folder; "" if only silos have the model.
+        metrics: pooled metrics by name, as found during the run.
+        test: pooled metrics by name, of the final evaluation on the test splits.
     """
 
     subject: str
@@ -141,19 +137,19 @@ class KeptVersion:
 
     @property
     def file(self) -> str:
-        """Its name in the run's folder, or where else the model is."""
+        """File name in the run's folder, or ``at the silos``."""
         return f"{self.subject}.pt" if self.digest else "at the silos"
 
 
 @dataclass(frozen=True, slots=True)
 class DataSummary:
-    """What is told of all silos' columns together; see `fedsync.evaluation.survey.findings`.
+    """Published statistics of the data of all silos together; see `fedsync.evaluation.survey.findings`.
 
     Args:
-        rows: training samples, in words.
-        classes: samples of each class, likewise.
-        least: counts below it are not told.
-        columns: name, kind, known cells, missing cells, mean and deviation of each.
+        rows: number of training samples, as text.
+        classes: number of samples of each class, as text.
+        least: counts from 1 to ``least`` - 1 are withheld.
+        columns: name, kind, known cells, missing cells, mean and deviation of each column.
     """
 
     rows: str
@@ -164,15 +160,14 @@ class DataSummary:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that a run's files say of how good its models are; empty where they say nothing.
+    """Quality of a run's models, as read from the files of the run.
 
     Args:
-        findings: the most important first.
+        findings: most important first.
         rounds: by metric, version by version.
-        cross_site: the matrix, if there is one.
-        kept: models that are files.
-        lower: metrics of which less is better.
-        statistics: of the data, where silos made them.
+        kept: the best and the last version, if known.
+        lower: metrics of which lower is better.
+        statistics: statistics of the data, if there was a survey.
     """
 
     findings: tuple[Findings, ...] = ()
@@ -184,15 +179,14 @@ class Results:
 
     @property
     def main(self) -> Findings | None:
-        """What a paper reports: the best version on the test split, or what comes nearest."""
+        """Main finding: the best version on the test split, or else the next in importance."""
         return self.findings[0] if self.findings else None
 
 
 def short(value: float) -> str:
-    """Three decimals of numbers of the size of a share; three digits of others."""
+    """Format with three decimals below 10, and with three significant digits above."""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}" if abs(value) < 1e6 else f"{value:.2e}"
 
 
 def number_of(value: object) -> float | None:
-    """A finite number, or None of anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None

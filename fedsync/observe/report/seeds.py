@@ -1,4 +1,4 @@
-"""Runs of several seeds, as tables: the mean of each strategy with its interval, and paired tests against the first."""
+"""Tables over seeds: mean of each strategy with its interval, and paired tests against the first strategy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ _PLAIN: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """Runs that differ in their seed alone.
-
-    Args:
-        label: name of the strategy.
-        runs: by seed.
-    """
+    """Runs of one strategy that differ in their seed alone, by seed."""
 
     label: str
     runs: dict[int, RunData] = field(default_factory=dict)
 
     def values(self, figure: str) -> dict[int, float]:
-        """A figure by seed, of runs that have it; no times to a target that one missed: the others are the faster."""
+        """Return a figure by seed.
+
+        Times to a target are empty if one run missed the target: the remaining runs would be a biased selection.
+        """
         found = {seed: number_of(_figure(run, figure)) for seed, run in self.runs.items()}
         if figure == TO_TARGET and None in found.values():
             return {}
@@ -44,7 +42,7 @@ class SeedGroup:
 
 
 def groups(runs: Sequence[RunData]) -> list[SeedGroup]:
-    """Runs of one configuration together; nothing where no configuration has two seeds."""
+    """Group runs by configuration; empty if no configuration has two seeds, or a seed occurs twice."""
     found: dict[str, SeedGroup] = {}
     for run in runs:
         seed = run.summary["seed"]
@@ -61,7 +59,7 @@ def groups(runs: Sequence[RunData]) -> list[SeedGroup]:
 
 
 def figures(all_groups: Sequence[SeedGroup]) -> list[str]:
-    """What can be compared: the plain figures of a run, and every metric of its main finding, pooled."""
+    """Return names of comparable figures: plain figures of a run, and pooled metrics of its main finding."""
     names = dict.fromkeys(_PLAIN)
     for group in all_groups:
         for run in group.runs.values():
@@ -78,14 +76,13 @@ def _figure(run: RunData, figure: str) -> object:
 
 
 def judged(all_groups: Sequence[SeedGroup]) -> str:
-    """Of which model and which samples the metrics are; of several, all."""
+    """Return model and split of the metrics as text; all of them if the runs differ."""
     mains = [run.results.main for group in all_groups for run in group.runs.values()]
     kinds = {f"{SUBJECTS.get(main.subject, main.subject)}, {main.split} split" for main in mains if main is not None}
     return "; ".join(sorted(kinds)) or "last version that was scored"
 
 
 def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
-    """Rows under `HEAD_MEANS`."""
     rows: list[tuple[str, ...]] = []
     for group in all_groups:
         rows.append((group.label, str(len(group.values(figure))), mean_of(group, figure)))
@@ -93,20 +90,17 @@ def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]
 
 
 def mean_of(group: SeedGroup, figure: str) -> str:
-    """Mean over a group's seeds with its interval, in words."""
     values = list(group.values(figure).values())
     return with_interval(SeedMean.of(values) if values else None)
 
 
 def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, PairedTest]]:
-    """Each strategy but the first against the first."""
     first, *others = all_groups
     found = corrected([paired(first.values(figure), other.values(figure)) for other in others])
     return list(zip([other.label for other in others], found, strict=True))
 
 
 def test_row(label: str, test: PairedTest) -> tuple[str, ...]:
-    """Under `HEAD_TESTS`."""
     numbers = [test.t, test.holm, test.wilcoxon]
     words = [f"not tested: {test.why}", "-", "-"] if test.why else [f"{p:.3g}" for p in numbers if p is not None]
     return label, str(test.pairs), with_interval(test.difference), *words

@@ -1,7 +1,7 @@
-"""How figures look: on light and dark screens, in print, in greyscale, and to who cannot tell some colours apart.
+"""Style of figures for light and dark screens, print, greyscale and colour-blind readers.
 
-Colours are Okabe and Ito's. No two series of a figure have the same line style, marker or hatch. Ink, grid and
-paper have colours of their own that nothing else has, so that a page can put its own in their place.
+Colours are from Okabe and Ito. No two series of a figure have the same line style, marker or hatch. Ink, grid and
+paper have unique colours, so that a page can replace them with its own colours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8,
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "////", "\\\\\\\\", "xxxx", "||||", "++++", "----", "//")
 SERIES = len(COLOURS)
-"""So many series of a figure can be told apart."""
+"""Maximum number of distinguishable series in a figure."""
 
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -60,14 +60,12 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A finished figure.
+    """A finished figure with title and caption.
 
     Args:
-        title: above it.
-        alt: what it shows, in words, for who does not see it.
-        caption: below it; "" for none.
-        figure: the drawing.
-        wide: wants the full width.
+        alt: text alternative for readers who cannot see the figure.
+        caption: text below the figure, or "".
+        wide: the figure needs the full width of the page.
     """
 
     title: str
@@ -79,7 +77,7 @@ class Picture:
 
 @contextmanager
 def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
-    """A figure without a window and its axes; sizes in inches.
+    """Provide a figure without a window, and its axes; sizes in inches.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -91,7 +89,7 @@ def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Ax
     except ImportError as error:
         raise not_installed("report", "matplotlib", "sim") from error
     with rc_context(_STYLE):
-        # Room at the edges: a browser's letters may be wider than those that were measured here.
+        # Padding, because a browser's font may be wider than the font measured here.
         layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06)
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure, figure.add_subplot()
@@ -106,19 +104,19 @@ def bars(index: int) -> dict[str, Any]:
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:
-    """Put the legend where it hides nothing."""
+    """Put the legend above the axes, where it hides no data."""
     handles, labels = ax.get_legend_handles_labels()
     columns = 4 if max(map(len, labels)) <= 8 else 3 if max(map(len, labels)) <= 14 else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
 
 
 def markers(count: int) -> dict[str, Any]:
-    """Markers for a line of so many points: of many, some."""
+    """Return a marker interval that gives about 12 markers on a line of ``count`` points."""
     return {"markevery": max(count // 12, 1)}
 
 
 def thin(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """At most ``most`` of them, evenly spaced, the first and the last always."""
+    """Return at most ``most`` items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return items
     last = len(items) - 1
@@ -126,18 +124,17 @@ def thin(items: Sequence[Item], most: int) -> Sequence[Item]:
 
 
 def name_of(label: str, most: int = 24) -> str:
-    """A name as matplotlib may print it: not too long, and without mathematics."""
+    """Shorten a name, and escape it for matplotlib: no math mode, no leading underscore."""
     short = label if len(label) <= most else label[: most - 1] + "…"
     return short.replace("$", r"\$").lstrip("_") or "-"
 
 
 def to_svg(figure: Figure, background: str = "none", title: str | None = None) -> str:
-    """The figure as an SVG file with text as text; the same figure gives the same bytes.
+    """Render a figure as SVG with selectable text; the output is deterministic.
 
     Args:
-        figure: the drawing.
-        background: colour.
-        title: for who does not see it.
+        background: a colour, or ``none``.
+        title: text alternative for readers who cannot see the figure.
     """
     from matplotlib import rc_context
 
@@ -151,12 +148,12 @@ def to_svg(figure: Figure, background: str = "none", title: str | None = None) -
 
 
 def inline(svg: str, key: str, alt: str) -> str:
-    """An SVG file as a part of an HTML page, whose ids nothing else in the page has.
+    """Convert SVG for embedding in an HTML page, with ids that are unique in the page.
 
     Args:
-        svg: from `to_svg`.
+        svg: output of `to_svg`.
         key: unique in the page; letters, digits and dashes.
-        alt: escaped for an attribute.
+        alt: text alternative, already escaped for an attribute.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -175,10 +172,10 @@ def inline(svg: str, key: str, alt: str) -> str:
 
 
 def write_picture(picture: Picture, path: Path) -> None:
-    """Write one picture on white paper as a file; its ending, ``.svg`` or ``.png``, says which kind.
+    """Write one picture on a white background; the file extension ``.svg`` or ``.png`` selects the format.
 
     Raises:
-        ConfigError: another ending, or nothing can be written there.
+        ConfigError: the extension is unknown, or the file cannot be written.
     """
     match path.suffix.lower():
         case ".svg":

@@ -1,4 +1,4 @@
-"""Tables as Markdown, LaTeX and CSV. Names come from silos: each format has its own way to spoil a reader's day."""
+"""Tables as Markdown, LaTeX and CSV. Names come from silos, so each format escapes its special characters."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LATEX = {
 
 
 def plain(text: str) -> str:
-    """A text for Markdown, on one line: neither HTML nor marks."""
+    """Escape a text for Markdown on one line, without HTML or markup."""
     return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())).replace("&#x27;", "'"))
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """First column names, the others figures."""
+    """Format a table; the first column has names, the other columns are right-aligned."""
     lines = [_row(head), f"|---|{'---:|' * (len(head) - 1)}", *(_row(row) for row in rows)]
     return "\n".join(lines)
 
@@ -43,7 +43,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
-    """A table for a paper that has ``\\usepackage{booktabs}``."""
+    """Format a table for a paper that has ``\\usepackage{booktabs}``."""
     lines = [
         r"\begin{table}",
         r"  \centering",
@@ -61,7 +61,7 @@ def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> s
 
 
 def _line(cells: Iterable[str]) -> str:
-    # Braces: after a line's end LaTeX would take a bracket for the space to leave.
+    # Braces: LaTeX reads a bracket after the end of a row as the optional vertical space.
     return "    " + " & ".join(f"{{{_latex(cell)}}}" for cell in cells) + r" \\"
 
 
@@ -70,7 +70,7 @@ def _latex(text: str) -> str:
 
 
 def comma_separated(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """None is an empty cell, and no text is a formula to a spreadsheet."""
+    """Format as CSV; None is an empty cell, and texts that a spreadsheet would read as formulas are escaped."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(head)

@@ -1,4 +1,4 @@
-"""Who did what when, and why not: one row a silo."""
+"""Timeline figure of a run: work and idle times of each silo, with reasons, one row per silo."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.patches import PathPatch
 
 MOST_SILOS = 32
-"""Rows of a timeline; of more silos, as many evenly spaced."""
 MOST_COMMITS = 400
-"""Commits that are drawn at all."""
 
 Box = tuple[float, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How boxes of a kind look."""
+    """Style of one kind of box."""
 
     label: str
     colour: str
@@ -46,13 +44,13 @@ _KINDS = {
     GONE: _Kind("not connected", GRID),
 }
 _ALWAYS = 4
-"""The first so many kinds are explained, whether or not there is any; of the others, those that there are."""
+"""Number of first kinds that the legend always has; the legend has other kinds only if they occur."""
 
 
 def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
-    """A timeline of each silo's work and idle times, with commits as marks at the foot. None without any order.
+    """Draw each silo's work and idle times, with commits as marks at the bottom; None without orders.
 
-    A run of many orders is shown from its beginning, as far as ``most_orders`` of them go.
+    Long runs are cut off after the first ``most_orders`` orders.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -71,9 +69,9 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
     columns = 5 if len(told) == _ALWAYS else 4
     with canvas(7.0, 0.95 + 0.27 * max(len(names), 3) + 0.19 * (len(told) // columns)) as (figure, ax):
         for kind in told:
-            # Not `add_patch`, which looks for the extent of every box: the limits are set below.
+            # `add_patch` would compute the extent of every box, although the limits are set below.
             ax.add_artist(_patch(boxes[kind], _KINDS[kind]))
-        # Lines from top to bottom would hide what they cross.
+        # Short marks, because full-height lines would hide the boxes.
         for at_s in thin(commits, MOST_COMMITS):
             ax.axvline(at_s, ymax=0.04, color=INK, linewidth=1.0)
         ax.set_xlim(0, shown_s or 1.0)
@@ -121,7 +119,6 @@ def _caption(
 
 
 def _boxes(run: RunData, orders: Iterable[OrderSpan], row_of: Mapping[str, int], end_s: float) -> dict[str, list[Box]]:
-    """Boxes of every kind."""
     boxes: dict[str, list[Box]] = {kind: [] for kind in _KINDS}
     idle_since = dict.fromkeys(row_of, 0.0)
 
@@ -151,7 +148,7 @@ def _seconds(boxes: Iterable[Box]) -> float:
 
 
 def _patch(boxes: Iterable[Box], kind: _Kind) -> PathPatch:
-    """All boxes of a kind as one path: a path each would be three times as many bytes."""
+    """Draw all boxes of a kind as one path: separate paths would take three times as many bytes."""
     import numpy as np
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path

@@ -1,4 +1,4 @@
-"""What the supervisor that works in a state folder says of itself, of its runs and of its silos."""
+"""Checks of the files that a supervisor writes in its state folder: health, runs, silos and audit log."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import STATE_FOLDER
 
 KEEPER_LATE_S = 600.0
-"""The run watchdog looks every other second; a run that is just being resumed takes it four minutes at most [s]."""
+"""Maximum age of the watchdog's last check [s]: the interval is 2 s, and resuming a run takes up to four minutes."""
 
 MOST_REFUSALS = 5
-"""Refusals that are shown, the last ones."""
 
 MANY_TRIES = 6
-"""A run that has died as often as this at one version of its model will hardly get on by itself."""
+"""Number of deaths at one model version from which a run is reported as failing."""
 
 
 def check_health(state: Path, now: datetime) -> Check:
-    """What the supervisor that works in the state folder says, if there is one."""
     health = _health(state)
     if health is None or not _is_recent(health.get("at"), now, FRESH_S):
         return Check("health", True, "not running")
@@ -43,7 +41,7 @@ def check_health(state: Path, now: datetime) -> Check:
 
 
 def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) -> Check:
-    """That the silos of the server's file are registered, if it runs; ``names`` are those that the file lists now."""
+    """Check that the silos of a running server are registered; ``names`` are the silos in the current file."""
     health, name = _health(state), "registration"
     if health is None or not is_running(state, now):
         return Check(name, True, "not running")
@@ -56,7 +54,7 @@ def check_registration(state: Path, now: datetime, names: Iterable[str] = ()) ->
 
 
 def check_runs(state: Path, now: datetime) -> Check:
-    """That the run watchdog looks after them, and that none dies again and again, if the server runs."""
+    """Check that the watchdog of a running server works, and that no run dies repeatedly."""
     health, name = _health(state), "runs"
     if health is None or not is_running(state, now):
         return Check(name, True, "not running")
@@ -76,14 +74,13 @@ def check_runs(state: Path, now: datetime) -> Check:
 
 
 def check_refusals(state: Path) -> Iterator[Check]:
-    """What the silo refused last, and why; the server was told the code and nothing else."""
+    """List the newest refusals of the silo with reasons, of which the server received only the code."""
     for note in last_refusals(state / STATE_FOLDER)[-MOST_REFUSALS:]:
         often = f", {note.times} times" if note.times > 1 else ""
         yield Check("refused", True, f"{note.at} {note.code.name}{often}: {' '.join(note.reason.split())}")
 
 
 def check_approvals(config: SiloStartConfig) -> Check:
-    """Whether runs wait for the owner."""
     if config.approve != "ask":
         return Check("approvals", True, "runs are not asked about")
     waiting = Approvals(Path(config.state) / APPROVALS).waiting()
@@ -94,7 +91,6 @@ def check_approvals(config: SiloStartConfig) -> Check:
 
 
 def check_audit_log(config: SiloStartConfig) -> Check:
-    """That the audit log is what was written."""
 
     def found() -> Check:
         audit = check_audit(config)
@@ -112,7 +108,6 @@ def check_audit_log(config: SiloStartConfig) -> Check:
 
 
 def is_running(state: Path, now: datetime) -> bool:
-    """Whether a supervisor is at work in a state folder."""
     health = _health(state)
     return health is not None and _is_recent(health.get("at"), now, FRESH_S) and health.get("state") != "stopped"
 

@@ -1,4 +1,4 @@
-"""Checks of what is on this machine: one small function each, which changes nothing and names the remedy."""
+"""Read-only checks of this machine, its keys and its configuration; failures name a remedy."""
 
 from __future__ import annotations
 
@@ -30,22 +30,15 @@ if TYPE_CHECKING:
 LEAST_DISK_BYTES = 1_000_000_000
 LEAST_MEMORY_BYTES = 500_000_000
 MODELS_IN_MEMORY = 8
-"""Model, gradient, optimiser's state, base, update and what is sealed of it: a generous count."""
+"""Generous number of model-sized arrays: model, gradient, optimiser state, base, update, sealed update."""
 
 WARN_DAYS, LEAST_DAYS = 30, 7
-"""Days before the end of a certificate from which its check says so, and from which it fails."""
+"""Remaining days of a certificate below which its check warns, and fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check found.
-
-    Args:
-        name: of the check.
-        ok: whether it passed.
-        detail: what was found.
-        remedy: what to do; empty where nothing is to be done.
-    """
+    """Result of one check; ``remedy`` is empty if the user need not act."""
 
     name: str
     ok: bool
@@ -54,10 +47,10 @@ class Check:
 
 
 def model_bytes(strategy: StrategyConfig) -> int:
-    """Size of the model that a strategy trains [bytes].
+    """Return the size of a strategy's model [bytes].
 
     Raises:
-        ConfigError: the task cannot be built here.
+        ConfigError: the task cannot be built on this machine.
     """
     from fedsync.train.weights import initial_model
 
@@ -65,13 +58,13 @@ def model_bytes(strategy: StrategyConfig) -> int:
 
 
 def check_versions() -> Check:
-    """Python and the libraries that both sides have to agree on."""
+    """Report the versions of Python and of the libraries that server and silos must share."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
     return Check("versions", True, f"Python {platform.python_version()}, {found}")
 
 
 def check_code(config: SiloStartConfig) -> Check:
-    """What keeps the client that a run brings along from the silo's keys and data."""
+    """Check that the system can isolate a run's own client code from the silo's keys and data."""
     if config.code == "shipped":
         return Check("code", True, "FedSync's client, and whatever client the server sends")
     if not can_confine():
@@ -88,7 +81,6 @@ def check_code(config: SiloStartConfig) -> Check:
 
 
 def check_certificate(path: Path, name: str, now: datetime) -> Check:
-    """That a certificate is there and has not expired."""
 
     def found() -> Check:
         facts = read_certificate(path)
@@ -100,7 +92,6 @@ def check_certificate(path: Path, name: str, now: datetime) -> Check:
 
 
 def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy: str) -> Check:
-    """Whether a certificate holds for long enough to renew it in time."""
     left = (expires - now) / timedelta(days=1)
     detail = f"{what}, until {expires:%Y-%m-%d}"
     if left <= 0:
@@ -110,7 +101,7 @@ def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy:
 
 
 def check_fit(folder: Path) -> Check:
-    """That the server's key, its certificate and the authority belong together."""
+    """Check that the server's key, its certificate and the authority belong together."""
 
     def found() -> Check:
         check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
@@ -120,7 +111,7 @@ def check_fit(folder: Path) -> Check:
 
 
 def check_authority_key(folder: Path) -> Check:
-    """That the key which signs certificates is not on the server."""
+    """Warn if the authority's signing key is on the server."""
     key = Authority.at(folder).key
     if not key.exists():
         return Check("authority key", True, "not on this machine")
@@ -128,7 +119,7 @@ def check_authority_key(folder: Path) -> Check:
 
 
 def check_node_key(path: Path) -> Check:
-    """That the silo's node key is one, and its owner's alone."""
+    """Check that the silo's node key is valid, and private to its owner."""
 
     def found() -> Check:
         keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
@@ -140,7 +131,7 @@ def check_node_key(path: Path) -> Check:
 
 
 def check_ring(folder: Path, name: str) -> Check:
-    """That the silo has its keys for encrypted runs, and which epoch they are of."""
+    """Check the silo's keys for encrypted runs, and report their epoch."""
 
     def found() -> Check:
         from fedsync.cipher.keys.keyring import open_ring
@@ -157,7 +148,7 @@ def check_ring(folder: Path, name: str) -> Check:
 
 
 def check_open(folder: Path) -> Check:
-    """That failures of integrity have not locked the silo."""
+    """Check that integrity failures have not locked the silo."""
 
     def found() -> Check:
         from fedsync.cipher.keys.keyring import open_ring
@@ -172,7 +163,7 @@ def check_open(folder: Path) -> Check:
 
 
 def check_server_keys(path: Path) -> Check:
-    """That the server's file for encrypted runs is whole, and which epoch it is of."""
+    """Check the server's key file for encrypted runs, and report its epoch."""
 
     def found() -> Check:
         from fedsync.cipher.keys.keywrap import read_server_file
@@ -186,7 +177,7 @@ def check_server_keys(path: Path) -> Check:
 
 
 def check_silos(config: ServerStartConfig) -> Check:
-    """That the public node keys of the silos are keys that the server takes, and no two of them the same."""
+    """Check that the server accepts the silos' public node keys, and that all keys differ."""
     problems: list[ConfigError] = []
     owners: dict[bytes, str] = {}
     for name, path in config.node_keys.items():
@@ -212,7 +203,6 @@ def _point(key: EllipticCurvePublicKey) -> bytes:
 
 
 def check_state(folder: Path) -> Check:
-    """That the state folder is, or can be, the owner's alone."""
 
     def found() -> Check:
         if _nearest(folder) != folder:
@@ -226,7 +216,6 @@ def check_state(folder: Path) -> Check:
 
 
 def check_disk(folder: Path) -> Check:
-    """That there is room where the state folder is."""
 
     def found() -> Check:
         free = shutil.disk_usage(_nearest(folder)).free
@@ -238,17 +227,17 @@ def check_disk(folder: Path) -> Check:
 
 
 def check_memory_for(strategy: StrategyConfig | None) -> Check:
-    """`check_memory` with the model that a strategy trains, if one is known; it may be one that cannot be built."""
+    """Run `check_memory` with the model of the strategy, unless only the silos can build the model."""
     if strategy is None or strategy.task.own_loop:
         return check_memory(None)
     return guarded("memory", lambda: check_memory(model_bytes(strategy)))
 
 
 def check_memory(model: int | None) -> Check:
-    """That the model fits, generously; without one, that there is some memory at all.
+    """Check that memory suffices for training.
 
     Args:
-        model: its size [bytes].
+        model: size of the model [bytes]; None checks only for a minimum.
     """
     free = psutil.virtual_memory().available
     wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
@@ -259,7 +248,6 @@ def check_memory(model: int | None) -> Check:
 
 
 def check_device(device: str) -> Check:
-    """That the device to train on is there."""
 
     def found() -> Check:
         from fedsync.train.machine.device import resolve
@@ -270,7 +258,6 @@ def check_device(device: str) -> Check:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the lowest one above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
@@ -282,12 +269,12 @@ def _size(count: int) -> str:
 
 
 def guarded(name: str, found: Callable[[], Check]) -> Check:
-    """A check whose errors are what it found: the next ones are to be made all the same."""
+    """Run a check, and turn its errors into a failed result, so that the remaining checks still run."""
     try:
         return found()
     except ConfigError as error:
         return Check(name, False, f"{error.place}: {error.problem}", error.remedy)
     except (FedSyncError, OSError) as error:
         return Check(name, False, str(error), "See the message")
-    except Exception as error:  # a task may be the user's own code, and a key anybody's
+    except Exception as error:  # user code of a task, or a foreign key file, may raise anything
         return Check(name, False, f"{type(error).__name__}: {error}", "See the message; if it says nothing, report it")

@@ -1,4 +1,4 @@
-"""Checks of the way between silo and server: one small function each, which sends nothing but greetings."""
+"""Checks of the network between silo and server; no check sends more than a handshake or a simple GET request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
 MOST_SKEW_S = 60.0
-"""Certificates that ``fedsync certs`` makes hold an hour before they are made; other things are less patient."""
+"""Maximum clock skew; new certificates tolerate an hour, because ``fedsync certs`` backdates them, but not all else."""
 
 
 def check_reachable(way: Way) -> Check:
-    """That somebody listens at the server's address, and how far away that is."""
+    """Check that the server's address accepts connections, and measure the round-trip time."""
     times = []
     try:
         for _ in range(3):
@@ -39,7 +39,7 @@ def check_reachable(way: Way) -> Check:
 
 
 def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
-    """That the server proves who it is, by a certificate of the authority for its name that holds long enough."""
+    """Check that the server's certificate is signed by the authority, covers its name, and does not expire soon."""
 
     def found() -> Check:
         try:
@@ -59,13 +59,12 @@ def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
 
 
 def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
-    """That a server that runs shows silos the certificate that is on the disk.
+    """Check that a running server presents the certificate that is on disk.
 
     Args:
-        address: of the server on its own machine.
+        address: loopback address of the server.
         certificate: file of the server's certificate.
-        now: the present, in UTC.
-        running: whether it runs.
+        now: current time, in UTC.
     """
 
     def found() -> Check:
@@ -85,12 +84,11 @@ def check_served(address: str, certificate: Path, now: datetime, *, running: boo
 
 
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
-    """That this machine's clock and the server's agree, by the date of an answer, which has whole seconds.
+    """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds.
 
     Args:
-        way: to the server.
         authority: certificate to trust.
-        clock: seconds since the epoch.
+        clock: returns seconds since the epoch.
     """
 
     def found() -> Check:
@@ -113,7 +111,7 @@ def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
 
 
 def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
-    """Compare the server's time, which was cut to whole seconds, with the times of asking and of the answer [s]."""
+    """Compare the server's time, truncated to whole seconds, with the times of request and response [s]."""
     ahead, behind = before_s - (there_s + 1.0), there_s - after_s
     skew = max(ahead, behind, 0.0)
     if skew <= MOST_SKEW_S:
@@ -123,7 +121,7 @@ def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
 
 
 def check_port(host: str, port: int, *, running: bool) -> Check:
-    """That the port is free, or the server's own that runs already."""
+    """Check that the port is free, or used by this server itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

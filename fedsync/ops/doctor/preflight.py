@@ -1,4 +1,4 @@
-"""Preflight: what has to hold before a silo or a server can work."""
+"""Preflight checks of a machine, a silo or a server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedsync.ops.programs import way_to_server
 
 
 def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
-    """The checks that need no file; ``strategy`` as for `check_silo`."""
+    """Run the checks that need no configuration file; ``strategy`` as in `check_silo`."""
     yield here.check_versions()
     yield here.check_disk(Path.cwd())
     yield here.check_memory_for(strategy)
@@ -30,12 +30,11 @@ def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
 
 
 def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
-    """All checks of a silo, the cheap ones first.
+    """Run all checks of a silo, cheap checks first.
 
     Args:
-        config: of the silo.
-        strategy: what it is to train, for its size; None leaves that out.
-        now: the present, in UTC.
+        strategy: strategy whose model must fit into memory; None skips this.
+        now: current time, in UTC.
     """
     yield here.check_versions()
     yield here.check_code(config)
@@ -58,7 +57,7 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
 
 
 def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
-    """All checks of a server; arguments as for `check_silo`."""
+    """Run all checks of a server; arguments as in `check_silo`."""
     yield here.check_versions()
     if config.certificates is not None:
         folder = Path(config.certificates)
@@ -85,7 +84,6 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
 
 
 def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
-    """What a relay needs of the server above it, as a silo does."""
     yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
     yield here.check_node_key(Path(upstream.node_key))
     yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
@@ -105,5 +103,4 @@ def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | 
 
 
 def utc_now() -> datetime:
-    """The present, in UTC."""
     return datetime.now(UTC)

@@ -1,19 +1,19 @@
-"""The page of a run that goes on, on this machine's loopback, for whoever started it.
+"""HTTP server of a run's live page, on loopback, for the operator who started it.
 
-Who else could reach it, and what is in the way:
+Threats and countermeasures:
 
-| who | what is in the way |
+| threat | countermeasure |
 |---|---|
-| another machine | it listens on 127.0.0.1 only |
-| another user of this machine | every answer about the run needs a key, which only who has the link gets, and once |
-| a web page in the same browser | the key is in a header that no other origin may send; also `Origin` is checked |
-| a name that leads to 127.0.0.1 (DNS rebinding) | `Host` has to be 127.0.0.1 or localhost, with the port |
-| another server on loopback, which gets cookies of all ports | the cookie alone opens nothing |
-| a silo with a hostile name or reason | the page writes text only, and its policy lets no script run but its own |
-| a log, a history, a `Referer` | the link's token is behind ``#``, which no browser sends, and is used up at once |
+| another machine | the server listens on 127.0.0.1 only |
+| another user of this machine | responses about the run need a key; only the first holder of the link gets this key |
+| a web page in the same browser | the key is in a header that other origins cannot send; `Origin` is checked too |
+| DNS rebinding to 127.0.0.1 | `Host` must be 127.0.0.1 or localhost, with the port |
+| another loopback server, which receives cookies of all ports | the cookie alone gives no access |
+| a silo with a hostile name or reason | the page inserts text only; its content policy allows only its own script |
+| leaks through logs, history or `Referer` | the token is behind ``#``, which browsers never send, and is valid once |
 
-The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and gets a cookie (``HttpOnly``,
-``SameSite=Strict``) and a key. Everything about the run needs both. What the operator asks goes the way of
+The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and receives a cookie (``HttpOnly``,
+``SameSite=Strict``) and a key. Every request about the run needs both. Operator commands go through
 `fedsync.server.operator_requests`.
 """
 
@@ -40,13 +40,11 @@ from fedsync.server.operator_requests import ask, listens
 logger = foreign.logger(__name__)
 
 MOST_BYTES = 4096
-"""Of what a browser may send."""
 
 MOST_AT_ONCE = 16
-"""Requests that are served at the same time."""
 
 _TIME_S = 10.0
-"""For a whole request to arrive, and for its answer to be taken [s]."""
+"""Timeout for receiving a whole request, and for sending its response [s]."""
 
 _KEY, _TOKEN = "X-FedSync-Key", "token"
 _FILES = {
@@ -67,20 +65,18 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page of one run, on loopback.
+    """HTTP server of one run's page, on loopback.
 
     Args:
-        folder: of the run.
-        port: to listen on; 0 takes a free one.
-        steers: whether the page may ask something of the run.
-        asks: hands a question to the run.
+        port: port to listen on; 0 chooses a free port.
+        steers: the page may send operator commands.
+        asks: sends an operator command to the run.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
     daemon_threads = True
@@ -108,11 +104,11 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def link(self) -> str:
-        """For one browser, once."""
+        """Link with a token that is valid once, for one browser."""
         return f"http://127.0.0.1:{self.server_port}/#{self._token}"
 
     def enter(self, token: str) -> tuple[str, str] | None:
-        """Cookie and key for the token of the link, which nobody gets again; None for any other."""
+        """Return cookie and key for the link's token, at the first use only; None otherwise."""
         with self._entering:
             if self._token is None or not _same(token, self._token):
                 return None
@@ -120,12 +116,12 @@ class PageServer(ThreadingHTTPServer):
             return self._cookie, self._key
 
     def knows(self, cookie: str, key: str) -> bool:
-        """Whether these are what `enter` gave."""
-        # Both are compared, whatever the first comes to.
+        """Return True if `enter` issued this cookie and key."""
+        # A list, so all comparisons run: the response time does not reveal which value is wrong.
         return all([self._token is None, _same(cookie, self._cookie), _same(key, self._key)])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Who has not asked anything yet makes room, the first that came first.
+        # At the limit, close the oldest connection without a complete request.
         free = self.room.acquire(blocking=False) or (self._hang_up() and self.room.acquire(timeout=1.0))
         if not free:
             self.shutdown_request(request)
@@ -138,14 +134,14 @@ class PageServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def heard(self, request: socket.socket) -> None:
-        """All of a request has arrived, or its connection has ended."""
+        """Cancel the timeout of a request that is complete, or whose connection has ended."""
         with self.lock:
             late = self.reading.pop(request, None)
         if late is not None:
             late.cancel()
 
     def _hang_up(self, request: socket.socket | None = None) -> bool:
-        """End a connection whose request has not arrived, by default the oldest; returns whether there was one."""
+        """Close a connection without a complete request, by default the oldest; returns False if there is none."""
         with self.lock:
             request = request or next(iter(self.reading), None)
             late = None if request is None else self.reading.pop(request, None)
@@ -172,7 +168,7 @@ def _same(told: str, secret: str) -> bool:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request. Everything that it answers has `HEADERS`; nothing is logged."""
+    """Handler of one request; all responses have `HEADERS`, and nothing is logged."""
 
     server: PageServer
     timeout = _TIME_S
@@ -181,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         return "FedSync"
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What Python's server cannot make anything of: another method, a line that is too long."""
+        """Answer requests that Python's server rejects, such as other methods or too long lines."""
         self.close_connection = True
         self._json(code, {"problem": "this is not served here"})
 
@@ -230,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> Any:
-        """What was sent; None where it is no JSON object, or too much."""
+        """Return the request's JSON object; None if the body is too large or not a JSON object."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES or self.headers.get("Transfer-Encoding") is not None:
             self.close_connection = True
@@ -292,4 +288,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: a log would have what browsers send."""
+        """Log nothing, because a log would contain data that browsers send."""

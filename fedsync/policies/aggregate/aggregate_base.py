@@ -1,4 +1,4 @@
-"""What every aggregation has that a strategy file may choose, and what others must know of it."""
+"""Base classes of all aggregations, with the properties that the rest of the system reads."""
 
 from __future__ import annotations
 
@@ -18,62 +18,54 @@ Staleness = Annotated[Discount, Chosen("staleness")]
 
 
 class AggregationPolicy(Policy):
-    """Base of aggregations: how a commit weighs its updates.
-
-    The properties are true of most aggregations; one of which they are not overrides them.
-    """
+    """Base of aggregations, which weigh the updates of a commit; defaults hold for most aggregations."""
 
     __slots__ = ()
     section = "aggregation"
 
     @property
     def normalises(self) -> bool:
-        """Whether an update is divided by its silo's progress, which must exist then."""
+        """Whether each update is divided by its silo's progress, which must then be defined."""
         return False
 
     @property
     def discounts(self) -> bool:
-        """Whether a stale update counts less, as configured."""
+        """Whether stale updates count less with these settings."""
         return False
 
     @property
     def additive(self) -> bool:
-        """Whether a server that can only add could do it, were there no discount."""
+        """Whether a server that can only add could aggregate, apart from a discount."""
         return True
 
     @property
     def least_updates(self) -> int:
-        """Updates that a commit needs for the aggregation to do what it is for."""
+        """Fewest updates of a commit with which the aggregation serves its purpose."""
         return 1
 
     def combiner(self) -> Combiner | None:
-        """What makes the change of a commit by looking at its updates, a new one for each run; None to add them up.
+        """Return a new combiner per run, which derives the change from single updates, or None to add them up.
 
-        Only in the clear.
+        A combiner needs updates in the clear.
         """
         return None
 
     @abstractmethod
     def weigher(self, solver: Solver) -> Weigher:
-        """What gives the updates of a commit their coefficients.
-
-        Args:
-            solver: how silos train.
-        """
+        """Return the weigher, which gives the updates of a commit their coefficients, for silos that train so."""
 
 
 class DiscountedPolicy(AggregationPolicy):
-    """Base of those that may let a stale update count less."""
+    """Base of aggregations that may discount stale updates."""
 
     __slots__ = ()
     staleness: Staleness
-    """How much less an update counts that began with an older version."""
+    """Discount of updates that began with an older version."""
 
     @property
     def discounts(self) -> bool:
         return not isinstance(self.staleness, Constant)
 
     def _discounted(self, inner: Weigher, rate: float) -> Weigher:
-        """``inner`` with stale updates discounted, times ``rate``."""
         fading = Stale(inner, self.staleness) if self.discounts else inner
         return fading if rate == 1 else Scaled(fading, rate)

@@ -1,4 +1,4 @@
-"""FedAvg, FedBuff and FedAsync: each a composition of `weighers`. FedNova has a file of its own."""
+"""FedAvg, FedBuff and FedAsync, each a composition of `weighers`; FedNova has its own file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class FedAvg(DiscountedPolicy):
     """Weighted mean of the updates."""
 
     weight: weighting.Share = "examples"
-    """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
-    processed."""
+    """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
+    ``samples`` by the samples processed for it."""
 
     staleness: Staleness = field(default_factory=Constant)
 
@@ -31,10 +31,10 @@ class FedAvg(DiscountedPolicy):
 @register("fedbuff")
 @dataclass(frozen=True, slots=True)
 class FedBuff(DiscountedPolicy):
-    """``server_rate`` times the mean of the updates, each discounted by its staleness."""
+    """Mean of the updates, each discounted by its staleness, times ``server_rate``."""
 
     server_rate: Positive = 1.0
-    """The commit's step is multiplied by it; eta_g in the paper."""
+    """Learning rate of the server: factor of the commit's step; eta_g in the paper."""
 
     staleness: Staleness = field(default_factory=Polynomial)
 
@@ -45,10 +45,10 @@ class FedBuff(DiscountedPolicy):
 @register("fedasync")
 @dataclass(frozen=True, slots=True)
 class FedAsync(DiscountedPolicy):
-    """The model becomes a mixture of itself and the silo's whole model."""
+    """Mixture of the current model and the silo's whole model."""
 
     mixing: Share = 0.6
-    """Share of the silo's model in the mixture, where it is fresh; alpha in the paper."""
+    """Share of a fresh silo model in the mixture; alpha in the paper."""
 
     staleness: Staleness = field(default_factory=Polynomial)
 

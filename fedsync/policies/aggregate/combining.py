@@ -1,4 +1,4 @@
-"""Aggregations that look at the updates of a commit, instead of adding them up. Only in the clear."""
+"""Aggregations that combine single updates instead of adding them up; they need updates in the clear."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ Rows = NDArray[np.float32]
 
 
 class CommitUpdates:
-    """The updates of a commit, in spans.
+    """Updates of a commit, readable in spans.
 
-    Update i is multiplied by ``n c_i``, where n is the number of updates and c_i the coefficient that the weigher gives
-    it. So the mean of the rows is the weighted sum, and rows of silos with equal coefficients are as they were sent.
-
-    Args:
-        taken: what the commit holds.
-        size: values of an update.
+    Update i is multiplied by ``n c_i``, where n is the number of updates and c_i its coefficient from the weigher. So
+    the mean of the rows is the weighted sum, and updates with equal coefficients appear as they were sent.
     """
 
     def __init__(self, taken: Taken, size: int) -> None:
@@ -46,37 +42,32 @@ class CommitUpdates:
 
 
 class Combiner(ABC):
-    """Makes the change of a commit out of its updates."""
+    """Base of classes that derive the change of a commit from its single updates."""
 
     name: ClassVar[str] = ""
-    """As errors and the result of the run call it; by default the name of its class."""
+    """Name in errors and in the result of the run. Default: the name of the class."""
 
     least: ClassVar[int] = 1
-    """Updates that a commit needs for the combiner to do what it is for; with fewer the run says so in its result."""
+    """Fewest updates of a commit for sound results; the result of the run reports commits with fewer."""
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
-        """Places of the updates that count; all of them by default."""
+        """Indices of the updates that count; by default all."""
         return range(len(updates.ids))
 
     @abstractmethod
     def combine(self, rows: Rows) -> Vector:
-        """The change of a span of the model, float32 [values], of the rows that were chosen, [updates, values]."""
+        """Return the change of a span, float32 [values], from the chosen rows, [updates, values]."""
 
 
 class Combining:
-    """A combiner at work, and what the result of the run says of it.
-
-    Args:
-        combiner: makes the changes.
-        counts: goes on with these, of a checkpoint.
-    """
+    """Combiner in use, with counts for the result of the run; ``counts`` may come from a checkpoint."""
 
     def __init__(self, combiner: Combiner, counts: dict[str, Any]) -> None:
         self._combiner, self._counts = combiner, counts
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
     def change(self, updates: CommitUpdates) -> _Change:
-        """Makes spans of the change that a commit brings."""
+        """Return a function that computes spans of the change of a commit."""
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):
             raise PolicyError(f"{self._name} chooses {chosen} of {len(updates.ids)} updates")
@@ -93,7 +84,7 @@ class Combining:
         return _name(self._combiner)
 
     def notes(self) -> list[str]:
-        """For the result of the run, a sentence each."""
+        """Sentences for the result of the run."""
         commits, few, left_out = (self._counts[key] for key in ("commits", "few", "left_out"))
         notes = []
         if few:
@@ -107,16 +98,16 @@ class Combining:
 
 
 class _Change:
-    """Spans of the change of one commit."""
+    """Change of one commit, computed in spans."""
 
     def __init__(self, combiner: Combiner, updates: CommitUpdates, chosen: Sequence[int]) -> None:
         self._combiner, self._updates, self._chosen = combiner, updates, chosen
 
     def __call__(self, start: int, stop: int) -> Vector:
-        """Values from ``start`` to ``stop``.
+        """Compute the values from ``start`` to ``stop``.
 
         Raises:
-            PolicyError: the combiner returned something else than finite values, one for each column.
+            PolicyError: the combiner did not return one finite value per column.
         """
         change = np.empty(stop - start, np.float32)
         for begin, end in spans(stop - start, 4 * len(self._updates.ids)):

@@ -1,4 +1,4 @@
-"""FedNova: silos that do more local steps do not steer the model."""
+"""FedNova: aggregation in which silos with more local steps have no more influence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedsync.policies.schema import Positive, register
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """Normalise each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
+    """Weigher that normalises each update by its local progress before averaging: c_i = p_i tau_eff / |a_i|.
 
-    An update is ``-eta sum_k a_ik g_ik``, where a_ik is how much the gradient of step k came to count; its L1
-    norm |a_i| grows with the steps, see `progress`. A plain mean of updates therefore minimises an objective in
-    which a silo counts p_i |a_i|, not p_i. Divided by |a_i| an update is a mean gradient; the server walks
-    tau_eff = sum_i p_i |a_i| steps along the mean of those, as far as the plain mean would have gone. With
-    equal steps c_i = p_i.
+    An update is ``-eta sum_k a_ik g_ik``, where a_ik is the final weight of the gradient of step k. Its L1 norm |a_i|
+    grows with the steps, see `progress`. A plain mean of updates therefore minimises an objective in which a silo
+    counts p_i |a_i|, not p_i. Divided by |a_i|, an update is a mean gradient. The server walks
+    tau_eff = sum_i p_i |a_i| steps along the mean of these gradients, as far as the plain mean would have gone. With
+    equal steps, c_i = p_i.
 
     Args:
         inner: gives p_i, which sum to 1.
@@ -38,7 +38,7 @@ class Normalised:
 
     @property
     def weighting(self) -> Weighting | None:
-        """As ``inner``, and a silo knows its |a_i|; tau_eff is common to the commit."""
+        """As ``inner``; a silo knows its |a_i|, and tau_eff is common to the commit."""
         inner = self.inner.weighting
         return None if inner is None else replace(inner, normalised=True, momentum=self.momentum, pull=self.pull)
 
@@ -47,7 +47,6 @@ class Normalised:
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """c_i = p_i tau_eff / |a_i|."""
         shares = self.inner.coefficients(metas, version)
         norms = [progress(meta.steps, self.momentum, self.pull) for meta in metas]
         effective = sum(share * norm for share, norm in zip(shares, norms, strict=True))
@@ -57,18 +56,18 @@ class Normalised:
 @register("fednova")
 @dataclass(frozen=True, slots=True)
 class FedNova(DiscountedPolicy):
-    """Weighted mean of the updates, each divided by its silo's own progress: for unequal numbers of steps.
+    """Weighted mean of the updates, each divided by its silo's progress, for unequal numbers of steps.
 
-    Progress follows from the steps, from momentum, learning rate and proximal term of ``local``, and from the task;
-    see `Normalised`.
+    Progress follows from the steps, the task, and momentum, learning rate and proximal term of ``local``; see
+    `Normalised`.
     """
 
     weight: Share = "examples"
-    """What an update counts by: ``silo`` all the same, ``examples`` by the samples its silo holds, ``samples`` by those
-    processed."""
+    """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
+    ``samples`` by the samples processed for it."""
 
     server_rate: Positive = 1.0
-    """The commit's step is multiplied by it."""
+    """Learning rate of the server: factor of the commit's step."""
 
     staleness: Staleness = field(default_factory=Constant)
 

@@ -1,4 +1,4 @@
-"""Where a driver keeps the model and the updates that wait for a commit."""
+"""Store of the model and of the updates that wait for a commit, in the clear."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _NAMES: Names = {
     "own": "_own",
     "combined": "_combined",
 }
-"""What a checkpoint holds."""
+"""Entries of a checkpoint, by name, and their attribute paths."""
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """See that a silo's update can do no harm.
+    """Reject a harmful update.
 
     Raises:
-        ProtocolError: wrong type, shape or length, or a value that is not finite.
+        ProtocolError: wrong type, shape or length, or a value that is not finite or exceeds `MAX_MAGNITUDE`.
     """
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):
         span = wire.decode(update, start, stop)
-        # NaN fails every comparison, so two passes without a temporary find it and infinity too.
+        # NaN fails every comparison, so min and max find NaN and infinity without a temporary array.
         low, high = np.min(span), np.max(span)
         give_back(update)
         if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):
@@ -58,18 +58,18 @@ def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> Non
 
 
 class PlainAggregator(InTheClear):
-    """The current model and the payloads of pending updates, by update id.
+    """Current model and payloads of pending updates, by update id, in the clear.
 
-    The model of each version is a new array that nobody may write to, so references to older versions stay valid. What
-    is large lies where ``keeper`` puts it, and is read in spans. There are two models where silos get less than 32
-    bits: the public one, which they have, and the exact one, to which updates are added; see `fedsync.model.broadcast_compression`.
+    The model of each version is a new read-only array, so references to older versions stay valid. ``keeper`` decides
+    where large arrays lie; they are read in spans. If silos get less than 32 bits, there are two models: the public
+    model, which silos have, and the exact model, to which updates are added; see `fedsync.model.broadcast_compression`.
 
     Args:
         model: version 0, float32 [values].
-        wire: how models and updates travel.
-        keeper: keeps models and updates; by default in memory.
-        optimizer: makes steps of the commits' sums; None has the model move by the sums.
-        combiner: makes the commits' changes by looking at their updates; None adds them up.
+        wire: formats of models and updates in transfer.
+        keeper: store of models and updates; by default in memory.
+        optimizer: turns the sum of a commit into a step; None adds the sum to the model.
+        combiner: derives the change from single updates; None adds them up.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PlainAggregator(InTheClear):
 
     @property
     def model(self) -> Vector:
-        """The model that silos have and evaluate, float32 [values]."""
+        """Model that silos have and evaluate, float32 [values]."""
         return self._public.model
 
     @property
@@ -123,7 +123,7 @@ class PlainAggregator(InTheClear):
         return self._public.payload(self._held.get(silo, -1))
 
     def _with_control(self) -> Payload:
-        """The model with what silos correct their steps by; the same object for the same version."""
+        """Return the model with the silos' control variate; the same object for the same version."""
         if self._controlled is None or self._controlled[0] != self._public.version:
             counted = {key_of(silo): serial for silo, serial in self._counted.items()}
             sent = ControlledModel(self.model, self._moments.vectors[0], counted)
@@ -143,9 +143,9 @@ class PlainAggregator(InTheClear):
         return self._own[silo]
 
     def begin(self, update_id: str) -> None:
-        """An order starts from the current model, which stays until its update is committed or discarded.
+        """Keep the current model, from which an order starts, until its update is committed or discarded.
 
-        The silo evaluates it on the way, so it may become the best.
+        The silo evaluates this model on the way, so it may become the best.
         """
         self._bases[update_id] = self._public.version, self.model
 
@@ -157,14 +157,14 @@ class PlainAggregator(InTheClear):
 
     @property
     def best(self) -> Vector:
-        """The model that is kept as the best, float32 [values]; that of version 0 before there is one."""
+        """Best model, float32 [values]; version 0 until there is another."""
         return self._best[1]
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Keep an update, after a check that it can do no harm.
+        """Check and keep an update.
 
         Raises:
-            ProtocolError: wrong type, shape or length, a value that is not finite, or a name that is taken.
+            ProtocolError: wrong type, shape or length, a value that is not finite, or an update id that is in use.
         """
         check_values(self._wire.up, self.model.size, silo, update)
         self._waiting.add(silo, (update_id,), self._keeper.keep(update))
@@ -173,10 +173,10 @@ class PlainAggregator(InTheClear):
         return FP32.payload_bytes(self.model.size)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep the mean of a region's updates, after a check that it can do no harm.
+        """Check and keep the mean of a region's updates.
 
         Raises:
-            ProtocolError: as of `put`, or the members began with different versions, or one was not ordered.
+            ProtocolError: as for `put`; the members began with different versions; or a member was not ordered.
         """
         if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
             raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
@@ -186,9 +186,9 @@ class PlainAggregator(InTheClear):
         self._waiting.add(relay, update_ids, self._keeper.keep(payload))
 
     def commit(self, commit: Commit) -> None:
-        """Fold updates into the model as `Commit` says, in the order of ``commit.weights``.
+        """Fold updates into the model as in `Commit`, in the order of ``commit.weights``.
 
-        Each value is worked out by itself, so the spans have the bits that whole vectors would have.
+        Each value is computed by itself, so spans give the same bits as whole vectors.
         """
         taken = self._waiting.take(commit.weights)
         bases = self._begun(commit)
@@ -200,7 +200,7 @@ class PlainAggregator(InTheClear):
         self._public.advance(self._exact)
 
     def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
-        """The versions that a commit's orders began with, as far as they are known."""
+        """Return the versions and models with which the commit's orders began, as far as known."""
         bases = dict[str, tuple[int, Vector]]()
         for update_id in commit.weights:
             base = self._bases.pop(update_id, None)
@@ -213,7 +213,7 @@ class PlainAggregator(InTheClear):
     def _folded(
         self, before: Vector | None, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
     ) -> Part:
-        """Makes parts of ``before`` with the updates added, or of their sum where it is None."""
+        """Return a function of (start, stop): parts of ``before`` plus the updates, or of the sum alone if None."""
         if self._combiner is not None:
             return self._moved_by(Combining(self._combiner, self._combined), before, taken)
 
@@ -223,7 +223,7 @@ class PlainAggregator(InTheClear):
             for update_id, weight in taken.weights.items():
                 update = taken.formats[update_id].decode(taken.payloads[update_id], start, stop)
                 if commit.toward and before is not None:
-                    # Of two models that are close, so what the subtraction rounds is small.
+                    # The two models are close, so the subtraction rounds little.
                     np.subtract(bases[update_id][1][start:stop], before[start:stop], out=scaled)
                     scaled += update
                     scaled *= np.float32(weight)
@@ -238,7 +238,6 @@ class PlainAggregator(InTheClear):
         return fold
 
     def _moved_by(self, combining: Combining, before: Vector | None, taken: Taken) -> Part:
-        """As `_folded`, with the change that a combiner makes of the updates in the place of their sum."""
         change = combining.change(CommitUpdates(taken, self._exact.size))
 
         def moved(start: int, stop: int) -> Vector:
@@ -260,7 +259,6 @@ class PlainAggregator(InTheClear):
         taken: Taken,
         bases: Mapping[str, tuple[int, Vector]],
     ) -> None:
-        """Move the exact model by what the optimizer makes of the updates' sum."""
         if commit.toward:
             raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
         before = self._exact
@@ -269,7 +267,7 @@ class PlainAggregator(InTheClear):
         backing, counted = None, self._counted
         if optimizer.controls:
             if taken.left_out:
-                return  # what silos think that their updates are worth, and the variates' mean, would part
+                return  # otherwise the silos' view of their updates' worth and the variates' mean would differ
             if any(staleness):
                 raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
             counted = {**counted, **dict(map(serial_of, commit.weights))}
@@ -292,7 +290,7 @@ class PlainAggregator(InTheClear):
         self._remembered = self._exact, self.model, self._moments
 
     def rollback(self) -> None:
-        """Go back to the model last remembered; at first that is version 0."""
+        """Return to the model of the last savepoint, or to version 0."""
         self._exact, public, self._moments = self._remembered
         self._public.restart(public)
 
@@ -305,7 +303,6 @@ class PlainAggregator(InTheClear):
         return named(self, _NAMES)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what another aggregator's `state` was."""
         fill(self, _NAMES, state)
 
     @property

@@ -1,4 +1,4 @@
-"""A relay in the clear: it sends the server the weighted mean of its region's updates."""
+"""Relay in the clear, which sends the server the weighted mean of its region's updates."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedsync.policies.aggregate.plain_aggregator import check_values
 class PlainRegion:
     """A `fedsync.model.region_sums.RegionAdder` of updates in the clear.
 
-    Sums are float32, however updates travel: they are rounded once.
+    Sums are float32 for any format of the updates, so they are rounded only once.
 
     Args:
-        size: values of an update.
-        wire: how silos' updates are written.
-        keeper: keeps updates and sums; by default in memory.
+        size: number of values in an update.
+        wire: format of the silos' updates.
+        keeper: store of updates and sums; by default in memory.
     """
 
     def __init__(self, size: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:

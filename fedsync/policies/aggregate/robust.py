@@ -1,7 +1,7 @@
-"""Median, trimmed mean and Krum: a few silos with wrong updates, by accident or on purpose, do not steer the model.
+"""Median, trimmed mean and Krum: aggregations that resist wrong updates, accidental or malicious, of a few silos.
 
-They look at single updates, so they need a run in the clear. Updates are compared as `CommitUpdates` scales them: with
-the usual ``inner`` as they were sent.
+They compare single updates, so they need updates in the clear. Updates are compared as `CommitUpdates` scales them;
+with the default ``inner``, this is as sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _equal() -> AggregationPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Looked:
-    """The coefficients of ``inner``; no silo can apply its own, for the updates are not added."""
+    """Coefficients of ``inner``; silos cannot apply them, because the updates are not added."""
 
     inner: Weigher
     weighting: ClassVar[None] = None
@@ -43,11 +43,11 @@ class _Looked:
 
 
 class RobustPolicy(AggregationPolicy):
-    """Base of those that combine updates in another way than by their sum."""
+    """Base of aggregations that combine updates in another way than by a sum."""
 
     __slots__ = ()
     inner: InnerAggregation
-    """Coefficients of the updates."""
+    """Aggregation that gives the updates their coefficients."""
 
     additive = False
 
@@ -95,7 +95,7 @@ class _Krum(Combiner):
         self.least = least  # type: ignore[misc]  # depends on the settings here
 
     def choose(self, updates: CommitUpdates) -> Sequence[int]:
-        """Those whose nearest ``n - malicious - 2`` neighbours are nearest; O(n^2 values)."""
+        """Indices of the updates with the nearest ``n - malicious - 2`` neighbours; O(n^2 values)."""
         count = len(updates.ids)
         products = np.zeros((count, count))
         for start, stop in spans(updates.size, 4 * count):
@@ -117,13 +117,13 @@ class _Krum(Combiner):
 @register("median")
 @dataclass(frozen=True, slots=True)
 class Median(RobustPolicy):
-    """Median of the updates, value by value: right as long as fewer than half of them are wrong.
+    """Median of the updates, value by value; correct while fewer than half of the updates are wrong.
 
     Source: Yin et al. 2018, "Byzantine-robust distributed learning", arXiv:1803.01498, definition 1.
     """
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Gives updates their coefficients, before they are compared; by default all count the same."""
+    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     def combiner(self) -> Combiner:
         return _Median()
@@ -132,16 +132,16 @@ class Median(RobustPolicy):
 @register("trimmed-mean")
 @dataclass(frozen=True, slots=True)
 class TrimmedMean(RobustPolicy):
-    """Mean of the updates, value by value, without the largest and the smallest ones.
+    """Mean of the updates, value by value, without the largest and smallest values.
 
     Source: Yin et al. 2018, arXiv:1803.01498, definition 2.
     """
 
     share: Annotated[float, Ge(0), Lt(0.5)] = 0.2
-    """Part of the updates that is left out at either end, rounded down; one at least, where three are there."""
+    """Share of the updates left out at each end, rounded down, but at least one update if a commit has three."""
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Gives updates their coefficients, before they are compared; by default all count the same."""
+    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     def combiner(self) -> Combiner:
         return _TrimmedMean(self.share)
@@ -150,22 +150,22 @@ class TrimmedMean(RobustPolicy):
 @register("krum")
 @dataclass(frozen=True, slots=True)
 class Krum(RobustPolicy):
-    """Mean of the ``keep`` updates that are nearest to their neighbours; with ``keep: 1`` it is Krum, else multi-Krum.
+    """Mean of the ``keep`` updates that are nearest to their neighbours: Krum with ``keep: 1``, else multi-Krum.
 
-    It needs 2 ``malicious`` + 3 updates in a commit, and ``keep`` + ``malicious``. The result of the run says whose
-    updates were left out, how often.
+    A commit needs 2 ``malicious`` + 3 updates, and also ``keep`` + ``malicious``. The result of the run reports how
+    often each silo's updates were left out.
 
     Source: Blanchard et al. 2017, "Machine learning with adversaries", arXiv:1703.02757, section 4.
     """
 
     malicious: Count = 1
-    """Silos that may send anything; f in the paper."""
+    """Number of silos that may send arbitrary updates; f in the paper."""
 
     keep: PositiveInt = 1
-    """Updates that are averaged; m in the paper."""
+    """Number of updates that are averaged; m in the paper."""
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Gives updates their coefficients, before they are compared; by default all count the same."""
+    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     @property
     def least_updates(self) -> int:

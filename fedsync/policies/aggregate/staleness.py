@@ -1,11 +1,11 @@
-"""How much less a stale update counts.
+"""Discounts of stale updates.
 
-The staleness of an update is the number of versions made between its base and the commit that takes it, that
-commit not counted: an update that starts from the newest model is fresh, s = 0, and every discount of it is
-exactly 1. (Published code that counts the commit itself discounts a fresh update by one half.)
+The staleness of an update is the number of versions made between its base and its commit, without the version of that
+commit. An update that starts from the newest model has s = 0, and every discount is then exactly 1. (Published code
+that counts the commit itself discounts a fresh update by one half.)
 
 Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et
-al. 2022, arXiv:2106.06639) takes the polynomial one with exponent 1/2.
+al. 2022, arXiv:2106.06639) takes the polynomial discount with exponent 1/2.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedsync.policies.schema import Count, NonNegative, Policy, register
 
 
 class Discount(Policy):
-    """A factor in (0, 1] that does not grow with staleness."""
+    """Factor in (0, 1] that does not grow with staleness."""
 
     __slots__ = ()
     section = "staleness"
 
     @abstractmethod
     def __call__(self, staleness: int) -> float:
-        """Factor of an update that is ``staleness`` versions old; 1 at 0."""
+        """Return the factor of an update that is ``staleness`` versions old; 1 at 0."""
 
 
 def staleness(meta: UpdateMeta, version: int) -> int:
@@ -36,7 +36,7 @@ def staleness(meta: UpdateMeta, version: int) -> int:
 @register("constant")
 @dataclass(frozen=True, slots=True)
 class Constant(Discount):
-    """A stale update counts as much as a fresh one."""
+    """No discount: a stale update counts as much as a fresh one."""
 
     def __call__(self, staleness: int) -> float:
         return 1.0
@@ -45,10 +45,10 @@ class Constant(Discount):
 @register("polynomial")
 @dataclass(frozen=True, slots=True)
 class Polynomial(Discount):
-    """``(1 + s)^-exponent`` for an update that is s versions old."""
+    """Factor ``(1 + s)^-exponent`` for an update that is s versions old."""
 
     exponent: NonNegative = 0.5
-    """How fast the weight falls; 0 does not discount."""
+    """Speed at which the weight falls with staleness; 0 gives no discount."""
 
     def __call__(self, staleness: int) -> float:
         return float((1 + staleness) ** -self.exponent)
@@ -57,13 +57,13 @@ class Polynomial(Discount):
 @register("hinge")
 @dataclass(frozen=True, slots=True)
 class Hinge(Discount):
-    """1 up to ``grace`` versions, then ``1 / (1 + slope * (s - grace))``."""
+    """Factor 1 up to ``grace`` versions, then ``1 / (1 + slope * (s - grace))``."""
 
     slope: NonNegative = 10.0
-    """How fast the weight falls after ``grace``."""
+    """Speed at which the weight falls after ``grace``."""
 
     grace: Count = 4
-    """Versions up to which an update counts in full."""
+    """Staleness up to which an update counts in full, in versions."""
 
     def __call__(self, staleness: int) -> float:
         return 1.0 / (1.0 + self.slope * max(staleness - self.grace, 0))

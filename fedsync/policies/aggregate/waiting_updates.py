@@ -1,7 +1,7 @@
-"""Updates in the clear that wait for their commit, one by one or as sums of regions.
+"""Pending updates in the clear, as single updates or as sums of regions.
 
-A region's sum is the weighted mean of its members, float32 [values], and is kept under the first of their ids. It
-counts as a whole: where one of its members is discarded, or not in the commit of the others, none of them counts.
+A region's sum is the weighted mean of its members, float32 [values], kept under the first of their ids. A sum counts
+only as a whole: if a member is discarded, or missing in the commit of the others, no member counts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ logger = foreign.logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a commit adds.
+    """Content of a commit.
 
     Args:
         weights: coefficient of each update or sum, by its first id, in the order of the commit.
-        payloads: by the same ids.
-        formats: how each is written, likewise.
-        members: ids of all updates in it.
-        left_out: ids of those that do not count.
+        payloads: payloads, by the same ids.
+        formats: wire format of each payload, by the same ids.
+        members: ids of all included updates.
+        left_out: ids of the updates that do not count.
     """
 
     weights: Mapping[str, float]
@@ -37,23 +37,19 @@ class Taken:
 
     @property
     def summed(self) -> bool:
-        """Whether a region's sum is in it, of whose parts nobody knows how large they are."""
+        """Whether a region's sum is included; the sizes of its parts are unknown."""
         return len(self.members) > len(self.payloads)
 
 
 class WaitingUpdates:
-    """Those of one run, by id.
-
-    Args:
-        wire: how single updates are written.
-    """
+    """Pending updates of one run, by id; ``wire`` is the format of single updates."""
 
     def __init__(self, wire: WireFormat) -> None:
         self._wire = wire
         self.payloads: dict[str, Payload] = {}
-        """Of single updates by id, of sums by the first of their ids."""
+        """Payloads of single updates by id, and of sums by their first id."""
         self.sums: dict[str, tuple[str, ...]] = {}
-        """Ids of the sum that an update is in, by id; its payload may be gone."""
+        """Ids of all members of an update's sum, by update id; the payload of the sum may be gone."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -63,7 +59,7 @@ class WaitingUpdates:
         """Keep an update, or the sum of several.
 
         Raises:
-            ProtocolError: one of them is here already, or is named twice.
+            ProtocolError: an update id is already in use, or is named twice.
         """
         for update_id in update_ids:
             if update_id in self.payloads or update_id in self.sums:
@@ -79,10 +75,10 @@ class WaitingUpdates:
         self.payloads.pop(whole[0], None)
 
     def take(self, weights: Mapping[str, float]) -> Taken:
-        """What a commit adds, which is not kept any longer. Of what does not count the rest makes up the weight.
+        """Remove and return the updates of a commit; the others share the weight of updates that do not count.
 
         Raises:
-            KeyError: an update is not here.
+            KeyError: an update is not pending.
         """
         used, left_out = dict[str, tuple[str, ...]](), []
         for update_id in weights:

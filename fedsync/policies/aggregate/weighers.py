@@ -1,4 +1,4 @@
-"""How much each update counts in a commit: weighted means, and wrappers that discount, scale and turn them.
+"""Weights of updates in a commit: weighted means, and wrappers that discount, scale and redirect them.
 
 Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
 algorithms are compositions:
@@ -21,23 +21,20 @@ from fedsync.policies.aggregate.staleness import Discount, staleness
 
 @dataclass(frozen=True, slots=True)
 class WeightedMean:
-    """Coefficients in proportion to what an update stands for; they sum to 1.
+    """Coefficients in proportion to a share ``by``; they sum to 1.
 
-    Args:
-        by: what counts.
-
-            - ``silo``: every update the same; the choice for balanced batches on data that differ between
-              silos (LB-BSP, section 3.5: each local data set, not each sample, is to be treated equally).
-            - ``examples``: training samples that the silo holds; FedAvg as published.
-            - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data
-              (LB-BSP, section 3.4, equation 7).
+    - ``silo``: equal shares, for balanced batches on data that differ between silos (LB-BSP, section 3.5: each local
+      data set, not each sample, is to be treated equally).
+    - ``examples``: training samples that the silo holds; FedAvg as published.
+    - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data (LB-BSP, section
+      3.4, equation 7).
     """
 
     by: Share = "silo"
 
     @property
     def weighting(self) -> Weighting | None:
-        """The silo knows what it stands for; the total is common to the commit."""
+        """The silo knows its own amount; the total is common to the commit."""
         return Weighting(self.by)
 
     @property
@@ -45,7 +42,7 @@ class WeightedMean:
         return False
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Shares p_i, which sum to 1."""
+        """Return shares p_i, which sum to 1."""
         amounts = [self._amount(meta) for meta in metas]
         total = sum(amounts)
         return [amount / total for amount in amounts]
@@ -62,13 +59,9 @@ class WeightedMean:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Let an update count less the more versions were made since its base: c_i s(staleness_i).
+    """Discount by the number of versions made since an update's base: c_i s(staleness_i).
 
-    What a stale update loses goes to nobody: the model takes a shorter step.
-
-    Args:
-        inner: gives the coefficients of fresh updates.
-        discount: s, 1 for a fresh update.
+    The lost weight is not given to other updates: the model takes a shorter step.
 
     Source: FedAsync (Xie et al. 2019, arXiv:1903.03934); FedBuff (Nguyen et al. 2022, arXiv:2106.06639).
     """
@@ -78,7 +71,7 @@ class Stale:
 
     @property
     def weighting(self) -> Weighting | None:
-        """None: how stale an update will be, its silo cannot know."""
+        """None: a silo cannot know how stale its update will be."""
         return None
 
     @property
@@ -86,19 +79,14 @@ class Stale:
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Discounted coefficients; they sum to less than those of ``inner`` unless all are fresh."""
+        """Return discounted coefficients; their sum is less than that of ``inner`` unless all updates are fresh."""
         fresh = self.inner.coefficients(metas, version)
         return [c * self.discount(staleness(meta, version)) for c, meta in zip(fresh, metas, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """All coefficients times ``rate``: the server's learning rate.
-
-    Args:
-        inner: gives the coefficients at rate 1.
-        rate: eta_g of FedBuff, alpha of FedAsync; positive.
-    """
+    """Coefficients of ``inner`` times the server's learning rate (eta_g of FedBuff, alpha of FedAsync; positive)."""
 
     inner: Weigher
     rate: float
@@ -114,19 +102,15 @@ class Scaled:
         return self.inner.toward
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Scaled coefficients."""
         return [self.rate * coefficient for coefficient in self.inner.coefficients(metas, version)]
 
 
 @dataclass(frozen=True, slots=True)
 class Toward:
-    """Move the model towards the silos' models instead of along their updates; see `Commit`.
+    """Weigher that moves the model towards the silos' models instead of along their updates; see `Commit`.
 
-    With one update and coefficient a this is FedAsync's ``x = (1 - a) x + a x_silo``. It undoes a part of what
-    others committed since the silo's base; adding the update does not.
-
-    Args:
-        inner: gives the coefficients; of them the model keeps ``1 - sum_i c_i`` of what it is.
+    The model keeps the share ``1 - sum_i c_i`` of itself. With one update and coefficient a, this is FedAsync's
+    ``x = (1 - a) x + a x_silo``. It undoes part of the commits made since the silo's base; adding the update would not.
 
     Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), Algorithm 1.
     """
@@ -135,7 +119,7 @@ class Toward:
 
     @property
     def weighting(self) -> Weighting | None:
-        """None: it needs the model in the clear."""
+        """None: the model is needed in the clear."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What every balancer has that a strategy file may choose, and what others must know of it."""
+"""Base classes of balancers and curves, with the properties that the rest of the system reads."""
 
 from __future__ import annotations
 
@@ -20,67 +20,67 @@ from fedsync.policies.schema import Chosen, Policy, PositiveInt, register
 
 
 class BalancerPolicy(Policy):
-    """Base of balancers: how much work each silo gets."""
+    """Base of balancers, which set the amount of work of each silo."""
 
     __slots__ = ()
     section = "balancer"
 
     @property
     def declared(self) -> bool:
-        """Whether speeds are what silos declare, not what is measured and forecast."""
+        """Whether speeds are declared by the silos, instead of measured and forecast."""
         return False
 
     @property
     def scales_steps(self) -> bool:
-        """Whether it sets numbers of steps instead of batch sizes."""
+        """Whether the balancer sets numbers of steps instead of batch sizes."""
         return False
 
     @property
     def scales_rates(self) -> bool:
-        """Whether silos get learning rates that differ."""
+        """Whether silos get different learning rates."""
         return False
 
     @property
     def needs_lockstep(self) -> bool:
-        """Whether it needs rounds in which all silos do the same steps."""
+        """Whether the balancer needs rounds in which all silos do the same number of steps."""
         return False
 
     def check(self, batch_size: int) -> None:
-        """Check that silos can do with ``batch_size`` in the mean.
+        """Check that a mean batch of ``batch_size`` is possible.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: it is impossible.
         """
 
     @abstractmethod
     def sizing(self, work: LocalWork) -> Sizing:
-        """What turns forecasts into work, where ``work`` is what silos do in the mean."""
+        """Return the conversion of forecasts into work; ``work`` is the mean work of a silo."""
 
 
 @register("fixed")
 @dataclass(frozen=True, slots=True)
 class FixedBalancer(BalancerPolicy):
-    """Every silo does the same work: FedAvg."""
+    """Equal work for every silo: FedAvg."""
 
     def sizing(self, work: LocalWork) -> Sizing:
         return Sizing(work)
 
 
 class CurvePolicy(Policy):
-    """Base of how the time of a step is taken to follow its batch."""
+    """Base of models of the time of a step as a function of its batch."""
 
     __slots__ = ()
     section = "curve"
 
     @abstractmethod
     def fitter(self) -> CurveFitter | None:
-        """What learns the curves; None if nothing is to be learnt but the speed."""
+        """Return the learner of the curves; None if only the speed is learned."""
 
 
 @register("linear")
 @dataclass(frozen=True, slots=True)
 class LinearCurve(CurvePolicy):
-    """The time of a step is taken to be in proportion to its batch."""
+    """Time of a step in proportion to its batch."""
 
     def fitter(self) -> None:
         return None
@@ -89,7 +89,7 @@ class LinearCurve(CurvePolicy):
 @register("affine")
 @dataclass(frozen=True, slots=True)
 class AffineCurve(CurvePolicy):
-    """The time of a step is ``max(c, a + b x)``, learnt for each silo from the batch sizes that it was given."""
+    """Time of a step as ``max(c, a + b x)``, learned for each silo from its past batch sizes."""
 
     def fitter(self) -> CurveFitter:
         return CurveFitter()
@@ -97,19 +97,19 @@ class AffineCurve(CurvePolicy):
 
 @dataclass(frozen=True, slots=True)
 class SharingBalancer(BalancerPolicy):
-    """Base of balancers that share a total."""
+    """Base of balancers that share a total among the silos."""
 
     floor: PositiveInt = 1
-    """Smallest batch a silo may get [samples]."""
+    """Smallest batch of a silo [samples]."""
 
     cap: PositiveInt | None = None
-    """Largest batch a silo may get [samples]."""
+    """Largest batch of a silo [samples]. Default: no limit."""
 
     multiple: PositiveInt = 1
-    """Batch sizes are multiples of it, where bounds allow: for tensor cores and compiled graphs."""
+    """Number of which batch sizes are multiples, where bounds allow: for tensor cores and compiled graphs."""
 
     curve: Annotated[CurvePolicy, Chosen("curve")] = field(default_factory=AffineCurve)
-    """How the time of a step is taken to follow its batch."""
+    """Model of the time of a step as a function of its batch."""
 
     def check(self, batch_size: int) -> None:
         if self.floor > batch_size:
@@ -139,10 +139,10 @@ class ForecastBalancer(SharingBalancer):
     """Base of balancers that share a total by forecasts; see `fedsync.core.protocols.Balancer`."""
 
     scale: Literal["batch", "steps", "learning_rate"] = "batch"
-    """What the shares set."""
+    """Quantity that follows the speed of a silo: ``batch`` size, number of local ``steps``, or ``learning_rate``."""
 
     speeds: Literal["measured", "declared"] = "measured"
-    """Measured, and forecast by the predictor; or as the silos declare them, with linear curves."""
+    """Source of speeds: ``measured`` and forecast by the predictor, or ``declared`` by silos, with linear curves."""
 
     def __post_init__(self) -> None:
         if self.scales_steps and self.multiple > 1:
@@ -165,7 +165,7 @@ class ForecastBalancer(SharingBalancer):
         """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
 
         Args:
-            curves: one predicted curve a silo, n of them.
+            curves: predicted curves of n silos.
             total: samples to share (X).
             bounds: smallest and largest size of each silo.
 

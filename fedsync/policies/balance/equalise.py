@@ -1,4 +1,4 @@
-"""Batch sizes that make the slowest silo as fast as it can be, for any curves that never fall."""
+"""Batch sizes that minimise the time of the slowest silo, for any non-decreasing curves."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Seconds = NDArray[np.float64]
 
 
 class Times(Protocol):
-    """How long n silos take for given sizes; no silo is faster with more."""
+    """Step times of n silos as non-decreasing functions of their sizes."""
 
     def seconds(self, sizes: Sizes) -> Seconds:
         """Seconds of each silo, float64 [n], for sizes int64 [n]."""
 
     def largest(self, seconds: float) -> Sizes:
-        """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative where none does."""
+        """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative if no size does."""
 
 
 @register("equalise")
 @dataclass(frozen=True, slots=True)
 class EqualisingBalancer(ForecastBalancer):
-    """Work such that the slowest silo is done as early as possible, overhead included, whatever the curves.
+    """Batch sizes with which the slowest silo finishes as early as possible, for any curves, overhead included.
 
-    The exact solution over whole numbers of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds: LB-BSP's problem
-    (3), which the paper solves for linear curves only. Flat, affine and linear curves may be mixed.
+    The exact whole-number solution of ``min max_i t_i(x_i)`` with ``sum x_i = X`` within bounds: LB-BSP's problem (3),
+    which the paper solves for linear curves only. Flat, affine and linear curves may be mixed.
 
     Source: LB-BSP, section 3.1, equation 3.
     """
@@ -47,9 +47,9 @@ class EqualisingBalancer(ForecastBalancer):
 def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
     """Sizes within bounds that sum to ``total`` and whose slowest silo takes least; O(n log) vector operations.
 
-    Many sizes may be as good. Of these each silo gets all that it can do in less time than the slowest takes; what is
-    left goes to those that can take exactly that time, in proportion to their room; what cannot be divided, to the
-    largest remainder, ties to the lowest index.
+    Ties: each silo gets all that it can do in less time than the slowest takes. The rest goes to the silos that can
+    take exactly that time, in proportion to their room. The indivisible rest goes by largest remainder, ties to the
+    lowest index.
 
     Raises:
         ConfigError: the bounds cannot hold ``total``.
@@ -57,11 +57,10 @@ def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
     check_total(total, bounds)
 
     def within(seconds: float) -> Sizes:
-        """The most that each silo can do in the time, or its floor."""
         return np.clip(times.largest(seconds), bounds.floor, bounds.cap)
 
-    # Between a time that is too short and one that is long enough, bisect; no size changes without a silo's time being
-    # passed, so the end is exact: nothing lies between the two any more.
+    # Bisect between a time that is too short and a time that is long enough. Sizes change only at a silo's own step
+    # times, so the result is exact: at the end, no such time lies between the two.
     low, low_s = bounds.floor, -np.inf
     high_s = float(times.seconds(bounds.cap).max(initial=0.0))
     if low.sum() == total:
@@ -79,7 +78,7 @@ def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
             high_s = min(float(times.seconds(sizes)[changed].max()), middle_s)
         else:
             low, low_s = sizes, middle_s
-    # All that is left to share takes `high_s` for whoever gets it.
+    # Each remaining sample takes `high_s`, whichever silo gets it.
     room = within(high_s) - low
     left = total - int(low.sum())
     return low + round_shares(room * (left / room.sum()), left, room)
@@ -87,7 +86,7 @@ def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveTimes:
-    """`Times` of curves, all at once.
+    """Step times of n curves at once.
 
     Args:
         speed: float64 [n], samples per second.
@@ -101,7 +100,7 @@ class CurveTimes:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> CurveTimes:
-        """The steps of n curves; their overhead is not looked at, see `Curve.spread`.
+        """Return the step times of n curves, without their overhead; see `Curve.spread`.
 
         Raises:
             ValueError: a speed is not finite and positive, or a constant time not finite.
@@ -116,7 +115,7 @@ class CurveTimes:
         return self.launch_s + np.maximum(sizes, self.saturation) / self.speed
 
     def largest(self, seconds: float) -> Sizes:
-        # The division tells to within rounding; what `seconds` says of its neighbours decides.
+        # The division may be off by a rounding error, so `seconds` decides among the neighbours.
         guess = np.clip((seconds - self.launch_s) * self.speed, -1.0, _MOST)
         sizes = np.floor(guess).astype(np.int64)
         fits = np.full(len(sizes), -1, dtype=np.int64)
@@ -126,4 +125,3 @@ class CurveTimes:
 
 
 _MOST = 2.0**52
-"""Sizes beyond this are not told apart."""

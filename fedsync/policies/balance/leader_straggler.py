@@ -1,4 +1,4 @@
-"""Batch sizes that feel their way: from the slowest silo to the fastest, step by step."""
+"""Batch sizes by trial: samples move from the slowest silo to the fastest, step by step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedsync.policies.schema import PositiveInt, Settings, Share, register
 
 @dataclass(frozen=True, slots=True)
 class MovePace(Settings):
-    """How fast samples are moved from the slowest silo to the fastest."""
+    """Pace at which samples move from the slowest silo to the fastest."""
 
     step: PositiveInt
-    """Samples that are moved at once [samples]."""
+    """Samples per move."""
 
     window: PositiveInt
-    """Rounds in a row in which the fastest silo has to be ahead of the slowest."""
+    """Number of rounds in a row in which the fastest silo must be ahead of the slowest before a move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,10 @@ class Search:
     """State of `LeaderStraggler`.
 
     Args:
-        sizes: batch size of each silo in the round in work [samples].
-        rounds: seconds of each silo in the newest rounds, the newest last; no more than the longest window.
+        sizes: batch size of each silo in the current round [samples].
+        rounds: seconds of each silo per round, the newest last; at most the longest window.
         fine: whether the search is in its fine-tune phase.
-        reported: stragglers that could not be given less.
+        reported: stragglers that were reported because their batch cannot shrink.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -47,16 +47,16 @@ class Search:
 @register("leader-straggler")
 @dataclass(frozen=True, slots=True)
 class LeaderStraggler(SharingBalancer):
-    """Move samples from the slowest silo to the fastest, step by step, by what the rounds took: LB-BSP for GPUs.
+    """Balancer that moves samples from the slowest silo to the fastest, by the measured round times: LB-BSP for GPUs.
 
-    Needs no curve. Once the leader (the least time of the last round) was faster than the straggler (the most) in every
-    round of the window, `step` samples go from one to the other. Once it was not, although it is now, the two have
-    changed places: from then on the `fine` pace holds.
+    It needs no curve. The leader has the least time of the last round, the straggler the most. If the leader was faster
+    in every round of the window, `step` samples move from straggler to leader. If it was slower in one of the rounds,
+    the two have changed places, and the `fine` pace holds from then on.
 
-    Three things that the paper leaves open. A round without the time of one of the two, because it failed or has just
-    come, is no round in which the leader was ahead. The change of places is looked for in the rounds of the longest
-    window, not in all: where the first test fails, one of its own rounds shows why, but for exact ties. A silo that
-    cannot take the step within its bounds is no leader, as one whose memory is nearly full.
+    The paper leaves three cases open. A round without a time of either silo, which failed or has just joined, does not
+    count as a lead. The change of places is sought in the rounds of the longest window only: where the first test
+    fails, one of its own rounds shows why, except for exact ties. A silo that cannot take the step within its bounds,
+    or whose memory is nearly full, is no leader.
 
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
@@ -65,10 +65,10 @@ class LeaderStraggler(SharingBalancer):
     """Pace until two silos have changed places."""
 
     fine: MovePace = field(default_factory=lambda: MovePace(step=1, window=20))
-    """Pace from then on."""
+    """Pace after two silos have changed places."""
 
     memory: Share = 0.95
-    """Share of its memory in use above which a silo is given no more."""
+    """Memory use above which a silo gets no more samples, as a share of its memory."""
 
     needs_lockstep = True
 
@@ -79,12 +79,7 @@ class LeaderStraggler(SharingBalancer):
         return Search()
 
     def advance(self, state: Search, seen: RoundSeen) -> tuple[Search, tuple[str, ...]]:
-        """State for the next round, and what the user ought to know.
-
-        Args:
-            state: sizes of the round that is over.
-            seen: what that round took.
-        """
+        """Return the state for the next round, and notes for the user."""
         longest = max(self.fast.window, self.fine.window)
         rounds = (*state.rounds, dict(seen.seconds))[-longest:] if seen.seconds else state.rounds
         now = replace(state, sizes=self._sizes(state, seen), rounds=rounds)
@@ -108,13 +103,9 @@ class LeaderStraggler(SharingBalancer):
         return now, ()
 
     def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to the state's as can be.
+        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to ``state.sizes`` as possible.
 
-        Args:
-            state: of the round in work.
-            names: the n silos; one that the state does not know begins at the mean.
-            total: samples to share (X).
-            bounds: smallest and largest size of each silo.
+        A silo that the state does not know starts at the mean.
 
         Raises:
             ConfigError: the bounds cannot hold ``total``.
@@ -128,7 +119,7 @@ class LeaderStraggler(SharingBalancer):
         return dict(zip(seen.names, sizes.tolist(), strict=True))
 
     def _pair(self, now: Search, seen: RoundSeen, step: int) -> tuple[str, str] | None:
-        """Leader and straggler of the last round, ties to the first in order; None if there are no two."""
+        """Return leader and straggler of the last round, ties to the first in order; None without a pair."""
         known = [name for name in seen.names if name in seen.seconds]
         caps = dict(zip(seen.names, seen.bounds.cap.tolist(), strict=True))
         able = [
@@ -141,7 +132,7 @@ class LeaderStraggler(SharingBalancer):
 
 
 def _nearest(wanted: NDArray[np.int64], total: int, bounds: Bounds) -> NDArray[np.int64]:
-    """Sizes within bounds that sum to ``total``; what is missing comes from all that have room, evenly."""
+    """Return sizes within bounds that sum to ``total``; the difference is shared evenly among silos with room."""
     sizes = np.clip(wanted, bounds.floor, bounds.cap)
     while (missing := total - int(sizes.sum())) != 0:
         free = np.flatnonzero(sizes < bounds.cap if missing > 0 else sizes > bounds.floor)

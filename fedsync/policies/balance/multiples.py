@@ -1,4 +1,4 @@
-"""Batch sizes in multiples, for tensor cores and graphs compiled for a few sizes."""
+"""Batch sizes in multiples, for tensor cores and for graphs compiled for a few sizes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.whole import check_total
 
 Share = Callable[[int, Bounds], NDArray[np.int64]]
-"""Shares a number of multiples within bounds that are in multiples too."""
+"""Shares a number of multiples within bounds, which are counted in multiples too."""
 
 
 def in_multiples(multiple: int, total: int, bounds: Bounds, share: Share) -> NDArray[np.int64]:
-    """Sizes within bounds that sum to ``total`` and are multiples where bounds allow, int64 [n] in samples.
+    """Sizes within bounds that sum to ``total``, multiples where bounds allow; int64 [n] in samples.
 
-    A silo between whose bounds there is no multiple gets the most it can take. What is then no multiple of the total
-    goes to as few of the others as can take it, the first in order.
-
-    Args:
-        multiple: at least 1.
-        total: samples to share.
-        bounds: smallest and largest size of each silo.
-        share: shares the multiples.
+    A silo without a multiple between its bounds gets its upper bound. The remainder of the total goes to as few other
+    silos as can take it, the first in order. ``share`` shares the multiples; ``multiple`` is at least 1.
 
     Raises:
         ConfigError: the bounds cannot hold ``total``.
@@ -49,21 +43,11 @@ def in_multiples(multiple: int, total: int, bounds: Bounds, share: Share) -> NDA
 
 @dataclass(frozen=True, slots=True)
 class InMultiples:
-    """Another balancer's sizes, in multiples of a number where bounds allow; see `in_multiples`.
-
-    Args:
-        inner: shares the multiples.
-        multiple: the number, at least 1.
-    """
+    """Sizes of another balancer, in multiples where bounds allow; see `in_multiples`."""
 
     inner: Balancer
     multiple: int
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, within bounds and summing to ``total``; see `Balancer`.
-
-        Raises:
-            ConfigError: the bounds cannot hold ``total``.
-        """
         scaled = [curve.of_multiples(self.multiple) for curve in curves]
         return in_multiples(self.multiple, total, bounds, lambda count, units: self.inner.plan(scaled, count, units))

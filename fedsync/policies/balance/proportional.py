@@ -19,11 +19,11 @@ from fedsync.policies.schema import Chosen, register
 @register("proportional")
 @dataclass(frozen=True, slots=True)
 class ProportionalBalancer(ForecastBalancer):
-    """Work in proportion to predicted speed; what a cap cuts off is shared among the others.
+    """Batch sizes in proportion to predicted speed; what a cap cuts off is shared among the other silos.
 
-    ``x_i = X v_i / sum v``: all silos finish a step together. Looks at the speeds alone, so it is exact for linear
-    curves. Where a floor or a cap binds, the rest is shared in proportion among the others. Shares are rounded down,
-    and the samples that are left are given out by `rounding`.
+    ``x_i = X v_i / sum v``: all silos finish a step together. Only speeds count, so the result is exact for linear
+    curves. If a floor or a cap binds, the rest is shared in proportion among the other silos. Shares are rounded down,
+    and `rounding` distributes the remaining samples.
 
     Source: LB-BSP, Algorithm 1 (section 3.2) and section 3.5 for federated learning.
     """
@@ -31,9 +31,8 @@ class ProportionalBalancer(ForecastBalancer):
     curve: Annotated[CurvePolicy, Chosen("curve")] = field(default_factory=LinearCurve)
 
     rounding: Literal["soonest", "largest-remainder"] = "soonest"
-    """The silo that gets a sample that is left: the one that would end its step first with it, which makes the slowest
-    silo as fast as whole numbers let it be (LB-BSP's problem 3); or the one with the largest remainder, as in the
-    paper."""
+    """Distribution of the samples that remain after rounding down. ``soonest``: to the silo that would end its step
+    first, which is optimal for the slowest silo (LB-BSP's problem 3). ``largest-remainder``: as in the paper."""
 
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
         speeds = np.array([curve.speed for curve in curves], dtype=np.float64)
@@ -49,9 +48,8 @@ class ProportionalBalancer(ForecastBalancer):
 def _clamped_shares(speeds: NDArray[np.float64], total: int, bounds: Bounds) -> NDArray[np.float64]:
     """Real-valued shares proportional to speed, within bounds, summing to ``total``.
 
-    Shares what is left among the silos not yet fixed; those that break a bound are fixed at it, only
-    on the side that breaks more in sum (fixing the other side could be undone later); repeats.
-    Each pass fixes a silo at least, so n passes end it.
+    Each pass shares the rest among the free silos. Silos that break a bound are fixed at it, only on the side with the
+    larger total violation, because a fix on the other side could be undone later. Each pass fixes at least one silo.
     """
     shares = np.zeros(len(speeds))
     free = np.ones(len(speeds), dtype=bool)

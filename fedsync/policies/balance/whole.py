@@ -1,4 +1,4 @@
-"""What balancers share: whether a total fits at all, and shares in whole numbers."""
+"""Helpers of balancers: the check of a total, and rounding of shares to whole numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_total(total: int, bounds: Bounds) -> None:
     """Check that sizes within bounds can sum to ``total``.
 
     Raises:
-        ConfigError: they cannot; says what they could sum to.
+        ConfigError: they cannot; the error names the possible totals.
     """
     lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
     if not lowest <= total <= highest:
@@ -27,12 +27,12 @@ def check_total(total: int, bounds: Bounds) -> None:
 
 
 def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Whole numbers by largest remainder, ties to the lowest index.
+    """Round shares to whole numbers by largest remainder, ties to the lowest index.
 
     Args:
-        shares: float64 [n], each at most its cap, summing to ``total`` but for rounding.
-        total: what the result sums to.
-        cap: int64 [n], the most that each may be.
+        shares: float64 [n], each at most its cap, summing to ``total`` up to rounding errors.
+        total: sum of the result.
+        cap: int64 [n], largest value of each.
     """
     sizes = _rounded_down(shares)
     remainders = shares - sizes
@@ -49,16 +49,16 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The whole batch sizes whose slowest silo, at ``size / speed`` seconds, is as fast as it can be.
+    """Round shares so that the slowest silo, at ``size / speed`` seconds, is as fast as possible.
 
-    Samples go one by one to the silo that ends first with one more, ties to the slower one, which has the larger
-    remainder, then to the lowest index. Where shares are in proportion to speed, every
-    sample that is kept by rounding down would have been given before any that is left, so only those are given out.
+    Each sample goes to the silo that would end first with one more. Ties go to the slower silo, which has the larger
+    remainder, then to the lowest index. If shares are in proportion to speed, rounding down keeps only samples that
+    would be given before the remaining ones, so only the remaining ones are distributed.
 
     Args:
         shares: as for `round_shares`, in proportion to speed between floors and caps.
-        total: likewise.
-        cap: likewise.
+        total: sum of the result.
+        cap: int64 [n], largest value of each.
         speeds: float64 [n], samples per second.
     """
     sizes = _rounded_down(shares)
@@ -80,5 +80,5 @@ def round_soonest(
 
 
 def _rounded_down(shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """A share like 39.999999999 is 40 that lost its last bits on the way."""
+    """Round down, but count a share like 39.999999999 as 40 with rounding errors."""
     return np.floor(shares + 1e-9).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What every barrier has that a strategy file may choose, and what others must know of it."""
+"""Base class of all barriers, with the properties that the rest of the system reads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ S = TypeVar("S")
 
 
 class BarrierPolicy(Policy, Generic[S]):
-    """Base of barriers: decide when updates are committed and who may go on; see `fedsync.core.protocols.Barrier`.
+    """Base of barriers, which decide on commits and releases; see `fedsync.core.protocols.Barrier`.
 
-    The properties are true of most barriers; one of which they are not overrides them. They are asked of the barrier
-    inside all wrappers (`innermost`), but for `mixes_rounds`, `draws`, `sampled`, `named_silos`, `least_updates`,
+    Property defaults hold for most barriers; the others override them. Callers read the properties from the barrier
+    inside all wrappers (`innermost`), except `mixes_rounds`, `draws`, `sampled`, `named_silos`, `least_updates`,
     `queues` and `carries`.
     """
 
@@ -24,103 +24,103 @@ class BarrierPolicy(Policy, Generic[S]):
 
     @property
     def innermost(self) -> BarrierPolicy[Any]:
-        """The barrier inside all wrappers."""
+        """Barrier inside all wrappers."""
         return self
 
     @property
     def lockstep(self) -> bool:
-        """Whether it has rounds in which all silos do the same steps."""
+        """Whether the barrier has rounds in which all silos do the same number of steps."""
         return False
 
     @property
     def sets_steps(self) -> bool:
-        """Whether it says how many steps a silo does."""
+        """Whether the barrier sets the number of steps of each silo."""
         return False
 
     @property
     def unequal_steps(self) -> bool:
-        """Whether silos do unequal numbers of steps, so that a plain mean of updates would follow the fast."""
+        """Whether silos do unequal numbers of steps, so that a plain mean of updates would favour fast silos."""
         return self.sets_steps
 
     @property
     def mixes_rounds(self) -> bool:
-        """Whether a commit may hold updates that began with different versions, or one alone."""
+        """Whether a commit may mix updates of different base versions, or hold a single update."""
         return True
 
     @property
     def rounds(self) -> bool:
-        """Whether it waits for all of a round and then releases them together, so that `Overlap` can go around it."""
+        """Whether all silos of a round are released together after all have arrived, as `Overlap` requires."""
         return False
 
     @property
     def queues(self) -> bool:
-        """Whether a silo may have an order queued behind the one in work."""
+        """Whether a silo may have an order queued behind its current order."""
         return False
 
     @property
     def carries(self) -> bool:
-        """Whether such an order begins further on than with its version."""
+        """Whether a silo begins a queued order with a share of its own last update on top of the model."""
         return False
 
     @property
     def most_ahead(self) -> float | None:
-        """Orders that a silo may be ahead of the slowest when it begins another, infinite if nothing bounds them.
+        """Most orders that a silo may be ahead of the slowest when it begins another; infinite if unbounded.
 
-        Who has sent its update and is not further ahead begins at once. None if something else than orders decides.
+        A silo that has sent its update and is not further ahead begins at once. None if the barrier does not count
+        orders.
         """
         return None
 
     @property
     def most_updates(self) -> int | None:
-        """Most updates of a commit; None where it commits what is there."""
+        """Most updates of a commit; None if a commit takes all pending updates."""
         return None
 
     @property
     def needs_discount(self) -> bool:
-        """Whether it counts on stale updates to be discounted."""
+        """Whether the barrier relies on a discount for stale updates."""
         return False
 
     @property
     def needs_progress(self) -> float | None:
-        """How often it wants to hear of orders in work [s]; None if never."""
+        """Interval of the progress reports that the barrier wants from busy silos [s]; None if it wants none."""
         return None
 
     @property
     def needs_forecasts(self) -> bool:
-        """Whether it looks at forecasts of silos; where nothing does, none are made."""
+        """Whether the barrier reads forecasts; without any reader, no forecasts are made."""
         return True
 
     @property
     def needs_examples(self) -> bool:
-        """Whether it counts on the number of samples that a silo says it holds; see ``cipher.examples``."""
+        """Whether the barrier needs the number of samples that each silo reports; see ``cipher.examples``."""
         return False
 
     @property
     def needs_losses(self) -> bool:
-        """Whether it counts on the training losses of updates, which are None where metrics are sealed."""
+        """Whether the barrier needs the training losses of updates, which are None under sealed metrics."""
         return False
 
     @property
     def rolls_back(self) -> bool:
-        """Whether it may go back to an earlier model."""
         return False
 
     @property
     def draws(self) -> bool:
-        """Whether lots decide who takes part in a round, so that some sit it out."""
+        """Whether the silos of a round are drawn at random, so that some silos skip the round."""
         return False
 
     def sampled(self, silos: int) -> int:
-        """How many of ``silos`` silos take part in a round."""
+        """Number of silos that take part in a round, out of ``silos``."""
         return silos
 
     @property
     def named_silos(self) -> dict[str, int]:
-        """Numbers of silos that the file names, by key: with fewer the barrier is another than the file says."""
+        """Numbers of silos in the strategy file, by key; with fewer silos, the barrier would behave differently."""
         return {}
 
     def least_updates(self, silos: int) -> int:
-        """Fewest silos of whom a commit has updates, where ``silos`` silos are there and none fails."""
+        """Fewest silos whose updates are in a commit, if ``silos`` silos are present and none fails."""
         return silos if self.most_ahead == 0 and not self.mixes_rounds else 1
 
     @abstractmethod
@@ -128,7 +128,7 @@ class BarrierPolicy(Policy, Generic[S]):
 
     @abstractmethod
     def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
-        """New state and answer."""
+        """Return the new state and the verdict."""
 
 
 def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
@@ -137,14 +137,13 @@ def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
 
 
 def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:
-    """See that a wrapper is not around overlap.
+    """Refuse to wrap overlap.
 
     Raises:
-        ValueError: it is, and would take silos with an order queued for busy ones.
+        ValueError: ``inner`` queues orders; the wrapper would take silos with a queued order for busy silos.
     """
     if inner.queues:
         raise ValueError(f"{around} around overlap would wait for silos that have sent; write overlap around {around}")
 
 
 Inner = Annotated[BarrierPolicy[Any], Chosen("barrier")]
-"""Any barrier, a wrapper too."""

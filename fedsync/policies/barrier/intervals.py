@@ -1,12 +1,12 @@
-"""How long a time-bounded round should be: fixed, halved while that pays, or from a fitted quality function.
+"""Policies for the length of time-bounded rounds: fixed, halved while that pays, or from a fitted quality function.
 
-A short interval brings fresh parameters often (quality), a long one pays for fewer barriers (quantity). All
-three answer one question, how long the next round is, and learn from one observation, how the last one went.
+A short interval brings fresh parameters often (quality), a long interval has fewer barriers (quantity). Each policy
+sets the length of the next round and learns from the result of the last round.
 
-A round's loss is the silos' mean training loss while they trained from the model that the round began
-with. So the first loss is that of the model before the first round, and the gain of k rounds is known one
-round later: ``loss of round 1 - loss of round k + 1``. All rounds of one gain have one interval, since a
-longer local run shows a lower mean loss of the same model.
+The loss of a round is the silos' mean training loss, measured from the model with which the round began. So the first
+loss belongs to the model before the first round, and the gain of k rounds is known one round later:
+``loss of round 1 - loss of round k + 1``. All rounds of a gain have the same interval, because a longer local run
+shows a lower mean loss of the same model.
 
 Source: Wang et al., "FSP", section 3.3.
 """
@@ -27,12 +27,12 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """How to run the next round.
+    """Settings of the next round.
 
     Args:
-        interval_s: its length, training and barrier cost together.
-        remember: keep the model it begins with, for a rollback.
-        rollback: begin with the model last remembered.
+        interval_s: duration, training and barrier cost together.
+        savepoint: whether to keep the model that the round begins with, for a rollback.
+        rollback: whether to begin with the last kept model.
     """
 
     interval_s: float
@@ -42,12 +42,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class IntervalRound:
-    """How a round went.
+    """Result of a committed round.
 
     Args:
-        seconds: from its orders to its commit.
-        cost_s: of these, the mean that silos did not train (phi).
-        loss: mean training loss a sample of the updates that began with it.
+        seconds: time from its orders to its commit.
+        cost_s: mean time in which a silo did not train (phi).
+        loss: mean training loss per sample of the updates that began with the round.
     """
 
     seconds: float
@@ -61,19 +61,18 @@ class IntervalRound:
 
 
 class IntervalPolicy(Policy, Generic[S]):
-    """Chooses the length of each round."""
+    """Base of policies that choose the length of each round."""
 
     __slots__ = ()
     section = "interval"
 
     @property
     def needs_losses(self) -> bool:
-        """Whether the loss of each round counts, which the server has too late where losses are sealed."""
+        """Whether the policy needs the loss of each round, which the server gets too late under sealed losses."""
         return True
 
     @property
     def rolls_back(self) -> bool:
-        """Whether an `Attempt` may be rolled back."""
         return False
 
     @abstractmethod
@@ -81,20 +80,20 @@ class IntervalPolicy(Policy, Generic[S]):
 
     @abstractmethod
     def attempt(self, state: S) -> Attempt:
-        """How to run the next round. Asked again if that round came to nothing."""
+        """Settings of the next round; asked again if the round ended without a commit."""
 
     @abstractmethod
     def observe(self, state: S, seen: IntervalRound) -> S:
-        """State after a committed round."""
+        """Return the state after a committed round."""
 
 
 @register("fixed")
 @dataclass(frozen=True, slots=True)
 class FixedInterval(IntervalPolicy[None]):
-    """Every round takes ``interval_s`` seconds."""
+    """Interval of a fixed length."""
 
     interval_s: Positive
-    """Seconds of a round, transfer included [s]."""
+    """Duration of a round, transfer included [s]."""
 
     needs_losses = False
 
@@ -108,14 +107,7 @@ class FixedInterval(IntervalPolicy[None]):
 
 @dataclass(frozen=True, slots=True)
 class HalvingState:
-    """Of `HalvingInterval`.
-
-    Args:
-        interval_s: being tried, or settled on.
-        rate: loss decrease per second of the last interval that was accepted, None before the first.
-        seen: rounds with ``interval_s`` so far.
-        settled: whether the search is over.
-    """
+    """State of `HalvingInterval`; ``rate`` is the loss decrease per second of the last accepted interval."""
 
     interval_s: float
     rate: float | None = None
@@ -126,28 +118,27 @@ class HalvingState:
 @register("binary")
 @dataclass(frozen=True, slots=True)
 class HalvingInterval(IntervalPolicy[HalvingState]):
-    """Divide the interval by ``factor`` as long as the loss then falls faster: recursive binary search, FSPB.
+    """Interval that is divided by ``factor`` while the loss then falls faster: FSPB, recursive binary search.
 
-    One round at eta is compared with ``factor`` rounds at ``eta / factor``: the smaller takes effect if
-    its decrease of loss per second of elapsed time is the greater, and is divided in turn; otherwise the
-    last one stays for good. With the round that each gain needs on top, the search costs
-    ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
+    One round at eta is compared with ``factor`` rounds at ``eta / factor``. The smaller interval is accepted, and then
+    divided in turn, if its loss decrease per elapsed second is greater. Otherwise the last accepted interval stays for
+    the rest of the run. With one extra round per gain, the search costs ``2 + (factor + 1) log(eta_0 / eta*)`` rounds.
 
-    The comparison takes for granted that the loss falls linearly, so it misjudges wherever that slows
-    down; `FittedInterval` does not. The paper searches anew when the environment changes, without saying
-    how to tell; here a search is for the run.
+    The comparison assumes that the loss falls linearly, so it misjudges wherever the decrease slows down;
+    `FittedInterval` does not. The paper searches again when the environment changes, but gives no test for a change.
+    Here the search runs once.
 
     Source: FSP, section 3.3, "Recursive Binary Searching", figure 2a.
     """
 
     interval_s: Positive
-    """Seconds of a round to begin with [s]."""
+    """Duration of the first rounds [s]."""
 
     factor: Annotated[int, Ge(2)] = 2
-    """What the interval is divided by."""
+    """Divisor of the interval at each trial."""
 
     floor_s: Positive = 0.1
-    """The interval does not fall below this [s]."""
+    """Shortest interval [s]."""
 
     def __post_init__(self) -> None:
         if self.floor_s > self.interval_s:
@@ -157,11 +148,9 @@ class HalvingInterval(IntervalPolicy[HalvingState]):
         return HalvingState(self.interval_s)
 
     def attempt(self, state: HalvingState) -> Attempt:
-        """The interval on trial, or the final one."""
         return Attempt(state.interval_s)
 
     def observe(self, state: HalvingState, seen: IntervalRound) -> HalvingState:
-        """Compare, once there are rounds enough."""
         if state.settled:
             return state
         rounds = (*state.seen, seen)
@@ -179,7 +168,7 @@ class HalvingInterval(IntervalPolicy[HalvingState]):
 
 @dataclass(frozen=True, slots=True)
 class QualityFit:
-    """A stage's quality function g(eta) = slope x eta + offset [loss / s of training]."""
+    """Quality function of a stage, g(eta) = slope x eta + offset [loss / s of training]."""
 
     slope: float
     offset: float
@@ -188,17 +177,12 @@ class QualityFit:
         return self.slope * eta + self.offset
 
     def best(self, cost_s: float, low: float, high: float) -> float:
-        """The eta in [low, high] with the greatest gain, equation 7.
+        """Return the eta in [low, high] with the greatest gain, equation 7; ``cost_s`` is phi.
 
-        gain(eta) = (T - phi T / (eta + phi)) g(eta) = T eta (a eta + b) / (eta + phi), so T is but a
-        factor. The derivative's sign is that of ``a eta^2 + 2 a phi eta + b phi``. For a < 0 < b it has
-        one positive root, ``sqrt(phi^2 + phi b / |a|) - phi``, and there the gain is greatest. Otherwise
-        the gain has no inner maximum, and the better end wins.
-
-        Args:
-            cost_s: phi, barrier cost of a round.
-            low: least eta.
-            high: greatest eta.
+        gain(eta) = (T - phi T / (eta + phi)) g(eta) = T eta (a eta + b) / (eta + phi), so T is only a factor. The
+        derivative has the sign of ``a eta^2 + 2 a phi eta + b phi``. For a < 0 < b, this has one positive root,
+        ``sqrt(phi^2 + phi b / |a|) - phi``, at which the gain is greatest. Otherwise the gain has no inner maximum, and
+        the better bound wins.
         """
         candidates = [low, high]
         if self.slope < 0 < self.offset:
@@ -209,16 +193,15 @@ class QualityFit:
 
 @dataclass(frozen=True, slots=True)
 class FittingState:
-    """Of `FittedInterval`.
+    """State of `FittedInterval`.
 
     Args:
-        seen: rounds of the present phase.
-        single: eta and gain per second of the trial with eta, None before that.
-        fit: of the present stage, None in a trial or if no line could be fitted.
-        eta: training time of a round in the stage.
+        seen: rounds of the current phase.
+        single: (eta, gain per second) of the trial with eta, None before it.
+        fit: line of the current stage; None in a trial, or if no line could be fitted.
+        eta: training time of a round in the stage [s].
         in_stage: whether the trials are over.
-        cost_s: phi, mean over the stage's rounds so far.
-        rounds: how many rounds went into ``cost_s``.
+        cost_s: phi, mean over ``rounds`` rounds.
     """
 
     seen: tuple[IntervalRound, ...] = ()
@@ -233,34 +216,34 @@ class FittingState:
 @register("linear")
 @dataclass(frozen=True, slots=True)
 class FittedInterval(IntervalPolicy[FittingState]):
-    """Fit how the decrease of loss depends on the interval, stage by stage, and take the best: FSPV.
+    """Interval from a line fitted to the loss decrease, stage by stage: FSPV.
 
-    A stage begins at some model X with two trials: rounds with eta, back to X, a round with
-    2 eta on the same data. Each gives a point (eta, loss decrease per second of training), both together
-    a line ``g(eta) = a eta + b``, whose best interval (equation 7, `QualityFit.best`) is used for the rest of the
-    stage. The stage ends when the loss falls behind the prediction, or after ``stage_s``.
+    A stage begins at a model X with two trials: rounds with eta, rollback to X, a round with 2 eta on the same data.
+    Each trial gives a point (eta, loss decrease per second of training); the two points give a line
+    ``g(eta) = a eta + b``. The best interval of the line (equation 7, `QualityFit.best`) is used for the rest of the
+    stage. The stage ends when the loss falls more slowly than predicted, or after ``stage_s``.
 
-    The paper's trials are two rounds with eta and one with 2 eta. Here each has one more, since a gain is
-    known a round later; the first one's is rolled back with the rest, the second's is kept.
+    The paper's trials have two rounds with eta and one with 2 eta. Here each trial has one more round, because a gain
+    is known a round later. The extra round of the first trial is rolled back; the extra round of the second is kept.
 
     Source: FSP, section 3.3, "Multi-Stage Self-Corrected Linear Fitting", equation 7, figure 2b and c.
     """
 
     interval_s: Positive
-    """Seconds of a round in the first trial, transfer included [s]. The second trial has about twice that."""
+    """Duration of a round in the first trial, transfer included [s]. The second trial takes about twice as long."""
 
     stage_s: Positive = 60.0
-    """Longest stage, in seconds of training [s]."""
+    """Longest stage, measured in training time [s]."""
 
     floor_s: Positive | None = None
-    """No round is shorter; left out, a quarter of ``interval_s`` [s]."""
+    """Shortest round [s]. Default: a quarter of ``interval_s``."""
 
     ceiling_s: Positive | None = None
-    """No round is longer, trials included; left out, four times ``interval_s`` [s]."""
+    """Longest round, trials included [s]. Default: four times ``interval_s``."""
 
     behind: PartOfOne = 0.5
-    """Share of the predicted decrease of the loss below which a stage ends. Looked at from the third gain on: one or
-    two rounds are noise."""
+    """Share of the predicted loss decrease below which a stage ends. Checked from the third gain on, because one or two
+    rounds are noise."""
 
     rolls_back = True
 
@@ -272,14 +255,13 @@ class FittedInterval(IntervalPolicy[FittingState]):
             )
 
     def _bounds(self) -> tuple[float, float]:
-        """A line fitted over a factor of two is trusted over a factor of four either way."""
+        # A line fitted over a factor of two is trusted over a factor of four in both directions.
         return self.floor_s or self.interval_s / 4, self.ceiling_s or self.interval_s * 4
 
     def init(self) -> FittingState:
         return FittingState()
 
     def attempt(self, state: FittingState) -> Attempt:
-        """Trial with eta, trial with 2 eta, or the stage's best."""
         if state.in_stage:
             return Attempt(self._clipped(state.eta + state.cost_s))
         if state.single is None:
@@ -287,7 +269,6 @@ class FittedInterval(IntervalPolicy[FittingState]):
         return Attempt(self._clipped(2 * state.single[0] + state.cost_s), rollback=not state.seen)
 
     def observe(self, state: FittingState, seen: IntervalRound) -> FittingState:
-        """One more round of the present phase."""
         cost_s = (state.cost_s * state.rounds + seen.cost_s) / (state.rounds + 1)
         state = replace(state, seen=(*state.seen, seen), cost_s=cost_s, rounds=state.rounds + 1)
         if state.in_stage:
@@ -299,10 +280,10 @@ class FittedInterval(IntervalPolicy[FittingState]):
     def _begin_stage(
         self, state: FittingState, single: tuple[float, float], double: tuple[float, float]
     ) -> FittingState:
-        """Fit the line, or take the better trial where a line says nothing.
+        """Fit the line, or take the better trial if no line can be fitted.
 
-        That is where both trials had the same eta (the silos ended early, their data done), or where
-        neither made the loss fall.
+        No line can be fitted if both trials had the same eta (silos that finished their data ended both early), or if
+        neither trial reduced the loss.
         """
         fit = None
         eta, rate = max(single, double, key=lambda point: point[1])
@@ -314,7 +295,6 @@ class FittedInterval(IntervalPolicy[FittingState]):
         return FittingState(fit=fit, eta=eta, in_stage=True, cost_s=state.cost_s, rounds=1)
 
     def _follow(self, state: FittingState) -> FittingState:
-        """End the stage when it is over: trials come next."""
         valid_s = sum(one.valid_s for one in state.seen[:-1])
         over = valid_s >= self.stage_s
         if state.fit is not None and len(state.seen) > 3:
@@ -328,6 +308,6 @@ class FittedInterval(IntervalPolicy[FittingState]):
 
 
 def _point(rounds: tuple[IntervalRound, ...]) -> tuple[float, float]:
-    """(eta, loss decrease per second of training) of rounds with one interval."""
+    """Return (eta, loss decrease per second of training) of rounds with one interval."""
     valid_s = sum(one.valid_s for one in rounds[:-1])
     return valid_s / (len(rounds) - 1), (rounds[0].loss - rounds[-1].loss) / valid_s

@@ -1,7 +1,7 @@
-"""What capped, quorum and deadline have in common: a barrier that is not shown the silos nobody waits for.
+"""Base of barriers that hide late silos from an inner barrier.
 
-They decide which orders are *late*. A late order goes on, but the barrier inside neither sees its silo at work nor
-waits for it. What comes of it is dropped by name or, as if it had just been made, part of the next commit.
+``capped``, ``quorum`` and ``deadline`` decide which orders are *late*. A late order continues, but the inner barrier
+neither sees its silo nor waits for it. Its update is dropped by name, or joins the next commit like a fresh update.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 
 class LateRule(Choice):
-    """What becomes of a late update: nothing, or a part of the next commit."""
+    """Treatment of a late update: dropped, or part of the next commit."""
 
     DROP = "drop"
     NEXT = "next"
@@ -27,26 +27,21 @@ class LateRule(Choice):
 
 @dataclass(frozen=True, slots=True)
 class LateState:
-    """Of a barrier around a barrier.
-
-    Args:
-        late: update ids of the orders in work that nobody waits for.
-        inner: belongs to the barrier inside.
-    """
+    """State of a wrapper; ``late`` holds the update ids of the late orders in work."""
 
     late: frozenset[str]
     inner: Any
 
 
 class Wrapper(BarrierPolicy[S]):
-    """A barrier around a barrier, of which some orders may be late."""
+    """Barrier around another barrier, for which some orders may be late."""
 
     __slots__ = ()
     inner: BarrierPolicy[Any]
-    """Any barrier, a wrapper too."""
+    """Any barrier, also a wrapper."""
 
     late: LateRule
-    """Whether late updates are discarded, or part of the next commit."""
+    """Treatment of late updates: ``drop`` discards them, ``next`` adds them to the next commit."""
 
     def __post_init__(self) -> None:
         inner = self.inner
@@ -93,14 +88,12 @@ def decide_without_late(
 ) -> tuple[LateState, Verdict]:
     """Ask ``barrier`` about the silos that are not late; O(n).
 
-    Where late updates are dropped, silos that become late are told to stop: what they still do is for nothing.
+    If late updates are dropped, a silo is told to stop once it is late, because its further work is lost.
 
     Args:
-        barrier: the barrier inside.
-        state: of the barrier outside.
-        view: everything.
-        rule: for updates that were late and are in now.
-        judge: shown what is not late, returns the busy silos that become late now.
+        barrier: inner barrier.
+        rule: treatment of late updates that have arrived.
+        judge: gets the view without late silos, returns the busy silos that become late now.
     """
     dropped = tuple(update_id for update_id in view.pending if update_id in state.late) if rule is LateRule.DROP else ()
     visible = _hide(view, state.late, dropped)
@@ -124,10 +117,10 @@ def decide_without_late(
 
 
 def overdue(view: ClusterView, patience_s: float) -> list[str]:
-    """Silos whose orders have been in work for ``patience_s`` or longer, while somebody else has sent an update.
+    """Busy silos whose orders have taken ``patience_s`` or longer, while another silo has sent an update.
 
-    If nobody has, there is nothing to go on with. This also keeps a patience that is too short from having all silos
-    late in turn for ever: each time that one is, the model has moved on or is about to.
+    Without such an update there is nothing to commit. The condition also keeps a short patience from making all silos
+    late in turn for ever: whenever a silo becomes late, the model has advanced or is about to.
     """
     return [
         name
@@ -139,7 +132,7 @@ def overdue(view: ClusterView, patience_s: float) -> list[str]:
 
 
 def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float | None:
-    """When the next order that is not late will have been in work for ``patience_s``, or None."""
+    """Next time at which an order that is not late will have taken ``patience_s``, or None."""
     times = (
         silo.since_s + patience_s
         for silo in view.silos.values()
@@ -149,7 +142,7 @@ def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float 
 
 
 def _hide(view: ClusterView, late: Collection[str], dropped: Collection[str]) -> ClusterView:
-    """The view without late orders' silos and without dropped updates. Idle silos are never hidden."""
+    """Return the view without the silos of late orders and without dropped updates; idle silos always stay."""
     if not late:
         return view
     silos = {name: silo for name, silo in view.silos.items() if silo.order is None or silo.order.update_id not in late}

@@ -1,7 +1,7 @@
-"""ElasticBSP's question: at which future instant do the silos wait least for one another?
+"""Search for the future time at which the silos wait least for one another (ElasticBSP).
 
-Given the predicted step ends of every silo, choose one end a silo so that their spread, max - min, is least. The spread
-is how long the first silo waits for the last; the max is the instant to synchronise (section 4.1, Problem 1).
+Given the predicted step ends of every silo, choose one end per silo so that their spread, max - min, is least. The
+spread is the time that the first silo waits for the last; the max is the time to synchronise (section 4.1, Problem 1).
 
 **The answer is unique.** Every exact method returns the same point, ties included:
 
@@ -9,10 +9,10 @@ is how long the first silo waits for the last; the max is the instant to synchro
 2. then the earliest time (section 4.2: the longer a superstep, the staler the work of the fast silos);
 3. then the latest steps: each silo synchronises at its last step that ends not after ``time``.
 
-Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". The steps thus follow from ``time``
-alone: no later step fits, and an earlier one cannot lessen a spread that is already least.
+Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". So the steps follow from ``time`` alone:
+no later step fits, and an earlier step cannot reduce a spread that is already least.
 
-`sweep` is the search that is used; the paper's own are in `zipline_published`.
+The default search is `sweep`; the paper's searches are in `zipline_published`.
 
 Source: Zhao et al., "ZipLine: an optimized algorithm for the elastic bulk synchronous parallel model", Machine
 Learning, 2021, sections 4 and 5.
@@ -36,12 +36,12 @@ _INT64_MAX = int(np.iinfo(np.int64).max)
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq of arrays has no one truth value
 class SyncPoint:
-    """Where the silos synchronise.
+    """Point at which the silos synchronise.
 
     Args:
-        time: the sync instant, the latest chosen end; unit of ``ends``, an int for ints.
-        waiting: latest minus earliest chosen end, how long the first silo waits; unit of ``ends``.
-        steps: the step, counted from 1, at which each silo synchronises; shape [n], int64.
+        time: sync time, the latest chosen end; unit of ``ends``, an int for ints.
+        waiting: latest minus earliest chosen end, the wait of the first silo; unit of ``ends``.
+        steps: step of each silo, counted from 1; shape [n], int64.
     """
 
     time: float
@@ -51,19 +51,14 @@ class SyncPoint:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to search.
-
-    Args:
-        search: checked ends -> steps.
-        exact: whether it finds the unique point of the module's three rules on every input.
-    """
+    """Search method; ``exact`` if it finds the unique point of the module's three rules on every input."""
 
     search: Callable[[Ends], Steps]
     exact: bool
 
 
 def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
-    """Choose one step end a silo with the least spread; ties by the module's three rules.
+    """Choose one step end per silo with the least spread; ties by the module's three rules.
 
     Args:
         ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
@@ -93,11 +88,10 @@ METHODS: dict[str, Method] = {
     "grid_scan": Method(published.grid_scan, exact=False),
     "naive": Method(published.naive, exact=True),
 }
-"""Name -> method."""
 
 
 def _checked(ends: ArrayLike) -> Ends:
-    """``ends`` as float64 or int64, or a ValueError that says what is wrong and where."""
+    """Return ``ends`` as float64 or int64; errors name the silo and step."""
     try:
         table = np.asarray(ends)
     except ValueError as error:

@@ -1,21 +1,21 @@
-"""ZipLine's searches as published, and those that the paper compares them with: slower than `sweep`, for comparison.
+"""Published ZipLine searches and the searches that the paper compares them with; all are slower than `sweep`.
 
-What they turn out to be (silos count from 0, steps from 1; the three rules are those of the module `zipline`):
+Observed behaviour (silos count from 0, steps from 1; the three rules are those of the module `zipline`):
 
 - `zipline`, `zipline_opt`, `zipline_opt_bs`: exact in time and waiting. As printed, Algorithm 2 takes from an empty
-  set: once the ends run out, line 15 still asks for more. To stop there without a guard returns an incomplete set:
-  ``[[1, 2], [3, 4]]`` leaves {4}, spread 0, where the least is 1. Here an incomplete set is no candidate. Section 5.2
-  says that the order of equal ends "does not affect the final solution": true of time and waiting, not of the set. For
-  ``[[5, 8], [7, 8], [7, 9]]`` silo 1 stops at 7 or at 8 as the order falls; rule 3 says 8.
-- `full_grid_scan`: a heuristic, though the paper calls it exhaustive and credits it with 100 %. The end nearest to the
-  designated one may lie on its wrong side: ``[[0, 0], [3, 3], [-2, 3], [0, 5]]`` has {0, 3, 3, 0}, spread 3, but every
-  designated end leads to a spread of 5. Up to three silos it finds the least spread: designate the middle end of the
-  best set. On tables as in section 6.1 it finds 9 of 10 at n = 100, R = 15 (``bench/papers/zipline.py``).
+  set: once the ends run out, line 15 still asks for more. Stopping there without a guard returns an incomplete set:
+  ``[[1, 2], [3, 4]]`` leaves {4} with spread 0, but the least spread is 1. Here an incomplete set is no candidate.
+  Section 5.2 says that the order of equal ends "does not affect the final solution". This holds for time and waiting,
+  not for the set: in ``[[5, 8], [7, 8], [7, 9]]``, silo 1 stops at 7 or 8 depending on the order; rule 3 says 8.
+- `full_grid_scan`: a heuristic, although the paper calls it exhaustive and credits it with 100 %. The end nearest to
+  the designated end may lie on the wrong side: ``[[0, 0], [3, 3], [-2, 3], [0, 5]]`` has {0, 3, 3, 0}, spread 3, but
+  every designated end leads to a spread of 5. For up to three silos it finds the least spread: designate the middle
+  end of the best set. On tables as in section 6.1 it finds 9 of 10 at n = 100, R = 15 (``bench/papers/zipline.py``).
 - `grid_scan`: a heuristic, as the paper says.
 - `naive`: exact, for tests.
 
-The published costs leave out the sort, O(R n log R n), and `zipline_opt_bs` finds an end in O(log n) but still closes
-the gap that it leaves in an array in O(n).
+The published costs omit the sort, O(R n log R n). `zipline_opt_bs` finds an end in O(log n), but closing the gap in the
+array still takes O(n).
 
 Source: Zhao et al., "ZipLine: an optimized algorithm for the elastic bulk synchronous parallel model", Machine
 Learning, 2021, sections 4 and 5.
@@ -33,14 +33,11 @@ import numpy as np
 from fedsync.policies.barrier.sweep import Ends, Steps, last_steps
 
 NAIVE_LIMIT = 1_000_000
-"""The most combinations, R^n, that `naive` tries: some seconds."""
+"""Most combinations, R^n, that `naive` tries; they take some seconds."""
 
 
 def zipline(ends: Ends) -> Steps:
-    """Scan the ends in order, hold each silo's latest; a full set is a candidate. Exact; O(R n^2).
-
-    Source: Algorithm 2.
-    """
+    """Scan the ends in order and hold each silo's latest; a full set is a candidate. Exact; O(R n^2). Algorithm 2."""
     best = (math.inf, math.inf)
     held: dict[int, float] = {}
     for time, silo, _ in _scan(ends):
@@ -53,7 +50,7 @@ def zipline(ends: Ends) -> Steps:
 
 
 def zipline_opt(ends: Ends) -> Steps:
-    """ZipLine with the set in order of time: a candidate only when its earliest end goes. Exact; O(R n^2).
+    """ZipLine with the set in time order: a candidate only when its earliest end is replaced. Exact; O(R n^2).
 
     Source: section 5.3.1 and Theorem 3.
     """
@@ -72,11 +69,9 @@ def zipline_opt(ends: Ends) -> Steps:
 
 
 def zipline_opt_bs(ends: Ends) -> Steps:
-    """ZipLineOpt that finds the end to replace by bisection. Exact; O(R n log n) comparisons.
+    """ZipLineOpt that finds the end to replace by bisection. Exact; O(R n log n) comparisons. Section 5.3.2.
 
     Bisection needs equal ends in order of silo, in the set as in the scan.
-
-    Source: section 5.3.2.
     """
     best = (math.inf, math.inf)
     rows = ends.tolist()
@@ -93,27 +88,21 @@ def zipline_opt_bs(ends: Ends) -> Steps:
 
 
 def grid_scan(ends: Ends) -> Steps:
-    """Around each end of the silo that ends a step first, take every other silo's nearest end. Heuristic; O(R^2 n).
+    """Take every other silo's end nearest to each end of the fastest silo. Heuristic; O(R^2 n). Algorithm 1.
 
-    Of equal spreads the earliest time; of two ends equally near the earlier. The paper leaves both open.
-
-    Source: Algorithm 1.
+    The fastest silo is the first to end a step. Ties, which the paper leaves open: of equal spreads the earliest time,
+    of two equally near ends the earlier.
     """
     return _nearest(ends, [int(ends[:, 0].argmin())])
 
 
 def full_grid_scan(ends: Ends) -> Steps:
-    """`grid_scan` around each end of every silo. Heuristic from four silos on; O(R^2 n^2).
-
-    Source: section 5.1.
-    """
+    """Apply `grid_scan` to the ends of every silo. Heuristic for four or more silos; O(R^2 n^2). Section 5.1."""
     return _nearest(ends, range(len(ends)))
 
 
 def naive(ends: Ends) -> Steps:
-    """Try every combination. Exact; O(n R^n), at most `NAIVE_LIMIT` combinations.
-
-    Source: section 5.1.
+    """Try every combination. Exact; O(n R^n). Section 5.1.
 
     Raises:
         ValueError: R^n exceeds `NAIVE_LIMIT`.
@@ -139,7 +128,7 @@ def _scan(ends: Ends) -> Iterator[tuple[float, int, int]]:
 
 
 def _nearest(ends: Ends, designated: Iterable[int]) -> Steps:
-    """The least spread, then the earliest, of the sets nearest to each end of the designated silos."""
+    """Return the set with the least spread, then the earliest, among the sets nearest to each designated end."""
     silos = np.arange(len(ends))
     best = (math.inf, math.inf)
     steps = np.empty(len(ends), dtype=np.int64)

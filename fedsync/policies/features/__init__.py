@@ -1,1 +1,1 @@
-"""Optional features of a run that a strategy file chooses under ``extensions``; FedSync ships none of its own yet."""
+"""Optional features of a run, listed under ``extensions`` in a strategy file; FedSync ships none of its own."""

@@ -1,4 +1,4 @@
-"""Errors of a user's own feature, told as such: which hook failed, in which line of the user's file."""
+"""Wrappers for users' own features, whose errors name the failed hook and the line in the user's file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,11 @@ _RETURNS: dict[str, tuple[type, ...]] = {
     "state": (dict,),
     "restore": (object,),
 }
-"""What each hook may return; of those that only take note, anything."""
+"""Allowed return types of each hook; notification hooks may return anything."""
 
 
 class OwnExtension(Extension):
-    """A user's extension.
-
-    Args:
-        inner: the extension.
-        kind: of the feature, as the strategy file calls it.
-    """
+    """User's extension; ``kind`` is the feature's name in the strategy file."""
 
     def __init__(self, inner: Extension, kind: str) -> None:
         self._inner, self._kind = inner, kind
@@ -66,7 +61,7 @@ for _each in _RETURNS:
 
 
 class OwnListener:
-    """A user's listener; arguments as of `OwnExtension`."""
+    """User's listener; arguments as for `OwnExtension`."""
 
     def __init__(self, inner: Any, kind: str) -> None:
         self._inner, self._kind = inner, kind
@@ -78,7 +73,7 @@ class OwnListener:
 
 @contextmanager
 def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
-    """Tell an error of the user's code, of which ``own`` is, with its line; FedSync's own are told as they are."""
+    """Turn errors in the code of ``own`` into `ConfigError` with the user's line; pass on `FedSyncError`."""
     try:
         yield
     except FedSyncError:

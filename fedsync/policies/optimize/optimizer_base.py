@@ -1,4 +1,4 @@
-"""What every server optimizer has that a strategy file may choose."""
+"""Base classes of all server optimizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rate = Annotated[float, Gt(0), Le(1e6)]
 
 
 class ServerOptimizerPolicy(Policy):
-    """Base of server optimizers: what a commit's sum of weighted updates is made into before the model moves."""
+    """Base of server optimizers, which turn a commit's weighted sum of updates into a step of the model."""
 
     __slots__ = ()
     section = "server_optimizer"
@@ -23,19 +23,19 @@ class ServerOptimizerPolicy(Policy):
     """Whether silos keep control variates, which correct their local steps."""
 
     rate: Rate
-    """What a step is multiplied by: the server's learning rate."""
+    """Learning rate of the server: factor of each step."""
 
     @abstractmethod
     def build(self) -> ServerOptimizer:
-        """What steps."""
+        """Return a new optimizer."""
 
 
 class PacedOptimizerPolicy(ServerOptimizerPolicy):
-    """Base of those that may take shorter steps along what is stale."""
+    """Base of server optimizers that may shorten steps for stale updates."""
 
     __slots__ = ()
 
     grace: Count | None
-    """Versions that an update may be old and count in full. A commit's rate is multiplied by the mean over its updates
-    of 1, or ``1 / (1 + s - grace)`` for one that is s versions old, more than ``grace``. Left out, age counts for
-    nothing."""
+    """Staleness up to which an update counts in full, in versions. Above it, the factor of an update is
+    ``1 / (1 + s - grace)``; the rate of a commit is multiplied by the mean factor of its updates. Default: staleness
+    has no effect."""

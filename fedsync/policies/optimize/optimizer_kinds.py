@@ -1,4 +1,4 @@
-"""The optimizers of Reddi et al. 2021 with the defaults of Flower's strategies, delayed Nesterov, and SCAFFOLD."""
+"""Optimizers of Reddi et al. 2021 with the defaults of Flower's strategies, delayed Nesterov, and SCAFFOLD."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Tau = Annotated[float, Ge(1e-9)]
 @register("fedavgm")
 @dataclass(frozen=True, slots=True)
 class FedAvgM(PacedOptimizerPolicy):
-    """Momentum: each step goes on with a part of the last one. Hsu et al. 2019."""
+    """Server momentum: each step continues a part of the last step. Hsu et al. 2019."""
 
     momentum: Decay = 0.9
-    """Part of the last step that the next one goes on with; ``server_momentum`` in Flower, where it is 0 by default."""
+    """Share of the last step in the next step; ``server_momentum`` in Flower, where it is 0 by default."""
 
     rate: Rate = 1.0
-    """What a step is multiplied by; ``server_learning_rate`` in Flower."""
+    """Learning rate of the server: factor of each step; ``server_learning_rate`` in Flower."""
 
     grace: Count | None = None
 
@@ -37,19 +37,20 @@ class FedAvgM(PacedOptimizerPolicy):
 @register("fedadam")
 @dataclass(frozen=True, slots=True)
 class FedAdam(PacedOptimizerPolicy):
-    """Adam: each value has a rate of its own, the lower the larger its changes have lately been. Reddi et al. 2021."""
+    """Adam: each value has its own rate, which is lower after larger recent changes. Reddi et al. 2021."""
 
     rate: Rate = 0.1
-    """What a step is multiplied by; ``eta`` in Flower."""
+    """Learning rate of the server: factor of each step; ``eta`` in Flower."""
 
     beta_1: Decay = 0.9
-    """How much of the mean of changes is kept in each commit."""
+    """Share of the mean of changes that is kept in each commit."""
 
     beta_2: Decay = 0.99
-    """How much of the mean of their squares is kept in each commit."""
+    """Share of the mean of squared changes that is kept in each commit."""
 
     tau: Tau = 0.001
-    """Added to the root of that mean: the larger, the less rates differ. Not the local steps of a silo."""
+    """Constant added to the root of the mean of squares; larger values make the rates more equal. Not the number of
+    local steps."""
 
     grace: Count | None = None
 
@@ -60,19 +61,20 @@ class FedAdam(PacedOptimizerPolicy):
 @register("fedyogi")
 @dataclass(frozen=True, slots=True)
 class FedYogi(PacedOptimizerPolicy):
-    """As ``fedadam``, with rates that rise no faster than they fall where changes become small. Reddi et al. 2021."""
+    """Yogi: as ``fedadam``, but rates rise no faster than they fall when changes become small. Reddi et al. 2021."""
 
     rate: Rate = 0.01
-    """What a step is multiplied by; ``eta`` in Flower."""
+    """Learning rate of the server: factor of each step; ``eta`` in Flower."""
 
     beta_1: Decay = 0.9
-    """How much of the mean of changes is kept in each commit."""
+    """Share of the mean of changes that is kept in each commit."""
 
     beta_2: Decay = 0.99
-    """How slowly the mean of their squares moves."""
+    """Inertia of the mean of squared changes; nearer to 1, the mean moves more slowly."""
 
     tau: Tau = 0.001
-    """Added to the root of that mean: the larger, the less rates differ. Not the local steps of a silo."""
+    """Constant added to the root of the mean of squares; larger values make the rates more equal. Not the number of
+    local steps."""
 
     grace: Count | None = None
 
@@ -86,10 +88,11 @@ class FedAdagrad(PacedOptimizerPolicy):
     """Adagrad: as ``fedadam`` without forgetting, so that rates only fall. Reddi et al. 2021."""
 
     rate: Rate = 0.1
-    """What a step is multiplied by; ``eta`` in Flower."""
+    """Learning rate of the server: factor of each step; ``eta`` in Flower."""
 
     tau: Tau = 0.001
-    """Added to the root of the sum of squares: the larger, the less rates differ. Not the local steps of a silo."""
+    """Constant added to the root of the sum of squares; larger values make the rates more equal. Not the number of
+    local steps."""
 
     grace: Count | None = None
 
@@ -100,24 +103,25 @@ class FedAdagrad(PacedOptimizerPolicy):
 @register("cautious-adam")
 @dataclass(frozen=True, slots=True)
 class CautiousAdam(PacedOptimizerPolicy):
-    """Adam with a rate that suits models of many widths and depths, and steps only where momentum and the newest
-    change agree. Goes with few local steps. See `fedsync.model.cautious_adam`. Liang et al. 2024, Large et al. 2024."""
+    """Adam with a rate that suits models of many widths and depths, and with steps only where momentum and the newest
+    change agree. Suits few local steps. See `fedsync.model.cautious_adam`. Liang et al. 2024, Large et al. 2024."""
 
     rate: Rate = 0.3
-    """How far the layers together may move in a step, as a share of how large their weights are at first."""
+    """Largest joint movement of the layers in a step, relative to the size of their initial weights."""
 
     beta_1: Decay = 0.8
-    """How much of the mean of changes is kept in each commit."""
+    """Share of the mean of changes that is kept in each commit."""
 
     beta_2: Decay = 0.95
-    """How much of the mean of their squares is kept in each commit."""
+    """Share of the mean of squared changes that is kept in each commit."""
 
     tau: Tau = 1e-8
-    """Added to the root of that mean: changes far below it count for nothing. Not the local steps of a silo."""
+    """Constant added to the root of the mean of squares; much smaller changes have no effect. Not the number of local
+    steps."""
 
     grace: Count | None = None
-    """As for `fedavgm`; but left out, steps of a model of one layer are ``1 / sqrt(1 + s)`` as long along updates that
-    are s versions old, in the mean over them."""
+    """As for `fedavgm`. Default: in a model of one layer, the step length is multiplied by the mean over the updates of
+    ``1 / sqrt(1 + s)`` for a staleness of s versions."""
 
     def build(self) -> ServerOptimizer:
         return Cautious("adam", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)
@@ -126,21 +130,21 @@ class CautiousAdam(PacedOptimizerPolicy):
 @register("delayed-nesterov")
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov(PacedOptimizerPolicy):
-    """Nesterov's momentum for strategies that commit each arrival: renewed and applied every few commits, between which
-    the model moves by the updates alone. Liu et al. 2024."""
+    """Nesterov's momentum for strategies that commit each arrival. The momentum is renewed and applied every few
+    commits; between renewals, the model moves by the updates alone. Liu et al. 2024."""
 
     momentum: Decay = 0.9
-    """Part of the last momentum that the next one goes on with."""
+    """Share of the last momentum in the next momentum."""
 
     every: PositiveInt = 5
-    """Commits from one renewal to the next: about the number of silos, where ``server_rate`` is one over it."""
+    """Number of commits between renewals: about the number of silos, with ``server_rate`` at one over it."""
 
     spread: NonNegative = 0.0
-    """Part of the momentum that each commit applies, ahead of the next renewal, at most one over ``every``; c in the
-    paper. 0 applies all of it at once."""
+    """Share of the momentum that each commit applies before the next renewal, at most one over ``every``; c in the
+    paper. 0 applies the whole momentum at the renewal."""
 
     rate: Rate = 1.0
-    """What a step is multiplied by."""
+    """Learning rate of the server: factor of each step."""
 
     grace: Count | None = None
 
@@ -155,11 +159,11 @@ class DelayedNesterov(PacedOptimizerPolicy):
 @register("scaffold")
 @dataclass(frozen=True, slots=True)
 class Scaffold(ServerOptimizerPolicy):
-    """Corrects each local step by how the gradients of the silo's data differ from all silos', so that silos with
-    unlike data do not drift apart: control variates. Karimireddy et al. 2020, option II."""
+    """Control variates against drift between silos with unlike data: each local step is corrected by the difference
+    between the gradients of the silo's data and of all silos' data. Karimireddy et al. 2020, option II."""
 
     rate: Rate = 1.0
-    """What a step is multiplied by; eta_g in the paper."""
+    """Learning rate of the server: factor of each step; eta_g in the paper."""
 
     controls: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Autoregressive integrated moving average of a silo's speed, fitted by statsmodels."""
+"""Predictor from an autoregressive integrated moving average (ARIMA) of a silo's speed, fitted by statsmodels."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LATELY = 50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filter:
-    """A fitted model as a steady filter: ``a <- T (a + K (y - Z a))``; the forecast is ``Z a``.
+    """Steady filter of a fitted model: ``a <- T (a + K (y - Z a))``; the forecast is ``Z a``.
 
     Args:
         transition: T, float64 [k, k].
         gain: T K, float64 [k].
         design: Z, float64 [k].
-        unit: speeds are divided by this [samples/s].
+        unit: divisor of speeds [samples/s].
     """
 
     transition: Floats
@@ -41,23 +41,14 @@ class Filter:
     unit: float
 
     def step(self, state: Floats, speed: float) -> Floats:
-        """Predicted state after one more speed [samples/s]."""
+        """Return the predicted state after one more speed [samples/s]."""
         after: Floats = self.transition @ state + self.gain * (speed / self.unit - float(self.design @ state))
         return after
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArimaState:
-    """What is known of one silo.
-
-    Args:
-        average: moving average of the speeds, which stands in for the model; None before the first.
-        speeds: the newest [samples/s].
-        seen: orders in all.
-        filter: the fitted model, if there is one.
-        predicted: its predicted state.
-        due: it is fitted when so many orders were seen.
-    """
+    """State of one silo; the next fit is due when ``seen``, the number of observed orders, reaches ``due``."""
 
     average: float | None = None
     speeds: tuple[float, ...] = ()
@@ -70,12 +61,11 @@ class ArimaState:
 @register("arima")
 @dataclass(frozen=True, slots=True)
 class Arima(PredictorPolicy[ArimaState]):
-    """Autoregressive integrated moving average of order (p, d, q); a moving average until it is fitted.
+    """ARIMA model of order (p, d, q); a moving average until the first fit.
 
-    Fitting, by maximum likelihood in statsmodels, is training: it happens in `learn`, counts as one epoch and takes
-    some 50 to 150 ms. In between the fitted filter goes on with each speed in microseconds: its gain has converged
-    by the end of the speeds it was fitted to. A forecast lies within a factor of 2 of the least and the greatest of
-    the last 50 speeds.
+    A fit, by maximum likelihood in statsmodels, is training: it runs in `learn`, counts as one epoch and takes about 50
+    to 150 ms. Between fits, the fitted filter processes each speed in microseconds: its gain has converged by the end
+    of the fitted speeds. A forecast lies within a factor of 2 of the least and greatest of the last 50 speeds.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (p, d, q = 2, 2, 1).
     """
@@ -84,19 +74,19 @@ class Arima(PredictorPolicy[ArimaState]):
     """Order of the autoregressive part."""
 
     d: Annotated[int, Ge(0), Le(2)] = 2
-    """How often the series is differenced."""
+    """Number of times that the series is differenced."""
 
     q: Order = 1
-    """Order of the moving average."""
+    """Order of the moving-average part."""
 
     samples: PositiveInt = 60
-    """Orders of a silo before the first fit."""
+    """Number of orders of a silo before the first fit."""
 
     memory: Memory = 300
-    """Newest orders that it is fitted to."""
+    """Number of newest orders used for a fit."""
 
     renew: PositiveInt = 100
-    """Orders between two fits."""
+    """Number of orders between two fits."""
 
     learns = True
 
@@ -104,7 +94,6 @@ class Arima(PredictorPolicy[ArimaState]):
         return ArimaState(due=max(self.samples, 3 * (self.p + self.d + self.q + 1)))
 
     def observe(self, state: ArimaState, sample: SpeedSample) -> ArimaState:
-        """State after one more speed; never fits."""
         speed, average, fitted = sample.speed, state.average, state.filter
         return replace(
             state,
@@ -115,7 +104,6 @@ class Arima(PredictorPolicy[ArimaState]):
         )
 
     def forecast(self, state: ArimaState, drivers: Drivers | None = None) -> float | None:
-        """One order ahead [samples/s], or None before the first observation."""
         if state.filter is None or state.predicted is None:
             return state.average
         speed = float(state.filter.design @ state.predicted) * state.filter.unit
@@ -128,7 +116,7 @@ class Arima(PredictorPolicy[ArimaState]):
         return state.seen >= state.due
 
     def learn(self, state: ArimaState, epochs: int) -> ArimaState:
-        """Fit, if it is due. One that fails leaves the model as it was, or the average."""
+        """Fit if a fit is due; a failed fit leaves the model, or the average, unchanged."""
         if epochs < 1 or not self.unlearned(state):
             return state
         state = replace(state, due=state.seen + self.renew)
@@ -138,16 +126,16 @@ class Arima(PredictorPolicy[ArimaState]):
 
 
 def _fit(speeds: Floats, order: tuple[int, int, int]) -> tuple[Filter, Floats] | None:
-    """Filter and predicted state, or None where the speeds do not allow a fit."""
+    """Return filter and predicted state, or None if the speeds do not allow a fit."""
     from numpy.linalg import LinAlgError
     from statsmodels.tsa.arima.model import ARIMA
 
     unit = float(speeds.mean())
     if speeds.std() <= 1e-6 * unit:
-        return None  # nothing varies: the average is exact
+        return None  # the speeds are constant, so the average is exact
     try:
         with warnings.catch_warnings():
-            # It warns of starting values and of ends without convergence; what comes out is checked below.
+            # Warnings about starting values and convergence are ignored; the result is checked below.
             warnings.simplefilter("ignore")
             model = ARIMA(speeds / unit, order=order, trend="n")
             result = model.fit(cov_type="none", method_kwargs={"maxiter": 30, "disp": 0})

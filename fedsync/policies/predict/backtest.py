@@ -1,4 +1,4 @@
-"""How well a predictor would have forecast a recorded series, one step ahead."""
+"""Backtest of a predictor: one-step-ahead forecasts of a recorded series."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EPOCHS = 100
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a recorded series: speed [samples/s], and the shares of cpu and memory, 0..1."""
+    """Step of a recorded series: speed [samples/s], and the shares of cpu and memory, 0..1."""
 
     speed: float
     cpu: float
@@ -23,13 +23,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class BacktestErrors:
-    """Errors over the steps that count [samples/s].
-
-    Args:
-        rmse: root mean squared error.
-        mae: mean absolute error.
-        forecasts: of every step but the first, which nothing comes before.
-    """
+    """Errors over the steps after the warm-up [samples/s]; ``forecasts`` covers every step but the first."""
 
     rmse: float
     mae: float
@@ -39,14 +33,12 @@ class BacktestErrors:
 def backtest(
     predictor: AnyPredictor, steps: Sequence[Step], warmup: int, watch: Callable[[], None] = lambda: None
 ) -> BacktestErrors:
-    """Forecast each step, with its cpu and memory as drivers, before its speed is shown.
+    """Forecast each step, with its cpu and memory as drivers, before its speed is observed.
 
-    Whatever wants to be trained is trained to its end after each step, in no time: a series of the past waits.
+    Due training runs to its end after each step, in no simulated time.
 
     Args:
-        predictor: whose forecasts count.
-        steps: more than ``warmup``.
-        warmup: first steps that do not count; one at least.
+        warmup: number of first steps that do not count; at least 1, less than the number of steps.
         watch: called after each step.
     """
     state = predictor.init()

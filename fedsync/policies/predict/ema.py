@@ -1,4 +1,4 @@
-"""Exponential moving average of a silo's speed, and the newest speed alone."""
+"""Predictors from an exponential moving average of the speed, and from the newest speed alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsync.policies.schema import Share, register
 @register("memoryless")
 @dataclass(frozen=True, slots=True)
 class Memoryless(PredictorPolicy[float | None]):
-    """Tomorrow is as today."""
+    """Forecast that equals the newest speed."""
 
     def init(self) -> float | None:
         return None
@@ -27,7 +27,7 @@ class Memoryless(PredictorPolicy[float | None]):
 @register("ema")
 @dataclass(frozen=True, slots=True)
 class Ema(PredictorPolicy[float | None]):
-    """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, beginning with the first speed seen.
+    """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, starting with the first speed.
 
     Source: LB-BSP, sections 3.2.2 and 3.5 (the predictor for federated learning).
     """

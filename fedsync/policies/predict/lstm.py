@@ -1,4 +1,4 @@
-"""A network with long short-term memory over the last speeds."""
+"""Predictor with long short-term memory over the last speeds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @register("lstm")
 @dataclass(frozen=True, slots=True)
 class LstmPredictor(Recurrent):
-    """Long short-term memory over the last two speeds; a moving average before there are ``samples`` orders.
+    """Network with long short-term memory over the last two speeds; a moving average before ``samples`` orders.
 
-    Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for all else.
+    Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for the rest.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1.
     """
@@ -36,7 +36,7 @@ class LstmPredictor(Recurrent):
         state, memory = np.zeros(size), np.zeros(size)
         for speed in inputs:
             gates = read * speed + bias + keep @ state
-            # 1 / (1 + exp(-x)) without overflow; g, the third part, is a tanh of the gates themselves.
+            # 1 / (1 + exp(-x)) without overflow; the third part, g, is a tanh of the gates themselves.
             open_ = 0.5 + 0.5 * np.tanh(0.5 * gates)
             memory = open_[size : 2 * size] * memory + open_[:size] * np.tanh(gates[2 * size : 3 * size])
             state = open_[3 * size :] * np.tanh(memory)

@@ -1,4 +1,4 @@
-"""All predictors at once, weighed by how well each has done lately."""
+"""Mixture of all predictors, weighted by their recent errors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
 
 @dataclass(frozen=True, slots=True)
 class MixtureState:
-    """What is known of one silo; all tuples in the order of the experts.
+    """State of one silo; all tuples in the order of the experts.
 
     Args:
-        states: of the experts.
-        errors: recent mean squared error of each, or none before the second order.
-        promised: whether an expert's promise has been counted.
-        orders: judged so far.
-        turn: which expert trains next.
+        errors: recent mean squared error of each expert, empty before the second order.
+        promised: whether each expert's promise has been counted.
+        orders: number of judged orders.
+        turn: index of the expert that trains next.
     """
 
     states: tuple[Any, ...]
@@ -45,23 +44,22 @@ def _one_of_each() -> tuple[PredictorPolicy[Any], ...]:
 @register("mixture")
 @dataclass(frozen=True, slots=True)
 class Mixture(PredictorPolicy[MixtureState]):
-    """The mean of other predictors' forecasts, weighed by how well each has done lately.
+    """Mean of other predictors' forecasts, weighted by their recent errors.
 
-    Weights are ``e_i^-power``, e_i the recent mean squared error of expert i.
+    The weight of expert i is ``e_i^-power``, where e_i is its recent mean squared error. These are exponential weights
+    on the logarithm of the error, so they need no unit and no learning rate in that unit. At ``power`` 8, an expert
+    with 1.2 times the best root mean squared error has a twentieth of the best weight; at 1.5 times, 1/650. So the
+    mixture is close to the best expert, and the errors of equally good experts average out.
 
-    These are exponential weights on the logarithm of the error: no unit and no learning rate that depends on it. At
-    ``power`` 8 an expert with 1.2 times the best one's root mean squared error has a twentieth of its weight, one
-    with 1.5 times 1/650; so the mixture is near the best of them, and where several are equally good their
-    errors average out.
+    The mean forgets with rate ``forget`` (and is a plain mean before ``1 / forget`` orders), so that the weights follow
+    when another expert becomes the best. One squared error counts up to 25 times the median expert's mean, so that an
+    unpredictable stall does not decide.
 
-    The mean forgets with rate ``forget`` (and is a plain mean before there are ``1 / forget`` orders), so that the
-    weights follow when another expert becomes the best. One squared error counts up to 25 times the median expert's
-    mean: a stall that nobody foresaw shall not decide. When an expert puts its first trained model to use, its record
-    is that of the moving average that stood in for it; the record is scaled by what training has found on held-out
-    samples, or a good model would wait for its weight. The scale is 25 at most, as for one error: a bad model loses
-    its weight by that, and has it back soon if it turns out good.
+    Until an expert uses its first trained model, its record is that of its moving average. Then the record is scaled by
+    the result on held-out samples; otherwise a good model would wait for its weight. The scale is at most 25: a bad
+    model loses its weight, and regains it soon if it proves good.
 
-    Experts are judged by what they would have forecast from what was known before the order (`SpeedSample.known`).
+    Experts are judged by their forecasts from the information before the order (`SpeedSample.known`).
 
     Source: none of the papers. Exponentially weighted experts with discounting: Cesa-Bianchi and Lugosi, "Prediction,
     Learning, and Games", section 2.11.
@@ -70,13 +68,13 @@ class Mixture(PredictorPolicy[MixtureState]):
     experts: Annotated[tuple[PredictorPolicy[Any], ...], Chosen("predictor", several=True)] = field(
         default_factory=_one_of_each
     )
-    """The predictors; left out, one of each other kind."""
+    """Predictors in the mixture. Default: one of each other kind."""
 
     power: Positive = 8.0
-    """Power of the inverse mean squared error that is an expert's weight."""
+    """Exponent of the inverse mean squared error in an expert's weight."""
 
     forget: Share = 0.01
-    """Weight of the newest squared error in that mean."""
+    """Weight of the newest squared error in the recent mean squared error."""
 
     def __post_init__(self) -> None:
         if any(isinstance(expert, Mixture) for expert in self.experts):
@@ -93,18 +91,16 @@ class Mixture(PredictorPolicy[MixtureState]):
         return MixtureState(tuple(expert.init() for expert in self.experts), (), (False,) * len(self.experts))
 
     def observe(self, state: MixtureState, sample: SpeedSample) -> MixtureState:
-        """Judge what the experts would have forecast, and show them the sample."""
         told = self._told(state, sample.known)
         errors, orders = state.errors, state.orders
         if told:
             squares = [(speed - sample.speed) ** 2 for speed in told]
-            # Even a perfect expert has the error of rounding, or all weights were those of the first to be perfect.
+            # A perfect expert still gets the rounding error; otherwise the first perfect expert would take all weight.
             errors, orders = self._remember(errors, squares, 1e-12 * sample.speed**2, orders), orders + 1
         states = tuple(expert.observe(inner, sample) for expert, inner in zip(self.experts, state.states, strict=True))
         return replace(state, states=states, errors=errors, orders=orders)
 
     def forecast(self, state: MixtureState, drivers: Drivers | None = None) -> float | None:
-        """The weighted mean [samples/s], or None before the first observation."""
         told = self._told(state, drivers)
         if not told:
             return None
@@ -112,11 +108,10 @@ class Mixture(PredictorPolicy[MixtureState]):
         return sum(weight * speed for weight, speed in zip(weights, told, strict=True))
 
     def unlearned(self, state: MixtureState) -> bool:
-        """Whether an expert wants to train."""
         return any(expert.unlearned(inner) for expert, inner in zip(self.experts, state.states, strict=True))
 
     def learn(self, state: MixtureState, epochs: int) -> MixtureState:
-        """Train one expert, of those that want to, for at most so many epochs; they take turns."""
+        """Train one expert with due training, for at most ``epochs`` epochs; the experts take turns."""
         count = len(self.experts)
         for index in ((state.turn + ahead) % count for ahead in range(count)):
             expert, inner = self.experts[index], state.states[index]
@@ -127,12 +122,11 @@ class Mixture(PredictorPolicy[MixtureState]):
         return state
 
     def reuse(self, state: MixtureState, donor: MixtureState) -> MixtureState:
-        """Each expert reuses what its like has learned."""
         pairs = zip(self.experts, state.states, donor.states, strict=True)
         return replace(state, states=tuple(expert.reuse(inner, other) for expert, inner, other in pairs))
 
     def export(self, state: MixtureState) -> dict[str, Any] | None:
-        """Of the first expert that has something."""
+        """Return the model of the first expert that has learned one."""
         for expert, inner in zip(self.experts, state.states, strict=True):
             learned = expert.export(inner)
             if learned is not None:
@@ -144,7 +138,7 @@ class Mixture(PredictorPolicy[MixtureState]):
         return tuple(self._weights(state.errors))
 
     def _told(self, state: MixtureState, drivers: Drivers | None) -> list[float]:
-        """The experts' forecasts, or none if one of them has none yet: they all have from the first order on."""
+        """Return the experts' forecasts; empty before the first order, when some experts have none."""
         told = [expert.forecast(inner, drivers) for expert, inner in zip(self.experts, state.states, strict=True)]
         known = [speed for speed in told if speed is not None]
         return known if len(known) == len(told) else []
@@ -164,7 +158,7 @@ class Mixture(PredictorPolicy[MixtureState]):
             return tuple(max(square, least) for square in squares)
         rate, most = max(self.forget, 1.0 / (orders + 1)), 25.0 * median(errors)
         if orders < 1.0 / self.forget:
-            most = float("inf")  # the first errors say little of how large an error can be
+            most = float("inf")  # the first errors say little about the possible size of an error
         return tuple(
             max(error + rate * (min(square, most) - error), least)
             for error, square in zip(errors, squares, strict=True)
@@ -174,8 +168,8 @@ class Mixture(PredictorPolicy[MixtureState]):
         promise = self.experts[index].promise(state.states[index])
         if promise is None or state.promised[index] or not state.errors:
             return state
-        # Where the average was exact there is no ratio to speak of: unbounded, it would ban the expert for ever, or
-        # overflow to an infinite error, which becomes NaN with the next order.
+        # Against an exact average the ratio is unbounded. It would ban the expert for ever, or overflow to an infinite
+        # error, which becomes NaN with the next order.
         scale = min(max(promise, _LEAST_PROMISE), _MOST_PROMISE)
         errors = _put(state.errors, index, scale * state.errors[index])
         return replace(state, errors=errors, promised=_put(state.promised, index, True))

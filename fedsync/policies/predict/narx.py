@@ -1,4 +1,4 @@
-"""Speed from past speeds and from what the machine's processors and memory are doing."""
+"""NARX predictor: speed from past speeds and from the load of the machine's processors and memory."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _ROLLOUT = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A trained network in use, for inputs and outputs in their own units.
+    """Trained network in use, for inputs and outputs in their own units.
 
     Args:
-        parameters: in normalised units, to train on.
+        parameters: in normalised units, for further training.
         layer: W [hidden, inputs], bias [hidden], out [hidden], straight [inputs], constant: as in
             `fedsync.policies.predict.small_network`, with the normalisation folded in.
-        gain: how fast the correction follows the errors.
-        limit: errors count up to this size in the correction [samples/s].
-        low: no forecast is below [samples/s], unless the last speeds were.
-        high: none is above, likewise.
+        gain: rate at which the correction follows the errors.
+        limit: largest error that counts in the correction [samples/s].
+        low: lower limit of forecasts [samples/s], unless the last speeds were lower.
+        high: upper limit of forecasts [samples/s], unless the last speeds were higher.
     """
 
     parameters: Floats
@@ -56,32 +56,30 @@ class Model:
     high: float
 
     def speed(self, inputs: list[float]) -> float:
-        """Output for one row of inputs, before any correction [samples/s]."""
+        """Return the output for one row of inputs, before any correction [samples/s]."""
         x = np.array(inputs)
         return float(self.out @ np.tanh(self.layer @ x + self.bias) + self.straight @ x) + self.constant
 
     def speeds(self, x: Floats) -> Floats:
-        """Outputs [n] for inputs [n, inputs]."""
+        """Return outputs [n] for inputs [n, inputs]."""
         given: Floats = np.tanh(x @ self.layer.T + self.bias) @ self.out + x @ self.straight + self.constant
         return given
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NarxState:
-    """What is known of one silo.
+    """State of one silo.
 
     Args:
-        average: moving average of the orders' speeds, which stands in for the model; None before the first.
+        average: moving average of the orders' speeds, used until there is a model; None before the first.
         rows: newest windows, float64 [n, 3]: speed, cpu, memory.
-        seen: windows in all.
-        length: windows of the last order.
-        start: parameters for training to begin with, from elsewhere.
-        model: in use, if there is one.
-        correction: what is added to its output [samples/s].
+        seen: number of observed windows.
+        length: number of windows of the last order.
+        start: initial parameters from another silo or run, or None.
+        correction: addition to the model's output [samples/s].
         errors: recent mean squared errors of model and average.
-        training: in work, if any.
-        normal: mean and scale of its inputs.
-        due: training begins when so many windows were seen.
+        normal: mean and scale of the inputs of ``training``.
+        due: number of observed windows at which the next training begins.
     """
 
     average: float | None
@@ -100,52 +98,52 @@ class NarxState:
 @register("narx")
 @dataclass(frozen=True, slots=True)
 class Narx(PredictorPolicy[NarxState]):
-    """A network over past speeds, processors and memory, trained on the windows that silos report.
+    """Network over past speeds, processor load and memory use, trained on the windows that silos report.
 
     ``v_k = F(v_{k-1}, v_{k-2}, c_k, c_{k-1}, c_{k-2}, m_k, m_{k-1}, m_{k-2})``, F a network with one hidden layer.
 
-    A step k is one *window* of an order, for one order is too little to learn from. The order to be forecast has
-    many windows, of which the first is the next one: F is asked window after window, its own answers as past speeds and
-    the processors and the memory as they are now, and the forecast is the mean over as many windows as the last
-    order had. Past speeds are used up after a few windows, so all from the fourth on count as the fourth. A silo that
-    reports no windows has orders of one.
+    A step k is one *window* of an order, because an order as a whole gives too little data. The next order consists of
+    many windows. F forecasts window after window, with its own outputs as past speeds and with the current processor
+    load and memory use. The forecast is the mean over as many windows as the last order had. Known past speeds last
+    for a few windows only, so all windows from the fourth on count as the fourth. Without reported windows, an order
+    counts as one window.
 
-    Besides the paper's model:
+    Additions to the paper's model:
 
-    - *Correction*: the slow part of F's past errors is added to its output. What no column shows and what lasts
-      longer than two windows (a hot processor, another machine) is found there. How fast it follows is chosen on
-      the held-out samples; a single error counts up to three standard deviations.
+    - *Correction*: the slow part of F's past errors is added to its output. It captures effects that no input shows and
+      that last longer than two windows (a hot processor, another machine). The rate of the correction is chosen on the
+      held-out samples; a single error counts up to three standard deviations.
     - *Trust*: the moving average forecasts before there are ``samples`` windows (a fifth of that if training begins
       with another model's weights), and whenever its own recent error is less than the model's.
-    - *Guard*: a forecast is at most 1.5 times as far out as nearly all speeds that are remembered, or the last two.
+    - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
-    Training begins again after ``renew`` more windows, where it ended the last time; it stops early on the newest fifth
-    of the windows remembered, which it does not train on.
+    Training continues after ``renew`` more windows. It stops early on the newest fifth of the remembered windows, which
+    it does not train on.
 
     Source: LB-BSP, sections 3.2.2 (equation 4), 4 (online training) and 5.4.1.
     """
 
     samples: PositiveInt = 500
-    """Windows of a silo before the first training; an order has several."""
+    """Number of windows of a silo before the first training; an order has several windows."""
 
     hidden: Hidden = 8
     """Width of the hidden layer."""
 
     memory: Memory = 2000
-    """Newest windows that it is trained on."""
+    """Number of newest windows used for training."""
 
     renew: PositiveInt = 50
-    """Windows between two trainings."""
+    """Number of windows between two trainings."""
 
     warm_start: str | None = None
-    """The ``predictor.json`` of a former run, as a path from where the server runs: training begins there, and
-    sooner."""
+    """Path of the ``predictor.json`` of an earlier run, relative to the server's working directory. Training starts
+    with its parameters, after fewer windows."""
 
     learns = True
 
     @property
     def start(self) -> tuple[float, ...] | None:
-        """Parameters of a former run to begin with, or None; see `loaded`."""
+        """Initial parameters from an earlier run, or None; see `loaded`."""
         return None
 
     def loaded(self) -> Narx:
@@ -167,7 +165,7 @@ class Narx(PredictorPolicy[NarxState]):
         return NarxState(None, np.empty((0, 3)), 0, 1, start, None, 0.0, (0.0, 0.0), None, None, self._first(start))
 
     def observe(self, state: NarxState, sample: SpeedSample) -> NarxState:
-        """Remembers the order's windows and sees how good the last forecast was; never trains."""
+        """Add the order's windows, and judge the last forecast; never trains."""
         average, errors, correction = state.average, state.errors, state.correction
         rows = _rows(sample)
         remembered = np.concatenate([state.rows, rows])
@@ -187,17 +185,15 @@ class Narx(PredictorPolicy[NarxState]):
         )
 
     def forecast(self, state: NarxState, drivers: Drivers | None = None) -> float | None:
-        """The model's mean speed over the next order [samples/s]; see the class for when it is the average."""
         if state.model is None or state.errors[0] > state.errors[1]:
             return state.average
         return self._ask(state, state.model, drivers)
 
     def unlearned(self, state: NarxState) -> bool:
-        """Whether training is in work or due."""
         return state.training is not None or state.seen >= state.due
 
     def learn(self, state: NarxState, epochs: int) -> NarxState:
-        """Train for at most so many passes; the model is replaced when training has ended."""
+        """Train for at most ``epochs`` passes; the model is replaced when training has ended."""
         if not self.unlearned(state):
             return state
         if state.training is None:
@@ -212,16 +208,15 @@ class Narx(PredictorPolicy[NarxState]):
         return replace(state, training=training)
 
     def reuse(self, state: NarxState, donor: NarxState) -> NarxState:
-        """Begin training with the donor's parameters, and sooner."""
+        """Start training from the donor's parameters, and after fewer windows."""
         start = donor.start if donor.model is None else donor.model.parameters
         return state if start is None else replace(state, start=start, due=self._first(start))
 
     def promise(self, state: NarxState) -> float | None:
-        """Recent squared error of the model against the average's, at first that on the held-out windows."""
+        """Recent squared error of the model relative to the average's; at first on the held-out windows."""
         return None if state.model is None else state.errors[0] / max(state.errors[1], 1e-300)
 
     def export(self, state: NarxState) -> dict[str, Any] | None:
-        """Size of the hidden layer and parameters."""
         if state.model is None:
             return None
         return {"kind": "narx", "hidden": self.hidden, "parameters": state.model.parameters.tolist()}
@@ -260,7 +255,7 @@ class Narx(PredictorPolicy[NarxState]):
         return replace(state, training=training, normal=(mean, scale))
 
     def _end(self, state: NarxState, training: Training, normal: tuple[Floats, Floats]) -> NarxState:
-        """Put the trained network to use; its gain and its correction follow from the newest windows."""
+        """Use the trained network; its gain and correction follow from the newest windows."""
         x, y = _table(state.rows)
         model = _fold(training, *normal, y)
         given = model.speeds(x)
@@ -287,16 +282,16 @@ class Narx(PredictorPolicy[NarxState]):
 
 @dataclass(frozen=True, slots=True)
 class WarmNarx(Narx):
-    """`Narx` with the parameters that its ``warm_start`` names."""
+    """`Narx` with the parameters from the file ``warm_start``."""
 
     start: tuple[float, ...] | None = None
 
 
 def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:
-    """Parameters that `Narx.export` has written.
+    """Read the parameters that `Narx.export` has written.
 
     Raises:
-        ValueError: they are not, or not for a hidden layer of this size.
+        ValueError: the content is no such export, or has a hidden layer of another size.
     """
     expected = hidden * (_INPUTS + 2) + _INPUTS + 1
     parameters = content.get("parameters")
@@ -311,30 +306,30 @@ def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:
 
 
 def _rows(sample: SpeedSample) -> Floats:
-    """Windows of a sample, float64 [n, 3]; the sample itself where it has none. 0 stands for what is not told."""
+    """Windows of a sample, float64 [n, 3], or the sample itself without windows; missing values are 0."""
     if not sample.windows:
         return np.array([[sample.speed, sample.cpu or 0.0, sample.memory or 0.0]])
     return np.array([[window.speed, window.cpu or 0.0, window.memory or 0.0] for window in sample.windows])
 
 
 def _table(rows: Floats) -> tuple[Floats, Floats]:
-    """Inputs [n - 2, 8] and targets [n - 2] of n windows."""
+    """Inputs [n - 2, 8] and targets [n - 2] from n windows."""
     v, c, m = rows.T
     x = np.stack([v[1:-1], v[:-2], c[2:], c[1:-1], c[:-2], m[2:], m[1:-1], m[:-2]], axis=1)
     return x, v[2:]
 
 
 def _normal(x: Floats) -> tuple[Floats, Floats]:
-    """Mean and scale of the inputs; the first two, and the target, have those of the first."""
+    """Mean and scale of the inputs; both past speeds, and the target, use those of the first."""
     mean, scale = x.mean(axis=0), x.std(axis=0)
-    # What does not vary says nothing: it must not be blown up when it moves a little one day.
+    # A constant input carries no information; a tiny scale would inflate its first small change.
     scale = np.where(scale < 1e-3 * np.maximum(np.abs(mean), 1e-3), np.maximum(np.abs(mean), 1e-3), scale)
     mean[1], scale[1] = mean[0], scale[0]
     return mean, scale
 
 
 def _fold(training: Training, mean: Floats, scale: Floats, y: Floats) -> Model:
-    """The model in units of its own: W (x - mean) / scale = (W / scale) x - W (mean / scale)."""
+    """Return the model in its own units: W (x - mean) / scale = (W / scale) x - W (mean / scale)."""
     parameters = training.parameters if training.best is None else training.best
     layer, bias, out, straight, constant = split(parameters, training.hidden)
     low, high = np.quantile(y, [0.005, 0.995]).tolist()
@@ -353,7 +348,7 @@ def _fold(training: Training, mean: Floats, scale: Floats, y: Floats) -> Model:
 
 
 def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> tuple[float, float]:
-    """Mean squared error of the corrected outputs over the last ``held``, and the correction after all of them."""
+    """Return the mean squared error of corrected outputs over the last ``held`` windows, and the final correction."""
     correction, squares, first = 0.0, 0.0, len(y) - held
     for index, (output, speed) in enumerate(zip(given.tolist(), y.tolist(), strict=True)):
         error = speed - output - correction
@@ -364,7 +359,7 @@ def _follow(given: Floats, y: Floats, gain: float, limit: float, held: int) -> t
 
 
 def _corrected(model: Model, correction: float, rows: Floats) -> float:
-    """The correction after the newest windows, given with the two before them."""
+    """Return the correction after the newest windows; ``rows`` also holds the two windows before them."""
     if model.gain == 0.0:
         return 0.0
     x, y = _table(rows)
@@ -375,7 +370,7 @@ def _corrected(model: Model, correction: float, rows: Floats) -> float:
 
 
 def _average_error(speeds: Floats, held: int) -> float:
-    """Mean squared error of the moving average, one window ahead, over the last ``held``."""
+    """Mean squared error of the moving average, one window ahead, over the last ``held`` windows."""
     average, squares = float(speeds[0]), 0.0
     for index, speed in enumerate(speeds.tolist()):
         if index >= len(speeds) - held:
@@ -385,7 +380,7 @@ def _average_error(speeds: Floats, held: int) -> float:
 
 
 def _judged(errors: tuple[float, float], model: float, average: float) -> tuple[float, float]:
-    """Recent mean squares after one more error of each; one error counts up to nine times the larger mean."""
+    """Update the recent mean squares by one error each; an error counts up to nine times the larger mean."""
     most = 9 * max(errors) or math.inf
     first, second = (
         mean + _TRUST * (min(error * error, most) - mean) for mean, error in zip(errors, (model, average), strict=True)

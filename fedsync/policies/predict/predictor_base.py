@@ -1,4 +1,4 @@
-"""What every predictor has that a strategy file may choose; most of it is for those that train."""
+"""Base class of all predictors; most of its methods matter only for predictors that train."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Memory = Annotated[int, Ge(50), Le(10_000)]
 
 
 class PredictorPolicy(Policy, Generic[S]):
-    """Base of predictors: how fast a silo will be in its next order; see `fedsync.core.protocols.Predictor`.
+    """Base of predictors of a silo's speed in its next order; see `fedsync.core.protocols.Predictor`.
 
-    One that does not train leaves everything about training as it is here.
+    A predictor that does not train keeps the defaults of all training methods.
     """
 
     __slots__ = ()
@@ -31,10 +31,10 @@ class PredictorPolicy(Policy, Generic[S]):
         return False
 
     def loaded(self) -> PredictorPolicy[S]:
-        """The predictor with whatever its fields name files for. Asked once, before a run.
+        """Return the predictor with the contents of the files that its fields name; called once, before a run.
 
         Raises:
-            ConfigError: a file is not what it should be.
+            ConfigError: a file is invalid.
         """
         return self
 
@@ -43,36 +43,36 @@ class PredictorPolicy(Policy, Generic[S]):
 
     @abstractmethod
     def observe(self, state: S, sample: SpeedSample) -> S:
-        """State after one more observation; never trains."""
+        """Return the state after one more observation; never trains."""
 
     @abstractmethod
     def forecast(self, state: S, drivers: Drivers | None = None) -> float | None:
         """Predicted mean speed of the next order [samples/s], or None before the first observation."""
 
     def unlearned(self, state: S) -> bool:
-        """Whether `learn` has something to do."""
+        """Whether training is due."""
         return False
 
     def learn(self, state: S, epochs: int) -> S:
-        """State after training for at most so many epochs."""
+        """Return the state after training for at most ``epochs`` epochs."""
         return state
 
     def reuse(self, state: S, donor: S) -> S:
-        """``state`` with what ``donor`` has learned as the beginning of its own training."""
+        """Return ``state`` with the model of ``donor`` as the start of its own training."""
         return state
 
     def promise(self, state: S) -> float | None:
-        """Squared error of the trained model against the moving average's, on samples held out of training.
+        """Squared error of the trained model relative to the moving average's, on held-out samples.
 
-        None while there is no model, or where nothing was held out.
+        None without a model or without held-out samples.
         """
         return None
 
     def export(self, state: S) -> dict[str, Any] | None:
-        """What was learned as plain JSON values; None if nothing was."""
+        """Return the learned model as plain JSON values, or None without a model."""
         return None
 
 
 def predictors() -> dict[str, PredictorPolicy[Any]]:
-    """One predictor of each kind, as a strategy file that names nothing but the kind has it."""
+    """One predictor of each kind, with default settings."""
     return {kind: cast(PredictorPolicy[Any], policy()) for kind, policy in kinds("predictor").items()}

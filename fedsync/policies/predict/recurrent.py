@@ -1,4 +1,4 @@
-"""What the two recurrent predictors have in common: past speeds in, the next one out, trained by PyTorch."""
+"""Base of the recurrent predictors: past speeds in, the next speed out, trained by PyTorch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
-    """A trained network.
+    """Trained network.
 
     Args:
-        weights: by the names that PyTorch gives them; ``out.weight`` and ``out.bias`` are the last layer's.
-        mean: of the speeds that it was trained on [samples/s].
-        scale: their standard deviation.
+        weights: weights by their PyTorch names; ``out.weight`` and ``out.bias`` belong to the last layer.
+        mean: mean of the training speeds [samples/s].
+        scale: standard deviation of the training speeds [samples/s].
     """
 
     weights: Weights
@@ -51,16 +51,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Session:
-    """Training in work.
-
-    Args:
-        speeds: what is trained on and held out, float64 [n].
-        now: as of the last epoch.
-        best: with the least error on the held-out speeds so far.
-        error: that error.
-        stale: epochs since then.
-        epochs: in all.
-    """
+    """Training in progress; ``stale`` counts epochs since ``best``, whose held-out error is ``error``."""
 
     speeds: Floats
     now: Trained
@@ -72,17 +63,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecurrentState:
-    """What is known of one silo.
-
-    Args:
-        average: moving average of the speeds, which stands in for the network; None before the first.
-        speeds: the newest [samples/s].
-        seen: orders in all.
-        trained: the network in use, if there is one.
-        session: training in work, if any.
-        due: training begins when so many orders were seen.
-        promise: squared error on what was held out of the last training, against the average's.
-    """
+    """State of one silo; training begins when ``seen``, the number of observed orders, reaches ``due``."""
 
     average: float | None
     speeds: Floats
@@ -95,43 +76,42 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent(PredictorPolicy[RecurrentState]):
-    """A recurrent cell read over the last two speeds, and a linear layer; a moving average (0.2) until it is trained.
+    """Recurrent cell over the last two speeds and a linear layer; a moving average (0.2) until it is trained.
 
-    It learns the series that it forecasts, one speed an order. Training goes over the remembered speeds with Adam, in
-    batches of 128, stops early on the newest fifth, and begins again after ``renew`` orders where it ended. A
-    forecast lies within a factor of 2 of the least and the greatest of the last 50 speeds. PyTorch is needed for
-    training only: a forecast is two steps of the cell in NumPy.
+    Its training data are the series that it forecasts, one speed per order. Training uses Adam on the remembered speeds
+    in batches of 128, stops early on the newest fifth, and continues after ``renew`` orders. A forecast lies within a
+    factor of 2 of the least and greatest of the last 50 speeds. Only training needs PyTorch: a forecast is two steps of
+    the cell in NumPy.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (look-back 2).
     """
 
     samples: PositiveInt = 500
-    """Orders of a silo before the first training."""
+    """Number of orders of a silo before the first training."""
 
     hidden: Hidden = 16
     """Width of the recurrent layer."""
 
     memory: Memory = 1000
-    """Newest orders that it is trained on."""
+    """Number of newest orders used for training."""
 
     renew: PositiveInt = 100
-    """Orders between two trainings."""
+    """Number of orders between two trainings."""
 
     learns = True
 
     @abstractmethod
     def cell(self) -> torch.nn.RNNBase:
-        """The cell as PyTorch has it: one input, ``hidden`` outputs, batch first."""
+        """Return the PyTorch cell: one input, ``hidden`` outputs, batch first."""
 
     @abstractmethod
     def output(self, weights: Weights, inputs: list[float]) -> float:
-        """The network's answer to normalised speeds, the oldest first."""
+        """Return the network's output for normalised speeds, the oldest first."""
 
     def init(self) -> RecurrentState:
         return RecurrentState(None, np.empty(0), 0, None, None, max(self.samples, 10 * LOOK_BACK))
 
     def observe(self, state: RecurrentState, sample: SpeedSample) -> RecurrentState:
-        """State after one more speed; never trains."""
         speed, average = sample.speed, state.average
         return replace(
             state,
@@ -141,7 +121,6 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         )
 
     def forecast(self, state: RecurrentState, drivers: Drivers | None = None) -> float | None:
-        """One order ahead [samples/s], or None before the first observation."""
         trained = state.trained
         if trained is None:
             return state.average
@@ -151,11 +130,10 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         return min(max(speed, min(lately) / _FACTOR), max(lately) * _FACTOR)
 
     def unlearned(self, state: RecurrentState) -> bool:
-        """Whether training is in work or due."""
         return state.session is not None or state.seen >= state.due
 
     def learn(self, state: RecurrentState, epochs: int) -> RecurrentState:
-        """Train for at most so many epochs; the network is replaced when training has ended."""
+        """Train for at most ``epochs`` epochs; the network is replaced when training has ended."""
         if epochs < 1 or not self.unlearned(state):
             return state
         session = state.session or self._begin(state)
@@ -163,7 +141,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         if session.stale < _PATIENCE and session.epochs < _MOST_EPOCHS:
             return replace(state, session=session)
         error = session.error * session.best.scale**2
-        # After a constant speed the average's error is 0: no network is to be measured against less than rounding.
+        # After a constant speed the average's error is 0, so the reference error is at least the rounding error.
         least = _ROUNDING * session.best.mean**2
         return replace(
             state,
@@ -174,11 +152,10 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         )
 
     def reuse(self, state: RecurrentState, donor: RecurrentState) -> RecurrentState:
-        """The same state: two speeds tell little that holds for another machine."""
+        """Return the state unchanged: two speeds hold little information about another machine."""
         return state
 
     def promise(self, state: RecurrentState) -> float | None:
-        """Squared error of the network against the average's, on the speeds held out of its last training."""
         return state.promise
 
     def export(self, state: RecurrentState) -> dict[str, Any] | None:
@@ -193,7 +170,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         return Session(speeds, trained, trained)
 
     def _first_weights(self) -> Weights:
-        """Uniform within ``+-1 / sqrt(hidden)``, as PyTorch begins, from a generator of its own."""
+        """Draw uniformly within ``+-1 / sqrt(hidden)``, as PyTorch does, from a separate generator."""
         draw, width = generator(0, Stream.MODEL, type(self).__name__), self.hidden**-0.5
         shapes = {name: tuple(value.shape) for name, value in self._network().state_dict().items()}
         return {name: draw.uniform(-width, width, shape) for name, shape in shapes.items()}
@@ -201,12 +178,12 @@ class Recurrent(PredictorPolicy[RecurrentState]):
     def _network(self) -> torch.nn.ModuleDict:
         import torch
 
-        # Under `fork_rng` PyTorch's own initialisation, which is overwritten, leaves no trace in its generator.
+        # `fork_rng` keeps PyTorch's own initialisation, which is overwritten, from changing its global generator.
         with torch.random.fork_rng(devices=[]):
             return torch.nn.ModuleDict({"cell": self.cell(), "out": torch.nn.Linear(self.hidden, 1)}).double()
 
     def _on_one_thread(self, session: Session, epochs: int) -> Session:
-        """As `fedsync.policies.predict.threads`, for PyTorch's threads."""
+        """Train on one thread, for the reasons in `fedsync.policies.predict.threads`."""
         import torch
 
         threads = torch.get_num_threads()
@@ -266,5 +243,4 @@ def _average_error(speeds: Floats) -> float:
 
 
 def finish(weights: Weights, state: Floats) -> float:
-    """The last layer's answer."""
     return float(weights["out.weight"][0] @ state + weights["out.bias"][0])

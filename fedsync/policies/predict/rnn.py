@@ -1,4 +1,4 @@
-"""A plain recurrent network over the last speeds."""
+"""Predictor with a plain recurrent network over the last speeds."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 @register("rnn")
 @dataclass(frozen=True, slots=True)
 class RnnPredictor(Recurrent):
-    """A plain recurrent network over the last two speeds; a moving average before there are ``samples`` orders.
+    """Plain recurrent network over the last two speeds; a moving average before ``samples`` orders.
 
-    ``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for all else.
+    ``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for the rest.
 
     Source: LB-BSP, sections 3.2.2 and 5.4.1 (SimpleRNN).
     """
 
     def cell(self) -> torch.nn.RNNBase:
-        """Elman's cell."""
         import torch
 
         return torch.nn.RNN(1, self.hidden, batch_first=True)

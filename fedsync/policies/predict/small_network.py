@@ -1,11 +1,10 @@
-"""A small feed-forward network that is a value: one hidden layer of tanh, and the inputs straight to the output.
+"""Small immutable feed-forward network: one hidden layer of tanh, plus direct connections from inputs to output.
 
-``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of
-Levenberg and Marquardt takes a handful of passes where gradient descent takes thousands, and a pass takes a
-millisecond. Errors count by Huber's loss: a rare stall of the machine is no reason to expect one.
+``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of Levenberg
+and Marquardt takes a handful of passes of a millisecond, where gradient descent takes thousands. Huber's loss limits
+the influence of rare stalls of the machine.
 
-Libraries were looked at: scikit-learn's ``MLPRegressor`` is not a value, knows gradient methods only and squared
-errors only.
+scikit-learn's ``MLPRegressor`` does not fit: it is mutable and offers only gradient methods and squared errors.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 HUBER = 3.0
-"""Errors beyond so many (robust) standard deviations count by size, not by square."""
+"""Number of robust standard deviations beyond which errors count linearly."""
 
 DECAY = 1.0
 """Weight decay: half its product with the squared norm of the parameters is added to the summed loss."""
@@ -30,13 +29,13 @@ _TRIES = 6
 
 
 def random_parameters(inputs: int, hidden: int, draw: np.random.Generator) -> Floats:
-    """Parameters to begin with, float64 [hidden (inputs + 2) + inputs + 1]: the output is 0 everywhere."""
+    """Initial parameters, float64 [hidden (inputs + 2) + inputs + 1], with output 0 everywhere."""
     weights = draw.normal(0.0, inputs**-0.5, hidden * inputs)
     return np.concatenate([weights, draw.normal(0.0, 0.5, hidden), np.zeros(hidden + inputs + 1)])
 
 
 def split(parameters: Floats, hidden: int) -> tuple[Floats, Floats, Floats, Floats, float]:
-    """The parts W [hidden, inputs], b [hidden], w [hidden], s [inputs], c."""
+    """Return the parts W [hidden, inputs], b [hidden], w [hidden], s [inputs], c."""
     inputs = (len(parameters) - 2 * hidden - 1) // (hidden + 1)
     layer, bias, out, straight = np.split(
         parameters[:-1], [hidden * inputs, hidden * (inputs + 1), hidden * (inputs + 2)]
@@ -45,7 +44,7 @@ def split(parameters: Floats, hidden: int) -> tuple[Floats, Floats, Floats, Floa
 
 
 def outputs(parameters: Floats, hidden: int, x: Floats) -> tuple[Floats, Floats]:
-    """Outputs [n] and activities of the hidden layer [n, hidden] for inputs [n, inputs]."""
+    """Return outputs [n] and activations of the hidden layer [n, hidden] for inputs [n, inputs]."""
     layer, bias, out, straight, constant = split(parameters, hidden)
     active = np.tanh(x @ layer.T + bias)
     return active @ out + x @ straight + constant, active
@@ -53,21 +52,19 @@ def outputs(parameters: Floats, hidden: int, x: Floats) -> tuple[Floats, Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """Training in work.
+    """Training in progress.
 
     Args:
         x: inputs, float64 [n, inputs], about standard normal.
-        y: targets, float64 [n], likewise.
-        held_x: inputs of the samples that are held out to see when to stop.
-        held_y: their targets.
-        hidden: size of the hidden layer.
-        parameters: of the last pass.
+        y: targets, float64 [n], about standard normal.
+        held_x: inputs of the held-out samples, for early stopping.
+        held_y: targets of the held-out samples.
+        parameters: parameters of the last pass.
         damping: of Levenberg and Marquardt, relative to n.
-        best: parameters with the least loss on the held-out samples so far.
-        loss: that loss.
-        stale: passes since then.
-        epochs: passes in all.
-        ended: whether there is no point in going on.
+        best: parameters with the least loss on the held-out samples.
+        loss: loss of ``best``.
+        stale: passes since ``best``.
+        epochs: number of finished passes.
     """
 
     x: Floats
@@ -85,7 +82,7 @@ class Training:
 
 
 def improve(training: Training) -> Training:
-    """One more pass over the samples; one step of Levenberg and Marquardt, the damping as large as it must be."""
+    """Make one step of Levenberg and Marquardt over all samples, with the damping raised until the loss falls."""
     parameters, damping, x, y = training.parameters, training.damping, training.x, training.y
     given, active = outputs(parameters, training.hidden, x)
     error = given - y
@@ -130,6 +127,5 @@ def _slopes(parameters: Floats, hidden: int, x: Floats, active: Floats) -> Float
 
 
 def _loss(error: Floats, limit: float) -> float:
-    """Huber's loss, summed."""
     size = np.abs(error)
     return float(np.where(size < limit, 0.5 * error * error, limit * (size - 0.5 * limit)).sum())

@@ -1,4 +1,4 @@
-"""Small matrices are trained on one thread."""
+"""Restriction of NumPy to one thread, for training on small matrices."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 @cache
 def _controller() -> Any:
-    # Looking for the libraries that have threads takes milliseconds, limiting them microseconds.
+    # Finding the libraries with threads takes milliseconds, limiting them microseconds.
     import numpy as np
     from threadpoolctl import ThreadpoolController
 
-    assert np  # its BLAS must be there to be found
+    assert np  # NumPy's BLAS must be loaded to be found
     return ThreadpoolController()
 
 
 def one_thread() -> AbstractContextManager[object]:
-    """NumPy's linear algebra on one thread.
+    """Context in which NumPy's linear algebra runs on one thread.
 
-    On several it is slower for matrices of this size, many times so where other programs use the processors, and
-    what it adds up depends on their number, so that a replay elsewhere could differ.
+    Several threads are slower for small matrices, many times so on a busy machine. Their sums also depend on the number
+    of threads, so that a replay on another machine could differ.
     """
     limit: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
     return limit

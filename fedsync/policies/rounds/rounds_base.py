@@ -1,4 +1,4 @@
-"""Base of what a strategy file says as ``on_round``: settings that change from round to round."""
+"""Base of the ``on_round`` policies of a strategy file: settings that change from round to round."""
 
 from __future__ import annotations
 
@@ -16,40 +16,34 @@ from fedsync.policies.schema import Policy, register
 
 Scalar = bool | int | float | str
 RATE = "learning_rate"
-"""The entry of a round's settings that is the learning rate of its orders; all others are for ``train_config``."""
+"""Key of the learning rate in a round's settings; all other entries go to ``train_config``."""
 
 
 _INSTEAD = "Write decay, cosine or table; or give FedSync the function again"
 
 
 class RoundPolicy(Policy):
-    """Base of settings that change from round to round. A round is that of the version which comes of it, from 1."""
+    """Base of settings that change from round to round; a round has the number of its resulting version, from 1."""
 
     __slots__ = ()
     section = "on_round"
 
     @property
     def changes_rate(self) -> bool:
-        """Whether it may change the learning rate."""
         return True
 
     @abstractmethod
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
-        """What orders of a round say: ``learning_rate``, and entries of ``train_config`` that others replace or join.
+        """Return the ``learning_rate`` of a round's orders, and entries to add or replace in ``train_config``.
 
         Args:
-            round: of the version that the order's update is for, if it is in time: its base version and one.
-            learning_rate: of ``local``.
+            round: base version of the order plus one, the version of a punctual update.
+            learning_rate: ``local.learning_rate``.
         """
 
 
 class RoundHook(Extension):
-    """Writes the settings of their round into orders.
-
-    Args:
-        policy: says which.
-        rate: learning rate of ``local``.
-    """
+    """Extension that writes the settings of their round into orders; ``rate`` is ``local.learning_rate``."""
 
     name: ClassVar[str] = "on_round"
 
@@ -65,19 +59,19 @@ class RoundHook(Extension):
         rate = self._settings.get(RATE, self._rate)
         if isinstance(rate, bool | str) or not isfinite(rate) or rate <= 0:
             raise PolicyError(f"on_round says learning_rate {rate!r} for round {self._round}, and it must be above 0")
-        # A balancer may have scaled the order's own.
+        # A balancer may have scaled the order's rate.
         scaled = rate if order.learning_rate == self._rate else order.learning_rate * rate / self._rate
         return replace(order, learning_rate=scaled, config=json.dumps(config, sort_keys=True) if config else "")
 
     def state(self) -> dict[str, Any]:
-        """Nothing: a run that goes on asks again."""
+        """Return nothing: a resumed run asks the policy again."""
         return {}
 
 
 @register("own")
 @dataclass(frozen=True)
 class Called(RoundPolicy):
-    """A function of the user's own, which a ServerApp gives as ``on_round``; no file can name it."""
+    """User's own function, passed to a ServerApp as ``on_round``; no file can name it."""
 
     @classmethod
     def of(cls, function: Callable[[int], Mapping[str, Scalar]]) -> Called:
@@ -93,5 +87,5 @@ class Called(RoundPolicy):
 
 
 def told_of(policy: RoundPolicy | None) -> RoundPolicy | None:
-    """What silos are told of a policy: a user's own, which they do not have, is any."""
+    """Return the policy as silos see it: silos lack the code of a user's own policy and get a placeholder."""
     return policy if policy is None or policy.is_shipped() else Called()

@@ -1,4 +1,4 @@
-"""Learning rates that fall from round to round, and settings by round."""
+"""Learning rate schedules, and settings by round."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fedsync.policies.schema import PartOfOne, Positive, PositiveInt, Settings, 
 @register("decay")
 @dataclass(frozen=True, slots=True)
 class Decay(RoundPolicy):
-    """The learning rate is multiplied by ``factor`` after each ``every`` rounds, and never falls below ``least``."""
+    """Learning rate that is multiplied by ``factor`` after every ``every`` rounds, down to ``least``."""
 
     factor: Share = 0.99
-    """What it is multiplied by."""
+    """Factor of the learning rate."""
 
     every: PositiveInt = 1
-    """Rounds that have the same rate."""
+    """Number of rounds with the same rate."""
 
     least: PartOfOne = 0.0
-    """Part of ``local.learning_rate`` below which it does not fall."""
+    """Lower limit of the rate, as a share of ``local.learning_rate``."""
 
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
         return {RATE: learning_rate * max(self.factor ** ((round - 1) // self.every), self.least)}
@@ -31,13 +31,13 @@ class Decay(RoundPolicy):
 @register("cosine")
 @dataclass(frozen=True, slots=True)
 class Cosine(RoundPolicy):
-    """The learning rate falls along half a cosine within ``rounds`` rounds, from all of it to ``least``, and stays."""
+    """Learning rate that falls along half a cosine to ``least`` within ``rounds`` rounds, and then stays there."""
 
     rounds: PositiveInt = 100
-    """Rounds until it is at ``least``."""
+    """Number of rounds until the rate reaches ``least``."""
 
     least: Share = 0.01
-    """Part of ``local.learning_rate`` that it falls to."""
+    """Final rate, as a share of ``local.learning_rate``."""
 
     def settings(self, round: int, learning_rate: float) -> Mapping[str, Scalar]:
         gone = min((round - 1) / self.rounds, 1.0)
@@ -46,16 +46,16 @@ class Cosine(RoundPolicy):
 
 @dataclass(frozen=True, slots=True)
 class FromRound(Settings):
-    """What holds from a round on, until another entry says otherwise."""
+    """Settings that hold from a round on, until another entry changes them."""
 
     round: PositiveInt
-    """First round for which it holds."""
+    """First round to which the entry applies."""
 
     learning_rate: Positive | None = None
-    """Learning rate of orders; left out, it stays."""
+    """Learning rate of orders. Default: unchanged."""
 
     train_config: dict[str, bool | int | float | str] = field(default_factory=dict)
-    """Entries for training code of one's own, which join ``train_config`` or replace entries there."""
+    """Entries for the user's own training code, which are added to ``train_config`` or replace its entries."""
 
     def __post_init__(self) -> None:
         if self.learning_rate is None and not self.train_config:
@@ -68,7 +68,7 @@ class ByRound(RoundPolicy):
     """Settings by round, as in ``rounds: [{round: 1, train_config: {mix: 0.5}}, {round: 9, learning_rate: 0.01}]``."""
 
     rounds: list[FromRound] = field(default_factory=list)
-    """What holds from which round on."""
+    """Settings with the round from which each applies; one entry per round."""
 
     def __post_init__(self) -> None:
         numbers = [each.round for each in self.rounds]

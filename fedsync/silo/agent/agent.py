@@ -1,21 +1,21 @@
-"""A silo's agent: one process that holds requests at the hubs of all runs that the silo takes part in.
+"""Agent of a silo: one process that holds requests at the hubs of all runs that the silo takes part in.
 
-It has the network, and neither the silo's data nor anybody's training code: what a question is about, the trainer of
-its run does (`fedsync.silo`), over a Unix socket. It outlives the SuperNode and its ClientApp, which hands it joins.
+The agent has a network, but neither the silo's data nor any training code. It passes questions over a Unix socket to
+the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the ClientApp, which sends it joins.
 
-| a session is | until | then |
+| state of a session | event | next state |
 |---|---|---|
-| joining | the hub takes the join | here; what the session needs is on disk |
-| joining | the hub refuses the join | forgotten: another join comes where the silo is wanted |
-| here | a question comes | here: a thread answers it, the next question is asked for at once |
-| here | the line breaks | here, after a pause; or joining, where another join names another hub |
-| here | the hub does not know it any more | joining, if there is another join by then; else it waits for one |
-| here | the hub says that all is over, or nobody answers for a day | forgotten |
+| joining | the hub accepts the join | joined; the session's data is on disk |
+| joining | the hub refuses the join | ended: another join arrives if the silo is wanted |
+| joined | a question comes | joined: a thread answers it, and the next question is requested at once |
+| joined | the connection breaks | joined, after a pause; or joining, where another join names another hub |
+| joined | the hub has forgotten the session | joining, with another join if there is one; else it waits for a join |
+| joined | the hub reports the end, or does not answer for a day | ended |
 
-An agent that is killed goes on with the sessions that are on disk; what it had not answered it is asked again.
+A restarted agent continues the sessions that are on disk; the hub repeats unanswered questions.
 
-Usage: ``python -m fedsync.silo.agent.agent FOLDER [--stay]``; with ``--stay``, for a supervisor, it does not end for want of
-runs.
+Usage: ``python -m fedsync.silo.agent.agent FOLDER [--stay]``; with ``--stay``, for a supervisor, the agent does not end when
+it has no runs.
 """
 
 from __future__ import annotations
@@ -55,32 +55,29 @@ from fedsync.transport.questions import Blob
 logger = foreign.logger(__name__)
 
 IDLE_S = 60.0
-"""An agent without any session for so long ends."""
+"""Time without any session after which an agent ends [s]."""
 
 GIVE_UP_S, NEVER_HEARD_S = 86_400.0, 600.0
-"""A session whose hub nobody answers at for so long is forgotten; the second, if none ever did, or it refused."""
+"""Time without an answer of the hub that ends a session [s]; the second applies before the first answer or after a
+refusal."""
 
 WHOLE = ".parcel"
-"""Suffix of a large payload's file, in the folder of the trainer that it is for."""
+"""Suffix of a large payload's file, in the folder of its trainer."""
 
 MOST_SESSIONS = 128
-"""Of all silos and runs."""
+"""Limit of sessions over all silos and runs."""
 
 _PAUSES = Backoff(0.2, 10.0)
 _LOOK_S = 1.0
 
 MOST_AT_WORK = 20
-"""Questions of a run that are answered at a time; an honest server has fewer that wait."""
+"""Limit of concurrent questions of a run; an honest server has fewer pending."""
 
 _BROKEN = (httpx.TransportError, httpx.StreamError, OSError)
 
 
 class AgentSession:
-    """One silo's in one run; `serve` ends when it is over.
-
-    Args:
-        file: that has what the session needs.
-    """
+    """Session of one silo in one run, kept in ``file``; `serve` ends when the session is over."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -96,22 +93,20 @@ class AgentSession:
 
     @property
     def unheard_s(self) -> float:
-        """Time since its hub was heard of."""
+        """Time since the hub's last answer [s]."""
         return time.monotonic() - self._heard_s
 
     def give_up(self) -> None:
-        """Be over, without another word."""
+        """End the session without a message to the hub."""
         self._patience_s = 0.0
-        self._file.unlink(missing_ok=True)  # so that nobody begins it again
+        self._file.unlink(missing_ok=True)  # so that the agent does not begin it again
         self._changed.set()
 
     def invite(self, newer: JoinedRun) -> None:
-        """Another join has come."""
         self._newer = newer
         self._changed.set()
 
     def serve(self) -> None:
-        """Answer questions until the run is over."""
         try:
             while self.unheard_s < self._patience_s:
                 try:
@@ -139,22 +134,21 @@ class AgentSession:
                 self._line[1].close()
 
     def _pause(self, seconds: float) -> None:
-        """Wait so long, or until another join comes."""
         self._changed.wait(seconds)
         self._changed.clear()
 
     def _begun(self) -> JoinedRun | None:
-        """The session that there is, or one of the join that came last; None where there is neither."""
+        """Return the saved session, or a new session of the last join; None where there is neither."""
         session, newer = _load(self._file), self._newer
         if newer is not None and (session is None or _elsewhere(newer, session)):
             self._newer, session = None, replace(newer, secret=new_secret())
-            session.save(self._file)  # before the hub knows it: its answer may be lost
+            session.save(self._file)  # before the hub knows the session, because its answer may be lost
         return session
 
     def _hold(self, session: JoinedRun) -> None:
-        """Hold requests at a hub, and have what comes answered, until the line breaks or another hub is named."""
+        """Hold requests at a hub and answer questions, until the connection breaks or a join names another hub."""
         if own := os.environ.get(OWN_NODE):
-            session = replace(session, node=json.loads(own))  # what its owner says counts, and no app's word
+            session = replace(session, node=json.loads(own))  # the owner's configuration overrides the app's
         join, after = trusted(Join.parse(session.join), session.node), 0
         line = self._line_of(join, session.secret)
         line.join()
@@ -162,18 +156,18 @@ class AgentSession:
             logger.info("joined %s as %s", join.run, join.silo)
         while True:
             self._heard_s, self._breaks, self._patience_s = time.monotonic(), 0, GIVE_UP_S
-            newer, self._newer = self._newer, None  # this session is heard of, so one of the same hub is not needed
+            newer, self._newer = self._newer, None  # the session works, so a join of the same hub is not needed
             if newer is not None and _elsewhere(newer, session):
                 self._newer = newer
                 return
-            with self._room:  # a server that asks and asks has to wait
+            with self._room:  # at the limit, the server's next question has to wait
                 question = line.asked(after)
             if question is not None:
                 after = question.number
                 self._begin(line, session, question)
 
     def _line_of(self, join: Join, secret: str) -> HubLine:
-        """The session's line, also after it broke: those who work on answers have it."""
+        """Return the session's connection, also after a break, because answering threads use it."""
         if self._line is None or self._line[0] != secret:
             if self._line is not None:
                 self._line[1].close()
@@ -181,7 +175,7 @@ class AgentSession:
         return self._line[1]
 
     def _begin(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
-        """Have a question answered, unless somebody is at it: where the line broke, it is asked again."""
+        """Start a thread for a question, unless one works on it: the hub repeats questions after a break."""
         if question.number in self._working:
             return
         self._working.add(question.number)
@@ -191,10 +185,10 @@ class AgentSession:
         except RuntimeError as error:
             self._room.release()
             self._working.discard(question.number)
-            raise OSError("no more threads") from error  # it is asked for again
+            raise OSError("no more threads") from error  # the question is requested again
 
     def _work(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
-        """Answer a question; what it is answered with is sent until the hub has it."""
+        """Answer a question, and repeat the sending until the hub has the answer."""
         app_folder.set(session.app)
         place = Place(session.node, session.run, session.ids)
         payload, breaks = question.payload, 0
@@ -212,7 +206,7 @@ class AgentSession:
                     if self.unheard_s > self._patience_s:
                         return None
         except (JoinRefused, Over, RuntimeError):
-            return None  # nobody waits for it, or its line was closed
+            return None  # the answer is not wanted any more, or the connection was closed
         except FedSyncError as error:
             logger.error("an answer does not go out: %s", error)
         finally:
@@ -220,7 +214,7 @@ class AgentSession:
             self._room.release()
 
     def _payload(self, line: HubLine, payload: Payload | Blob | None, folder: Path) -> Payload | None:
-        """What comes with a question, uint8: a large one as a map of a file in ``folder``, one after the other."""
+        """Return a question's payload, uint8: a large one is downloaded to ``folder`` and mapped, one at a time."""
         if not isinstance(payload, Blob):
             return payload
         with self._taking_in:
@@ -245,31 +239,24 @@ def _load(path: Path) -> JoinedRun | None:
 
 
 def _elsewhere(newer: JoinedRun, session: JoinedRun) -> bool:
-    """Whether a join names another hub than that of a session."""
     return Join.parse(newer.join).addresses != Join.parse(session.join).addresses
 
 
 class Agent:
-    """All sessions of a silo; at most `MOST_SESSIONS`.
-
-    Args:
-        folder: the agent's.
-        stay: whether it stays where there is none.
-    """
+    """All sessions of a silo; at most `MOST_SESSIONS`. With ``stay``, the agent goes on without sessions."""
 
     def __init__(self, folder: Path, *, stay: bool = False) -> None:
         self._folder, self._stay = folder, stay
         self._sessions: dict[str, tuple[AgentSession, threading.Thread]] = {}
 
     def run(self) -> None:
-        """Serve until there is nothing more to do."""
         listener, idle_s = listen(self._folder / SOCKET), time.monotonic()
         while True:
             self._tend()
             if self._sessions or self._stay:
                 idle_s = time.monotonic()
             elif time.monotonic() - idle_s > IDLE_S:
-                (self._folder / SOCKET).unlink(missing_ok=True)  # whoever comes now starts another agent
+                (self._folder / SOCKET).unlink(missing_ok=True)  # a later join starts another agent
                 self._tend()
                 if not self._sessions:
                     return
@@ -283,12 +270,12 @@ class Agent:
                             return
 
     def _tend(self) -> None:
-        """Begin sessions that are on disk or come by a join, and forget those that are over."""
+        """Begin sessions from disk and from joins, and forget ended sessions."""
         self._sessions = {name: each for name, each in self._sessions.items() if each[1].is_alive()}
         joins = dict[str, JoinedRun]()
         try:
             joins = dropped(self._folder / INBOX_FOLDER)
-        except Exception:  # no file in the inbox is to end the agent
+        except Exception:  # no file in the inbox may end the agent
             logger.exception("the inbox cannot be read")
         for name in {*joins, *(path.stem for path in self._folder.glob(f"*{SESSION}"))} - self._sessions.keys():
             if len(self._sessions) >= MOST_SESSIONS and not self._make_room():
@@ -304,7 +291,7 @@ class Agent:
                 self._sessions[name][0].invite(joined)
 
     def _make_room(self) -> bool:
-        """Forget the session whose hub was not heard of for longest; False where all are."""
+        """End the session with the longest silence of its hub; False if all hubs are active."""
         name = max(self._sessions, key=lambda each: self._sessions[each][0].unheard_s)
         session, _ = self._sessions[name]
         if session.unheard_s < 2 * HELD_S:
@@ -315,7 +302,7 @@ class Agent:
 
 
 def main(arguments: list[str]) -> None:
-    """Be the agent of the folder that the first argument names, unless another process is."""
+    """Run the agent of the folder in the first argument, unless another process does."""
     exit_with_owner()
     folder = private_folder(Path(arguments[0]))
     private_folder(folder / INBOX_FOLDER)

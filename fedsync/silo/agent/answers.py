@@ -1,7 +1,7 @@
-"""What a silo answers: a question goes to the trainer of its run, or to the relay's app, and the answer is put down.
+"""Answers of a silo: passes a question to the run's trainer, or to the relay's app, and records the answer.
 
-Nothing is decoded here, and nothing heavy is imported. Errors become a code of the closed list
-(`fedsync.silo.owner.refusals`): what they say is not for the server.
+Nothing is decoded here, and nothing heavy is imported. The server sees only an error's code of the closed list
+(`fedsync.silo.owner.refusals`), never its text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedsync.transport.questions import BESIDE_BYTES
 logger = foreign.logger(__name__)
 
 Config = Mapping[str, bool | int | float | str]
-"""Flower's node configuration, or run configuration."""
+"""Flower's node configuration or run configuration."""
 
 OWN_NODE_KEYS = {
     *(
@@ -50,24 +50,24 @@ OWN_RUN_KEYS = {
     *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),
     "relay",
 }
-"""What FedSync itself reads of a configuration; the rest is for the silo's own training code. A run that is resumed is
-the same run, though ``resume`` then says so."""
+"""Keys of a configuration that FedSync itself reads; the rest is for the silo's own training code. A resumed run is the
+same run, although its configuration then has ``resume``."""
 
 _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _GREET_S = 60.0
 
 Fetch = Callable[[Path], Payload | None]
-"""Brings what goes with a question, to a folder where it is large."""
+"""Download of a question's payload; a large payload goes to the folder."""
 
 
 def connect(identity: Identity) -> Ask:
-    """The way to the trainer of a silo; tests put a trainer of this process in its place."""
+    """Connect to a silo's trainer; tests replace this with a trainer in the same process."""
     return TrainerClient(identity).ask
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a question is answered: the node's and the run's configuration, and Flower's numbers of both."""
+    """Context of a question: configurations of the node and the run, and Flower's ids of both."""
 
     node: Config
     run: Config = field(default_factory=dict)
@@ -75,25 +75,18 @@ class Place:
 
     @property
     def relay(self) -> Path | None:
-        """Socket of the relay's app whose node this is; None at a silo."""
+        """Socket of the relay's app that this node belongs to; None at a silo."""
         return Path(str(self.node["relay"])) if "relay" in self.node else None
 
     def answer(self, spec: str, text: str, nbytes: int, fetch: Fetch) -> tuple[str, Payload | None]:
-        """The answer to a question, as text, and the bytes beside it.
-
-        Args:
-            spec: of the run, as JSON.
-            text: of the question.
-            nbytes: that come with it.
-            fetch: brings them.
-        """
+        """Return the answer to a question, as text, and its payload; ``fetch`` downloads the question's payload."""
         if self.relay is not None:
             return self._relayed(self.relay, spec, text, fetch)
         identity: Identity | None = None
         try:
             begin_s = time.monotonic()
             identity = identify(spec, self.node, os.environ, self.run)
-            check_approved(identity)  # before a model is fetched, or a trainer started
+            check_approved(identity)  # before a model is downloaded, or a trainer started
             asked_for.set(self.ids)
             line = emulated_line(identity, os.environ)
             folder = trainer_folder(identity)
@@ -112,7 +105,7 @@ class Place:
     def _relayed(socket: Path, spec: str, text: str, fetch: Fetch) -> tuple[str, Payload | None]:
         try:
             return ask_relay(socket, spec, text, fetch(socket.parent))
-        except Exception as error:  # a relay has no owner to be told of it
+        except Exception as error:  # a relay has no owner who would read a record
             known = isinstance(error, OSError | FedSyncError)
             told = "a question of the server above has no answer, and is asked again: %s"
             logger.warning(told, error, exc_info=None if known else error)
@@ -120,21 +113,17 @@ class Place:
 
 
 def refusal(error: Exception, identity: Identity | None = None, asked: str = "", nbytes: int = 0) -> str:
-    """The answer to a question of which nothing came but an error; arguments as `audit_answer`. Raises nothing."""
+    """Return the answer to a question that failed with an error; arguments as `audit_answer`. Raises nothing."""
     reply = write_reply(refuse(error))
     try:
         audit_answer(identity, asked, nbytes, reply, None)
-    except Exception as unwritten:  # a code of the closed list is all that leaves then
+    except Exception as unwritten:  # an answer without audit record is reduced to a code
         reply = write_reply(refuse(unwritten))
     return reply
 
 
 def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-    """Hand a question to the relay's app; waits for it where it is not there yet.
-
-    Raises:
-        OSError: it is not there for a minute, or ends before it answers.
-    """
+    """Ask the relay's app; raise `OSError` if it does not start within a minute, or ends before it answers."""
     end_s = time.monotonic() + _GREET_S
     while (caller := connection.call(socket)) is None:
         if time.monotonic() > end_s:
@@ -152,43 +141,34 @@ def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tu
 
 @dataclass(frozen=True, slots=True)
 class EmulatedLine:
-    """The line of a machine that a silo emulates: how long a message takes one way [s], and each byte [s]."""
+    """Network line of an emulated machine: delay of a message one way [s], and of each byte [s]."""
 
     latency_s: float = 0.0
     byte_s: float = 0.0
 
     def carried(self, payload: Payload | None, begin_s: float) -> None:
-        """Wait until a message has come that began then."""
+        """Wait until a message that began at ``begin_s`` would have arrived."""
         nbytes = 0 if payload is None else payload.nbytes
         time.sleep(max(0.0, begin_s + self.latency_s + nbytes * self.byte_s - time.monotonic()))
 
 
 def emulated_line(identity: Identity, environment: Mapping[str, str]) -> EmulatedLine:
-    """The line of the machine that a silo emulates; one that takes no time where it has an owner, or emulates none."""
+    """Return the line of the emulated machine; a line without delay for a silo with an owner or without emulation."""
     machines = [] if environment.get(ALLOWED) else json.loads(identity.spec).get("emulate", [])
     if not 0 <= identity.index < len(machines):
         return EmulatedLine()
-    # As in `fedsync.config.cluster.SiloConfig`, whose imports a thin client does without.
+    # Mirrors `fedsync.config.cluster.SiloConfig`, whose imports a thin client avoids.
     machine = machines[identity.index]
     mbps = machine.get("bandwidth_mbps")
     return EmulatedLine(float(machine.get("latency_s", 0.0)), 0.0 if mbps is None else 8e-6 / float(mbps))
 
 
 def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:
-    """Which silo a node is, and what its owner has decided.
+    """Return the identity of a node's silo, with the decisions of its owner.
 
     The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
-    processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. To
-    tell of the machine takes the consent of all.
-
-    Args:
-        spec: the run's specification as JSON.
-        node: configuration of the node.
-        environment: variables of this process.
-        run: configuration of the run.
-
-    Raises:
-        ConfigError: a value means nothing.
+    processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The
+    report of machine resources needs the consent of both. Raises `ConfigError` for a value that is neither on nor off.
     """
     index, declared, device = int(node.get("partition-id", 0)), node.get("declared-speed"), node.get("device")
     processes = node.get("processes")

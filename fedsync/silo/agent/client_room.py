@@ -1,7 +1,7 @@
-"""The room of a silo's ClientApps: what a run brings along runs there, and reaches neither keys nor data.
+"""Room of a silo's ClientApps: code of a run's bundle runs there, without access to keys or data.
 
-Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. It may do one thing: put a
-join into the agent's inbox. See `fedsync.common.sandbox.confinement` for what keeps it from all else.
+Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. This process may do one
+thing: put a join into the agent's inbox. `fedsync.common.sandbox.confinement` prevents all else.
 """
 
 from __future__ import annotations
@@ -19,25 +19,19 @@ _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
 def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
-    """What is allowed there.
+    """Return the permissions of the room.
 
-    Args:
-        home: its own folder, for what Flower unpacks.
-        inbox: of the silo's agent.
-        port: of the SuperNode.
-        secret: file by which the SuperNode knows who starts ClientApps.
+    ``home`` is a private folder for the files that Flower unpacks. By the file ``secret``, the SuperNode recognises the
+    process that starts ClientApps. ``port`` is the SuperNode's.
     """
     programs, sources = own_sources()
     return Room((*programs, secret), (home,), inbox, (port,), sources)
 
 
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
-    """Go into the room, for good: this thread, and what it executes or starts. Arguments as of `room_of`.
+    """Enter the room irreversibly with this thread and all that it starts, see `room_of`; ``home`` is emptied first.
 
-    What others have left there goes: it may be anything.
-
-    Raises:
-        ConfigError: this system cannot confine a process.
+    Leftovers of earlier processes may be anything. Raises `ConfigError` if this system cannot confine a process.
     """
     for name in list(os.environ):
         if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):

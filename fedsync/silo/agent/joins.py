@@ -1,6 +1,6 @@
-"""How a silo's agent learns of a run: a file for each join, and a touch on the agent's socket.
+"""Joins of a silo's agent: a file for each run to join, and a wake-up on the agent's socket.
 
-The agent may be there, or be started by who hands the join over. The file is there before, so none is lost.
+The sender of a join starts the agent if it does not run. The file is written first, so no join is lost.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from fedsync.silo.session.connection import call
 from fedsync.transport.join import Join
 
 FOLDER, SOCKET, LOG, LOCK = "agent", "agent.sock", "agent.log", "agent.lock"
-"""The agent's folder, in that of the silo's trainers, and what is in it."""
+"""The agent's folder, below the silo's trainers' folder, and files in it."""
 
 JOIN, SESSION = ".join", ".session"
-"""Suffixes of files: of a join that was handed over, and of a session that the agent has begun."""
+"""File suffixes of a received join, and of a session that the agent has begun."""
 
 QUIT = b"q"
-"""Has the agent end."""
+"""Message that ends the agent."""
 
 INBOX_FOLDER, INBOX = "inbox", "FEDSYNC_INBOX"
-"""Folder of joins in the agent's, and the environment variable that names it to a ClientApp in its room."""
+"""Folder of joins in the agent's folder, and the environment variable that names it to a confined ClientApp."""
 
 MOST_FILES, MOST_JOINS, MOST_BYTES = 1024, 64, 2**18
-"""Files that are looked at a time, joins that are taken, and bytes of one."""
+"""Limits of one look into the inbox: files examined, joins taken, and size of a join [bytes]."""
 
 OWN_NODE = "FEDSYNC_NODE"
-"""Environment variable of the agent: the node's configuration as its owner has it, in the place of what joins say."""
+"""Environment variable of the agent: the owner's node configuration, which overrides that of joins."""
 
 JOINED = "joined"
-"""What a silo answers to a join that its agent has."""
+"""Answer of a silo to a join that its agent has received."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -57,15 +57,10 @@ _LISTEN_S, _PAUSE_S, _UNFINISHED_S, _STOP_S = 60.0, 0.05, 10.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class JoinedRun:
-    """A silo's part in a run, as its ClientApp hands it over.
+    """A silo's part in a run, as its ClientApp passes it on.
 
-    Args:
-        join: the way to the hub, as text.
-        node: configuration of the silo's node.
-        run: configuration of the run.
-        ids: of run and node, see `fedsync.common.environment.FLOWER_IDS`.
-        app: folder of the Flower app that the run brought along; empty for none.
-        secret: of the session; empty until the agent begins it.
+    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, and ``app`` the folder of
+    the run's Flower app, or empty. ``secret`` is the session's, empty until the agent begins it.
     """
 
     join: str
@@ -76,7 +71,7 @@ class JoinedRun:
     secret: str = ""
 
     def is_sound(self) -> bool:
-        """Whether all of it is of the kind that it should be."""
+        """Return whether all fields have their declared types."""
         texts = (self.join, self.ids, self.app, self.secret)
         return (
             all(isinstance(each, str) for each in texts) and isinstance(self.node, dict) and isinstance(self.run, dict)
@@ -87,7 +82,7 @@ class JoinedRun:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The inverse of `save`; an `OSError` or `ValueError` where there is none."""
+        """Load a saved join; raises `OSError` or `ValueError` if it is missing or invalid."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except TypeError as error:
@@ -95,36 +90,29 @@ class JoinedRun:
 
 
 def name_of(join: Join) -> str:
-    """Files of a silo's session in a run are called so."""
+    """Return the base name of the files of a silo's session in a run."""
     return hashlib.sha256(f"{join.run} {join.silo}".encode()).hexdigest()[:16]
 
 
 def trusted(join: Join, node: Mapping[str, Any]) -> Join:
-    """The join as far as the silo's owner admits it, see `Join.trusted`.
+    """Return the join restricted to the hosts that the silo's owner allows; raises as `Join.trusted`.
 
-    The owner is asked by ``silo.yaml``. A SuperNode that was started by hand says ``hub-hosts="fed.example.org"`` in
-    its node configuration; without it the hub may be on this machine.
-
-    Raises:
-        ConfigError: the hub is at none of the owner's hosts.
+    The owner's rules are in ``silo.yaml``. A manually started SuperNode has ``hub-hosts="fed.example.org"`` in its node
+    configuration. Without any rule of an owner, the hub may also be on this machine.
     """
     owner = json.loads(os.environ.get(ALLOWED) or "{}")
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
     authority = owner.get("authority") or node.get("hub-authority")
     pem = None if authority is None else Path(str(authority)).read_text(encoding="ascii")
-    here = not owner or set(hosts) & set(LOOPBACK)  # names of one machine
+    here = not owner or set(hosts) & set(LOOPBACK)  # all loopback names mean the same machine
     return join.trusted({*LOOPBACK, *hosts} if here else hosts, pem)
 
 
 def hand_over(state: Path, joined: JoinedRun) -> None:
-    """Have the silo's agent join a run; one is started where none answers.
-
-    Args:
-        state: folder of the silo's trainers.
-        joined: what is handed over.
+    """Pass a join to the silo's agent below the trainers' folder ``state``; start the agent if none answers.
 
     Raises:
-        ProtocolError: the join is none.
+        ProtocolError: the join is invalid.
         RunError: no agent can be started.
     """
     folder = private_folder(state / FOLDER)
@@ -140,10 +128,10 @@ def hand_over(state: Path, joined: JoinedRun) -> None:
 
 
 def drop(inbox: Path, joined: JoinedRun) -> None:
-    """Put a join into an agent's inbox, which looks there every second; raises as `hand_over`."""
+    """Put a join into an agent's inbox, which the agent reads every second; raises as `hand_over`."""
     part = inbox / f"{secrets.token_hex(8)}.part"
     try:
-        # Nothing is read there, nor listed: who is in the room may do neither.
+        # The inbox is neither read nor listed here, because a confined ClientApp may only write to it.
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_FILE), "wb") as file:
             file.write(json.dumps(asdict(joined)).encode())
         part.rename(inbox / f"{name_of(Join.parse(joined.join))}{JOIN}")
@@ -152,15 +140,15 @@ def drop(inbox: Path, joined: JoinedRun) -> None:
 
 
 def dropped(inbox: Path) -> dict[str, JoinedRun]:
-    """Joins in an inbox by the names of their sessions; they are taken out. What is none goes, and what is too much.
+    """Take the joins out of an inbox, by session; nothing there is trusted, as the server's code may have written it.
 
-    Whoever puts files there may be the server's code, so nothing of them is believed.
+    Invalid and surplus files are removed.
     """
     found, unfinished = dict[str, JoinedRun](), time.time() - _UNFINISHED_S
     with os.scandir(inbox) as entries:
         for entry in islice(entries, MOST_FILES):
             if not entry.name.endswith(JOIN) and _is_young(entry, unfinished):
-                continue  # it is being written
+                continue  # still being written
             joined = _read(Path(entry.path)) if entry.name.endswith(JOIN) and len(found) < MOST_JOINS else None
             if joined is not None:
                 found[entry.name.removesuffix(JOIN)] = joined
@@ -175,7 +163,7 @@ def _is_young(entry: os.DirEntry[str], since_s: float) -> bool:
 
 
 def _read(file: Path) -> JoinedRun | None:
-    """A join in a file that is named as it should be; None where it is anything else."""
+    """Return a join from a correctly named file; None for any other file."""
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             text = opened.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
@@ -195,7 +183,7 @@ def _remove(path: Path) -> None:
 
 
 def touch(folder: Path, word: bytes = b"") -> bool:
-    """Have the agent look for joins, or do what the word says; False where none is there."""
+    """Wake the agent up to look for joins or to obey ``word``; return False if no agent listens."""
     try:
         connection = call(folder / SOCKET)
     except BlockingIOError:

@@ -1,21 +1,21 @@
-"""Runs that a silo's owner has to confirm: what waits, what was decided, and who is let through.
+"""Approval of runs by a silo's owner: pending runs, decisions, and the check of every message.
 
-Where silo.yaml says ``approve: ask``, a silo answers nothing of a run but that it waits, until its owner has said yes.
-What is confirmed is the specification, as the bytes that came: its SHA-256 names it everywhere. So another
-specification under the same name, or the same one for another run, is another digest and waits anew.
+With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. The
+owner approves the bytes of the specification, which their SHA-256 identifies everywhere. So a changed specification
+under the same name, or the same specification for another run, is another digest and waits again.
 
-| the digest is | a message of the run is | goes to |
+| state of the digest | answer to a message of the run | next state |
 |---|---|---|
-| unknown | refused: `AwaitsApproval`; specification and run are put down for the owner | waiting |
-| waiting | refused: `AwaitsApproval` | approved, refused; unknown, where newer ones push it out |
-| approved | let through | unknown, where no message came for a week: the run is over |
+| unknown | refused: `AwaitsApproval`; specification and run are recorded for the owner | waiting |
+| waiting | refused: `AwaitsApproval` | approved, refused; unknown, where newer runs displace it |
+| approved | admitted | unknown after a week without a message: the run is over |
 | refused | refused: `OwnerRefusal` | approved; unknown, as above |
 
-An approval also covers the code that the run names: it holds the SHA-256 of every Python file that the run can import
-from the silo's data folders, and other content is refused (`fedsync.common.sandbox.code_review`).
+An approval also covers the code that the run names. It holds the SHA-256 of every Python file that the run can import
+from the silo's data folders; other content is refused (`fedsync.common.sandbox.code_review`).
 
-Each is a file in a folder that only the owner enters; what is waited for is asked again by the server. This file is
-imported for every message, also by processes that only pass messages on, so it imports little.
+Each run is a file in a folder that only the owner can read. A lost pending run returns with the server's next message.
+Every message imports this file, also in processes that only pass messages on, so it imports little.
 """
 
 from __future__ import annotations
@@ -45,24 +45,23 @@ from fedsync.silo.protocol import Identity
 from fedsync.silo.run_text import RunText
 
 SEALED_SUMS = "survey.sums"
-"""Path of what silos sealed in a survey, of which an owner is shown length and SHA-256."""
+"""Path of the sealed survey sums, of which an owner sees length and SHA-256."""
 
 APPROVALS = "approvals"
-"""Folder in a silo's state folder."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 MOST_WAITING = 16
-"""Runs that are put down for the owner at a time; of more, those that were asked about least recently go."""
+"""Limit of pending runs; beyond it, the runs with the oldest messages are dropped."""
 
 MOST_BYTES = 2**23
-"""Size of one that is put down [bytes]; what silos found in a survey is in it, too."""
+"""Limit of a recorded run, including the sums of a survey [bytes]."""
 
 UNUSED_S = 7 * 86_400.0
-"""A decision on a run that was not heard of for so long [s] is forgotten."""
+"""Time without a message after which a decision is forgotten [s]."""
 
 MOST_TEXT = 2000
-"""Characters of a text, or of a name of a field, that an owner is shown: a run with a longer one is refused."""
+"""Limit of a text or field name that an owner is shown [characters]; a run with a longer one is refused."""
 
 _MOST_DECISIONS = 256
 _TOUCH_S = 3600.0
@@ -70,18 +69,12 @@ _WAITING, _APPROVED, _REFUSED, _LOCK = "waiting", "approved", "refused", "approv
 
 
 class AwaitsApproval(OwnerRefusal):
-    """A run that the silo's owner has not confirmed yet."""
+    """Refusal of a run that the silo's owner has not approved yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedRun:
-    """What the server says of a run.
-
-    Args:
-        spec: its specification, as it came.
-        run_config: what else the run says, for training code of the silo's own, as JSON.
-        since: when it was first asked about, ISO 8601.
-    """
+    """A run as the server describes it; ``since`` is the time of its first message, ISO 8601."""
 
     spec: str
     run_config: str
@@ -94,26 +87,21 @@ class AskedRun:
 
 @dataclass(frozen=True, slots=True)
 class _RunRecord:
-    """A run, as its file keeps it.
-
-    Args:
-        run: the run that waits or was decided on.
-        code: SHA-256 of the code that was approved, by absolute path.
-    """
+    """Stored record of a run; ``code`` is the SHA-256 of the approved code by absolute path."""
 
     run: AskedRun
     code: Mapping[str, str] = field(default_factory=dict)
 
 
 def with_code(digest: str, code: Mapping[str, str]) -> str:
-    """A run's digest together with that of its code: what an owner approves; of a run without code, the digest."""
+    """Return the approved text: the run's digest, and the digest of its code if it has code."""
     if not code:
         return digest
     return f"{digest}+{hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()}"
 
 
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Path and value of each field of JSON, also within lists; of an empty list or object the path alone."""
+    """Yield path and value of each JSON leaf, also within lists; an empty list or object counts as a leaf."""
     if isinstance(value, dict | list) and value:
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from leaves(each, f"{path}.{key}" if path else str(key))
@@ -122,7 +110,7 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def unshowable(run: AskedRun) -> str:
-    """The reason why an owner cannot be shown all of a run; empty if he can. Text that is no JSON is shown as such."""
+    """Return why an owner cannot be shown all of a run; empty if possible. Invalid JSON is shown as text."""
     for text in (run.spec, run.run_config):
         try:
             for path, value in leaves(json.loads(text)):
@@ -137,12 +125,12 @@ def unshowable(run: AskedRun) -> str:
 
 
 def check_approved(identity: Identity) -> None:
-    """See that the silo's owner, if it has one who wants to be asked, has confirmed the run.
+    """Check that the owner has approved the run, if the silo's owner requires approval.
 
     Raises:
-        AwaitsApproval: not yet; from now on the owner sees that it waits.
-        OwnerRefusal: the owner has said no.
-        ConfigError: what waits cannot be put down.
+        AwaitsApproval: the owner has not decided; the run is now recorded as pending.
+        OwnerRefusal: the owner has refused the run.
+        ConfigError: the pending run cannot be recorded.
     """
     folder = _folder_here(os.environ.get(ALLOWED) or "{}")
     if folder is None:
@@ -159,17 +147,12 @@ def _folder_here(allowed: str) -> str | None:
 
 
 class Approvals:
-    """Decisions of a silo's owner on runs.
-
-    Args:
-        folder: where they are kept.
-    """
+    """Decisions of a silo's owner on runs, kept in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def check(self, identity: Identity) -> None:
-        """As `check_approved`."""
         digest = identity.text.digest
         if self._decided(_REFUSED, digest):
             remedy = f"If it was not meant: `fedsync silo approve {digest}`"
@@ -181,37 +164,32 @@ class Approvals:
         raise AwaitsApproval("approve", problem, "Look at it with `fedsync silo approve`")
 
     def waiting(self) -> list[AskedRun]:
-        """What waits, longest first. A file that is damaged is none: the server asks again."""
+        """Return pending runs, the longest waiting first. Damaged files are skipped: the server asks again."""
         found = [self._read(path) for path in self._files(_WAITING)]
         return sorted((kept.run for kept in found if kept is not None), key=lambda run: run.since)
 
     def decided(self) -> list[tuple[str, bool]]:
-        """Digests that were decided on, and whether the owner said yes."""
+        """Return the digests with a decision, and whether the owner approved."""
         return [(path.name, kind == _APPROVED) for kind in (_APPROVED, _REFUSED) for path in self._files(kind)]
 
     def asked(self, digest: str) -> AskedRun | None:
-        """The run of this digest, if it waits or was decided on."""
         paths = [self._folder / kind / digest for kind in (_WAITING, _APPROVED, _REFUSED)]
         return next((kept.run for path in paths if (kept := self._read(path)) is not None), None)
 
     def covers(self, digest: str, code: Mapping[str, str]) -> bool:
-        """Whether the owner approved the run with its code as it is."""
+        """Return whether the owner approved the run with exactly this code."""
         kept = self._read(self._folder / _APPROVED / digest)
         return kept is not None and kept.code == code
 
     def decide(self, asked: str, *, approve: bool, code: Mapping[str, str] | None = None) -> AskedRun:
-        """Confirm or refuse a run; on disk when this returns.
+        """Approve or refuse a run; the decision is on disk when this returns.
 
         Args:
-            asked: `with_code` of a run that waits, or that was decided on before; to refuse, its digest is enough.
-            approve: whether the owner says yes.
-            code: SHA-256 of the code that the run names, by absolute path, as it is now.
-
-        Returns:
-            The run.
+            asked: `with_code` of a pending or decided run; a refusal needs only the digest.
+            code: current SHA-256 of the code that the run names, by absolute path.
 
         Raises:
-            ConfigError: there is no such run, its code is not the shown one, or nothing can be written.
+            ConfigError: the run is unknown, its code differs from the shown code, or the disk rejects the file.
         """
         code = code or {}
         digest = asked.partition("+")[0]
@@ -236,7 +214,6 @@ class Approvals:
         return run
 
     def _decided(self, kind: str, digest: str) -> bool:
-        """Whether there is such a decision, on a run that is not over."""
         path = self._folder / kind / digest
         try:
             unused_s = time.time() - path.stat().st_mtime
@@ -246,12 +223,12 @@ class Approvals:
             path.unlink(missing_ok=True)
             return False
         if unused_s > _TOUCH_S:
-            with contextlib.suppress(OSError):  # a full disk makes no run one that was not confirmed
+            with contextlib.suppress(OSError):  # a full disk must not void an approval
                 os.utime(path)
         return True
 
     def _wait(self, run: AskedRun, digest: str) -> None:
-        """Put a run down for the owner, or that it was asked about again."""
+        """Record a pending run, or refresh its time."""
         path = self._folder / _WAITING / digest
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
@@ -269,7 +246,7 @@ class Approvals:
                 old.unlink(missing_ok=True)
 
     def _files(self, kind: str) -> list[Path]:
-        """By when they were last asked about or used, the oldest first."""
+        """Return the files by their last use, the oldest first."""
         found: list[tuple[float, Path]] = []
         for path in (self._folder / kind).glob("*"):
             if DIGEST.fullmatch(path.name):
@@ -279,7 +256,7 @@ class Approvals:
 
     @staticmethod
     def _read(path: Path) -> _RunRecord | None:
-        """The content of a file; None where it is missing or damaged."""
+        """Return a file's record; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
@@ -290,7 +267,7 @@ class Approvals:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """No other process of the silo changes anything meanwhile."""
+        """Lock the folder against changes by other processes of the silo."""
         lock = private_folder(self._folder) / _LOCK
         try:
             with taken(lock, inf):

@@ -1,14 +1,14 @@
-"""A silo's audit log: who asked what, what left the house, what was refused. Append-only, in a chain of digests.
+"""Audit log of a silo: the requests, what left the silo, and the refusals. Append-only, in a chain of digests.
 
-A line is on disk (``fdatasync``) before the answer that it speaks of leaves, each of them: what went out is in the log,
-also where the process is killed in the same instant. A line without its end was never said, and the next writer cuts
-it off and says so. A line that the disk does not take is taken back, and the answer is a refusal.
+Each line is on disk (``fdatasync``) before its answer leaves. So the log has every answer that left, even if the
+process is killed at that moment. The answer of an incomplete line never left; the next writer cuts this line off and
+records the repair. If the disk rejects a line, the line is removed, and the answer is a refusal.
 
-Of the data there is nothing in it. What was asked and answered are names of `fedsync.silo.protocol`, and of bytes
-their number and SHA-256. Why something was refused is one code; where that is the owner's own rule, with its reason,
-which speaks of rules and of paths.
+The log holds nothing of the data. Requests and answers are names of `fedsync.silo.protocol`. Of payloads, the log
+has size and SHA-256. A refusal is recorded by its code. Refusals by the owner's own rules also have their reason, which
+names rules and paths.
 
-The signed heads that a chain is measured by are `fedsync.ops.audit_heads`'s, which is no part of the way of a message.
+`fedsync.ops.audit_heads` writes the signed heads that verify a chain; it takes no part in the handling of messages.
 """
 
 from __future__ import annotations
@@ -58,17 +58,13 @@ from fedsync.silo.protocol import (
 _LOCK = "audit.lock"
 _MOST_WORDS = 300
 _TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.APPROVAL, Refusal.AWAY}
-"""Refusals whose reasons are rules of the owner's, and hold nothing of the data."""
+"""Refusals whose reasons are the owner's rules, and hold nothing of the data."""
 
 _REPLIES = {kind.__name__ for kind in get_args(Reply)}
 
 
 class AuditLog:
-    """Writes the log of a silo; processes of the silo take turns.
-
-    Args:
-        place: of the log.
-    """
+    """Writer of a silo's log; the silo's processes write in turn."""
 
     def __init__(self, place: AuditPlace) -> None:
         self._place, self.asks = place, place.asks
@@ -77,11 +73,7 @@ class AuditLog:
         self._file, self._size, self._n, self._digest = 0, -1, 0, FIRST
 
     def add(self, kind: str, fields: Fields) -> None:
-        """Write a line; on disk when this returns.
-
-        Raises:
-            ConfigError: the disk does not take it, or the log is damaged; nothing of the line stays.
-        """
+        """Write a line durably; if the disk or the log fails, remove the line and raise `ConfigError`."""
         try:
             with self._alone, taken(private_folder(self._folder) / _LOCK, inf):
                 if self._place.required and (self._folder / UNWRITTEN).exists():
@@ -114,14 +106,14 @@ class AuditLog:
         self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
 
     def _find_end(self) -> None:
-        """Learn what the last line is, unless this process wrote it; cut off what is none."""
+        """Find the last line, unless this process wrote it; cut off an incomplete line."""
         files = log_files(self._folder)
         number, path = files[-1] if files else (1, self._folder / file_name(1))
         size = path.stat().st_size if files else 0
         if (number, size) == (self._file, self._size):
             return
         found, torn = _last_line(path) if files else (None, 0)
-        for _, each in reversed(files[:-1]):  # a file that was begun may have no line yet
+        for _, each in reversed(files[:-1]):  # a new file may have no line yet
             if found is not None:
                 break
             found, _ = _last_line(each)
@@ -133,7 +125,7 @@ class AuditLog:
             self._write("repaired", {"bytes": torn})
 
     def _rotate(self) -> None:
-        """Begin another file, and remove the oldest, which the new one says first."""
+        """Begin another file, and remove the oldest files, which the new file records first."""
         self._file, self._size = self._file + 1, 0
         surplus = log_files(self._folder)[: -(self._place.keep - 1) or None]
         first = 0 if not surplus else _first_number(self._folder / file_name(surplus[-1][0] + 1))
@@ -144,7 +136,7 @@ class AuditLog:
 
 
 def audit_here() -> AuditLog | None:
-    """The log of the silo that this process is of; None where it has no owner."""
+    """Return the log of this process's silo; None where the silo has no owner."""
     return _log_of(os.environ.get(ALLOWED) or "{}")
 
 
@@ -155,17 +147,9 @@ def _log_of(allowed: str) -> AuditLog | None:
 
 
 def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str, answer: Payload | None) -> None:
-    """Put down what is about to leave the silo, before it does.
+    """Record an answer, and ``nbytes`` of the request's payload, before the answer leaves the silo.
 
-    Args:
-        identity: whose trainer was asked; None where the message did not say.
-        asked: the server's request, as text.
-        nbytes: that came with it.
-        reply: as text, which the silo itself wrote.
-        answer: beside it.
-
-    Raises:
-        ConfigError: it cannot be put down.
+    ``identity`` is None where the message did not say. Raises `ConfigError` if the answer cannot be recorded.
     """
     log = audit_here()
     if log is None:
@@ -187,7 +171,7 @@ def _run(identity: Identity | None) -> dict[str, str | int]:
 
 @lru_cache(maxsize=8)
 def run_name(spec: str) -> str:
-    """The server's name for a run, cut; empty where it says nothing that can be read."""
+    """Return the server's name for a run, shortened; empty where it cannot be read."""
     try:
         return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
     except (ValueError, AttributeError, RecursionError):
@@ -195,7 +179,6 @@ def run_name(spec: str) -> str:
 
 
 def _asked(text: str) -> dict[str, str | int]:
-    """What the server asked: a name, and what of."""
     try:
         request: Request = read_request(text)
     except ProtocolError:
@@ -222,7 +205,7 @@ def _said(reply: str) -> dict[str, str | int]:
 
 
 def _why(code: Refusal) -> str:
-    """Its reason, as the process that refused has just put it down."""
+    """Return the reason of a refusal, which the refusing process has just recorded."""
     from fedsync.silo.owner.refusals import last_refusals
 
     root = os.environ.get(STATE)
@@ -241,11 +224,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:
-    """Number and digest of the last whole line, and how many bytes there are behind it.
-
-    Raises:
-        AuditBroken: it is no line.
-    """
+    """Return number and digest of the last complete line, and the bytes after it; raise `AuditBroken` if invalid."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 2 * MOST_LINE))

@@ -1,15 +1,15 @@
-"""Lines of a silo's audit log: canonical JSON, each with its own digest and that of the line before.
+"""Line format of a silo's audit log: canonical JSON, each line with its own digest and that of the line before.
 
-| key | what |
+| key | content |
 |---|---|
 | ``n`` | number of the line, from 1 on |
-| ``at`` | when, ISO 8601 in UTC |
+| ``at`` | time, ISO 8601 in UTC |
 | ``before`` | digest of the line before; zeros in the first |
 | ``digest`` | SHA-256 of the line without this key |
-| ``kind`` | what the line is about; the rest goes by it |
+| ``kind`` | kind of the line, which determines the other keys |
 
-The log is files of numbered names that are read one after the other: the chain goes through all of them. Where the
-oldest were removed, as the owner's limit says, a later line of the kind ``pruned`` names the first line that is left.
+The log consists of numbered files, and the chain runs through all of them. The owner's limit may remove the oldest
+files. A later line of kind ``pruned`` then names the first remaining line.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from typing import Any
 from fedsync.common.errors import FedSyncError
 
 AUDIT = "audit"
-"""Folder in a silo's state folder."""
 
 UNWRITTEN = "head.unwritten"
-"""File in it as long as the head could not be written off the machine, where the owner wants that."""
+"""File in the log's folder while the head cannot be written off the machine, where the owner requires this."""
 
 FIRST = "0" * 64
-"""What the first line has in the place of the digest of the line before."""
+"""Value of ``before`` in the first line."""
 
 MOST_LINE = 16_384
-"""Bytes of a line; whatever a peer says is cut to much less."""
+"""Limit of a line [bytes]; texts of peers are cut much shorter."""
 
 _FILE = re.compile(r"audit-([0-9]{6,})\.jsonl")
 
@@ -42,19 +41,18 @@ Fields = Mapping[str, str | int]
 
 
 class AuditBroken(FedSyncError):
-    """An audit log is not what was written; says where, and what is wrong."""
+    """Error of a damaged audit log; says the place and the damage."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPlace:
-    """Where a silo's log is, and what it may take.
+    """Location and limits of a silo's log.
 
     Args:
-        folder: of the log.
-        asks: who asks this silo, the server's address.
-        bytes: size of a file at which the next one begins.
-        keep: files that are kept.
-        required: nothing leaves as long as the head cannot be written where the owner wants it.
+        asks: address of the server, which asks this silo.
+        bytes: size at which a new file begins.
+        keep: number of files that are kept.
+        required: nothing leaves the silo while the head cannot be written where the owner wants it.
     """
 
     folder: str
@@ -65,12 +63,11 @@ class AuditPlace:
 
 
 def canonical(fields: Mapping[str, Any]) -> bytes:
-    """The one text of an object."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def sealed_line(fields: Fields) -> tuple[bytes, str]:
-    """A line with its end, and its digest."""
+    """Return a line with its line end, and its digest."""
     digest = hashlib.sha256(canonical(fields)).hexdigest()
     return canonical({**fields, "digest": digest}) + b"\n", digest
 
@@ -80,21 +77,17 @@ def file_name(number: int) -> str:
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:
-    """The files of a log by number, the oldest first."""
+    """Return the files of a log with their numbers, the oldest first."""
     found = [(match, path) for path in folder.glob("audit-*") if (match := _FILE.fullmatch(path.name))]
     return sorted((int(match[1]), path) for match, path in found)
 
 
 @dataclass
 class AuditReader:
-    """Reads a log from its beginning, or on from where it was, and checks every line.
+    """Reader of a log, from its beginning or from its last position; checks every line.
 
-    Args:
-        folder: of the log.
-        n: number of the last line that was read.
-        digest: of it.
-        torn: bytes behind the last line that are none: it was being written when the machine stopped, and never said.
-        first: number of the first line that there is.
+    ``n`` and ``digest`` are those of the last line read; ``first`` is the number of the first existing line. ``torn``
+    is the size of an incomplete last line: the machine stopped during the write, and no answer left.
     """
 
     folder: Path
@@ -107,11 +100,7 @@ class AuditReader:
     _pruned: int = 1
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """The lines that have come since.
-
-        Raises:
-            AuditBroken: one is not what was written.
-        """
+        """Yield the lines since the last read; raise `AuditBroken` if a line was changed or removed."""
         self.torn = 0
         numbers = [number for number, _ in log_files(self.folder)]
         if self._file and self._file not in numbers:
@@ -166,7 +155,7 @@ class AuditReader:
         return line
 
     def digests(self, wanted: Collection[int]) -> dict[int, str]:
-        """Digests of these lines, of those that come; raises as `lines`."""
+        """Return the digests of the wanted lines among the new lines; raises as `lines`."""
         found = {}
         for line in self.lines():
             if line["n"] in wanted:

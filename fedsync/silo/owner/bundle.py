@@ -1,4 +1,4 @@
-"""The Flower app that a silo was sent: task files are looked up there first, so that an app may name its own."""
+"""Flower app that a silo received: task files are looked up there first, so that an app may bring its own."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from fedsync.config.run_spec import RunSpec
 
 APP = "FEDSYNC_APP"
-"""Names the folder of the Flower app for a trainer, to whoever starts one."""
+"""Environment variable of a trainer: folder of the Flower app."""
 
 _MANIFEST = "pyproject.toml"
 
 
 def announced(path: Iterable[str], apps: Path) -> str:
-    """The folder of the Flower app that a process was started with, of those that it imports from; empty for none.
+    """Return the folder of the Flower app of this process; empty for none.
 
     Args:
-        path: folders that it imports from; Flower has that of the app among them.
-        apps: where Flower unpacks apps. One that is there goes before others: Ray has the folder in ``sys.path`` in
-            which the SuperLink was started, and an older copy of the app may be in that.
+        path: folders that the process imports from; Flower adds the app's folder.
+        apps: folder where Flower unpacks apps. A folder in it takes precedence: Ray puts the SuperLink's start folder
+            into ``sys.path``, which may hold an older copy of the app.
     """
     folders = [Path(entry).resolve() for entry in path if entry and (Path(entry) / _MANIFEST).is_file()]
     folders.sort(key=lambda folder: folder.parent != apps.resolve())
@@ -30,7 +30,7 @@ def announced(path: Iterable[str], apps: Path) -> str:
 
 
 def unpacked(spec: RunSpec) -> RunSpec:
-    """The run, with those paths of its task resolved at which the Flower app has something."""
+    """Return the run with those paths of its task resolved that exist in the Flower app."""
     folder = os.environ.get(APP)
     if folder is None:
         return spec

@@ -1,4 +1,4 @@
-"""Where a process finds the keys that it may have: a silo its own, the server those that open nothing."""
+"""Lookup of a process's keys: a silo finds its own keys, and the server finds keys that decrypt nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,11 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
 
 KEYS = "FEDSYNC_KEYS"
-"""Environment variable of a silo: the folder of its keys, or a folder with one such folder for each silo."""
+"""Environment variable of a silo: the folder of its keys, or the parent of several silos' folders."""
 
 
 def own_ring(name: str) -> Ring:
-    """The keys of the silo ``name``.
-
-    Raises:
-        ConfigError: there are none, or they are another silo's.
-    """
+    """Return the keys of the silo ``name``; raise `ConfigError` if they are missing or belong to another silo."""
     from fedsync.cipher.keys.keyring import SILO_FILE, open_ring
 
     root = os.environ.get(KEYS)
@@ -41,7 +37,7 @@ def own_ring(name: str) -> Ring:
 
 
 def many_keys() -> bool:
-    """Whether the folder of keys has those of several silos, as where silos are emulated."""
+    """Return whether the folder holds the keys of several silos, as for emulated silos."""
     from fedsync.cipher.keys.keyring import SILO_FILE
 
     root = os.environ.get(KEYS)
@@ -49,16 +45,12 @@ def many_keys() -> bool:
 
 
 def has_keys() -> bool:
-    """Whether this silo was given keys: then it sends no update in the clear."""
+    """Return whether this silo has keys; a silo with keys sends no update in the clear."""
     return bool(os.environ.get(KEYS))
 
 
 def emulated_rings(config: StrategyConfig, cluster: ClusterConfig, home: Path) -> tuple[Path, Path] | None:
-    """Make keys for silos that are emulated here.
-
-    Returns:
-        Folder for `KEYS`, and the server's file; None if nothing is encrypted.
-    """
+    """Make keys for emulated silos; return the folder for `KEYS` and the server's file, or None without encryption."""
     if isinstance(config.cipher, PlainConfig):
         return None
     from fedsync.cipher.keys.emulated import emulated_keys

@@ -1,17 +1,17 @@
-"""Counts failures of integrity, and locks a silo after three: who sends forgeries gets three answers, not thousands.
+"""Lockout of a silo after three integrity failures: a forger gets three answers instead of thousands.
 
-The count is of one key epoch, on disk beside the keys before the answer leaves, so that neither a restart nor another
-run begins it anew. Keys in memory are counted in memory.
+The count belongs to one key epoch. It is on disk beside the keys before the answer leaves. So neither a restart nor
+another run resets it. For keys in memory the count is in memory.
 
-| count | marker | the silo is |
+| count | marker | state of the silo |
 |---|---|---|
-| of this epoch, below the limit | there | open |
-| of this epoch, at the limit | there | locked |
-| of an earlier epoch | there | open, and counts from zero: what forgeries may have told is of no use any more |
-| missing, damaged or of a later epoch | there | locked: somebody took it away, or old keys are back |
-| missing | missing | new: count and marker are made |
+| of this epoch, below the limit | exists | open |
+| of this epoch, at the limit | exists | locked |
+| of an earlier epoch | exists | open, and counts from zero: facts learned by forgeries are useless with new keys |
+| missing, damaged or of a later epoch | exists | locked: the count was removed, or old keys were restored |
+| missing | missing | new: count and marker are created |
 
-`unlock` begins at zero, whatever was there.
+`unlock` resets the count to zero in every state.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 logger = foreign.logger(__name__)
 
 LIMIT = 3
-"""Failures of integrity in one key epoch after which a silo takes no further part."""
+"""Integrity failures in one key epoch after which a silo is locked."""
 
 COUNT, MARKER = "integrity.json", "integrity.kept"
-"""Files in the folder of keys: the count, and that there is one."""
+"""Files in the folder of keys: the count, and the marker that a count exists."""
 
 _LOCK, _TURN = "integrity.lock", "integrity.turn"
 _MAX_BYTES = 2**16
@@ -47,7 +47,7 @@ _MOST_REASON = 1000
 
 @dataclass(frozen=True, slots=True)
 class IntegrityFailure:
-    """A failure of integrity: when, ISO 8601, and what failed."""
+    """Integrity failure: time in ISO 8601, and reason."""
 
     at: str
     reason: str
@@ -55,7 +55,7 @@ class IntegrityFailure:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityCount:
-    """Failures of integrity in the epoch ``epoch`` of the group ``group`` (its fingerprint, hexadecimal)."""
+    """Integrity failures in the epoch ``epoch`` of the group ``group`` (its fingerprint, hexadecimal)."""
 
     epoch: int
     group: str
@@ -63,13 +63,9 @@ class IntegrityCount:
 
 
 class Lockout:
-    """The failures of integrity of one silo, over all of its runs.
+    """Integrity failures of one silo over all of its runs, counted beside its keys, or in memory like the keys.
 
-    Args:
-        ring: the silo's keys; the count is beside them, or in memory where they are.
-
-    Raises:
-        ConfigError: failures could not be counted here: the folder takes no files.
+    Raises `ConfigError` if the folder is not writable, so that failures could not be counted.
     """
 
     def __init__(self, ring: Ring) -> None:
@@ -84,11 +80,7 @@ class Lockout:
                 write_private(folder / MARKER, b"")
 
     def check(self) -> None:
-        """See that the silo is open.
-
-        Raises:
-            SiloLocked: it is not.
-        """
+        """Raise `SiloLocked` if the silo is locked, or if the count cannot be read."""
         if self._uncounted is not None:
             self.count(self._uncounted)
         try:
@@ -101,23 +93,19 @@ class Lockout:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One message at a time, of all trainers of the silo: from the check that it is open to the count.
+        """Serialize messages over all trainers of the silo, from the check that it is open to the count.
 
-        Else a server that asks many trainers at once would hear of as many forgeries before the lock falls.
-
-        Raises:
-            SiloLocked: the silo is not open.
-            ConfigError: the folder takes no files.
+        Without this lock, a server that asks many trainers at once could test many forgeries before the lockout.
+        Raises `SiloLocked`, and `ConfigError` if the folder is not writable.
         """
         with self._held(_TURN):
             self.check()
             yield
 
     def count(self, reason: str) -> None:
-        """Count a failure; on disk when this returns.
+        """Count a failure; it is on disk when this returns.
 
-        Raises:
-            SiloLocked: it cannot be counted; nothing else is answered until it can.
+        Raises `SiloLocked` if the failure cannot be counted; the silo answers nothing else until it can.
         """
         failure = IntegrityFailure(datetime.now(UTC).isoformat(timespec="seconds"), reason[:_MOST_REASON])
         self._uncounted = failure.reason
@@ -130,11 +118,7 @@ class Lockout:
         self._uncounted = None
 
     def unlock(self) -> tuple[IntegrityFailure, ...] | None:
-        """Begin to count at zero; returns what had happened, or None if that cannot be read.
-
-        Raises:
-            ConfigError: it cannot be put on disk.
-        """
+        """Reset the count; return the earlier failures, or None if unreadable. Raises `ConfigError` if not writable."""
         with self._held():
             try:
                 happened = self._read().failures
@@ -146,7 +130,7 @@ class Lockout:
 
     @contextmanager
     def _held(self, lock: str = _LOCK) -> Iterator[Path | None]:
-        """The folder, in which no other process does the same meanwhile."""
+        """Yield the folder while this process holds its lock."""
         if self._folder is None:
             yield None
             return

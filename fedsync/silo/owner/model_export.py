@@ -1,4 +1,4 @@
-"""The model of an encrypted run, from where it is: the silos."""
+"""Export of an encrypted run's model, which only the silos hold."""
 
 from __future__ import annotations
 
@@ -29,18 +29,15 @@ if TYPE_CHECKING:
 MODEL, LAST, BEST, STATED = "model.pt", "last.pt", "best.pt", "best.json"
 
 _SURVEY = "survey"
-"""Kind of a task without a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """An encrypted run whose model this silo keeps.
+    """Encrypted run whose model this silo keeps.
 
     Args:
-        name: the run's identity.
-        at_s: when the model came [s since the epoch].
-        copies: files with it, of a trainer each: there are several where the silo's owner decided anew meanwhile.
-        text: all that the server said of it.
+        at_s: time of the model's arrival [s since the epoch].
+        copies: model files, one of each trainer; there are several where the owner's rules changed during the run.
     """
 
     name: str
@@ -50,7 +47,6 @@ class KeptRun:
 
     @property
     def spec(self) -> str:
-        """The run's specification as JSON."""
         return self.text.spec
 
     def __str__(self) -> str:
@@ -59,14 +55,9 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What `export_kept` wrote.
+    """Result of `export_kept`: the state dict's file, its run, the version, and other runs, newest first.
 
-    Args:
-        file: the state dict.
-        run: whose model it is.
-        version: of the model.
-        best: version in ``best.pt``; None where the silo keeps none.
-        others: further runs whose models the silo keeps, newest first.
+    ``best`` is the version in ``best.pt``; None where the silo keeps none.
     """
 
     file: Path
@@ -77,17 +68,10 @@ class Exported:
 
 
 def export_model(state: Path, out: Path) -> Mapping[str, str]:
-    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from the newest copy that silos of this machine keep.
+    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from the newest copy that this machine's silos keep.
 
-    Args:
-        state: folder of their resident trainers, which have served one run.
-        out: folder of the run.
-
-    Returns:
-        SHA-256 of the files, hexadecimal, by what they are: ``best`` or ``last``.
-
-    Raises:
-        RunError: no silo keeps a copy there, or one is damaged.
+    The trainers below ``state`` must have served one run. Returns the files' SHA-256, hexadecimal, by ``best`` or
+    ``last``. Raises `RunError` if there is no copy, or a damaged copy.
     """
     kept = kept_runs(state)
     if not kept:
@@ -98,18 +82,17 @@ def export_model(state: Path, out: Path) -> Mapping[str, str]:
 
 
 def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
-    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from what a real silo keeps of an encrypted run.
+    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from a real silo's copy of an encrypted run's model.
 
     Args:
-        config: of the silo.
-        out: folder to write to; made if it is not there, for its owner alone.
-        run: identity of the run; left out, the one whose model came last.
+        out: destination folder; created if missing, for its owner alone.
+        run: identity of the run; None for the run with the newest model.
 
     Raises:
-        ConfigError: no such run has left a model here, its task cannot be built here or is another one now, or nothing
-            can be written to ``out``.
+        ConfigError: the silo keeps no such run, its task cannot be built here or has changed, or ``out`` is not
+            writable.
         RunError: the copy is damaged.
-        ProtocolError: another version of FedSync left it.
+        ProtocolError: another version of FedSync wrote the copy.
     """
     kept = kept_runs(Path(config.state) / STATE_FOLDER)
     chosen = _choose(kept, run, config.state)
@@ -126,21 +109,17 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
 
 
 def kept_runs(trainers: Path) -> list[KeptRun]:
-    """The runs whose models are in the folders of resident trainers in ``trainers``, newest first.
-
-    Raises:
-        ConfigError: the folder is somebody else's.
-    """
+    """Return the runs with models below ``trainers``, newest first; raise `ConfigError` if unreadable."""
     found: dict[RunText, list[tuple[float, Path]]] = {}
     for folder in _folders(trainers):
         copy = folder / COPY
         try:
             text, at_s = Identity.load(folder).text, copy.stat().st_mtime
             if json.loads(text.spec)["task"]["kind"] == _SURVEY:
-                continue  # it left sums, and no model
-            # By all of it: what a server calls two runs by one name are two.
+                continue  # a survey leaves sums, but no model
+            # Grouped by the whole text, because a server may give two runs the same name.
             found.setdefault(text, []).append((at_s, copy))
-        except (OSError, ValueError, KeyError):  # nothing came yet, or it is of another version of FedSync
+        except (OSError, ValueError, KeyError):  # no model yet, or from another version of FedSync
             continue
     runs = []
     for text, copies in found.items():
@@ -171,17 +150,11 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = False) -> tuple[int, int | None]:
-    """Write the copy with the highest version of those of one run; returns that, and the best version if there is one.
+    """Write the copy with the highest version; return this version, and the best version if there is one.
 
-    Args:
-        out: folder to write to.
-        copies: of the run.
-        spec: of the run.
-        own: private parts are as the trainer that left the copy has trained them, not as they were built.
+    ``own``: use the private parts that the copy's trainer has trained, not the initial ones.
     """
-    from fedsync.silo.session.last_order import (
-        LastOrders,  # with torch, whose import takes seconds: in vain before a run
-    )
+    from fedsync.silo.session.last_order import LastOrders  # imports torch, which takes seconds
 
     keeper = keeper_of(copies, spec)
     path, newest, plan = kept_state(copies, spec, keeper.layout)
@@ -202,25 +175,19 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
 
 
 def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:
-    """What knows the model of which these are copies, as the trainer that left the first did.
-
-    Raises:
-        ConfigError: its task cannot be built here.
-    """
+    """Build the keeper of the copies' model as the first trainer did; raise `ConfigError` if that is impossible."""
     from fedsync.silo.session.silo_setup import place_of
 
-    # On the processor, for the device that trained may be gone.
+    # On the CPU, because the device of the training may be gone.
     return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")), spec.model.build())
 
 
 def kept_state(
     copies: Sequence[Path], spec: RunSpec, layout: Layout
 ) -> tuple[Path, ReplicaState, EncryptionPlan | None]:
-    """Of copies of one run the one with the highest version, its state, and how updates of the run are sealed.
+    """Return the copy with the highest version, its state, and the run's encryption plan.
 
-    Raises:
-        RunError: a copy is damaged.
-        ConfigError: the task is another one now.
+    Raises `RunError` if a copy is damaged, and `ConfigError` if the task has changed since the run.
     """
     from fedsync.cipher.encoding.tally import HeaderForm
     from fedsync.cipher.silo.kept_model import FOLDER

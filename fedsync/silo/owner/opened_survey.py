@@ -1,4 +1,4 @@
-"""What silos found out together before an encrypted run, opened at a silo."""
+"""Survey before an encrypted run: its sealed sums, opened at a silo."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 
 def surveyed(spec: RunSpec, sums: SurveySums | None, folder: Path | None) -> RunSpec:
-    """The run, with what its sealed survey found; in ``folder``, if there is one, is then what people may see of it.
+    """Return the run with the findings of its sealed survey; write their public part to ``folder`` if it is given.
 
-    Raises:
-        ConfigError: what was found tells of single people, or is nothing; or the disk does not take it.
+    Raises `ConfigError` if the findings are missing or would disclose single people, or if the disk rejects the file.
     """
     if sums is None or spec.survey is None:
         raise ConfigError("task", "the survey before the run came to nothing", "Begin another run")
@@ -42,20 +41,15 @@ def surveyed(spec: RunSpec, sums: SurveySums | None, folder: Path | None) -> Run
 
 
 def open_survey(survey: SealedSurvey, identity: Identity, ring: Ring, owner: OwnerPolicy) -> SurveySums | None:
-    """What is in a sealed survey; None if no silo's sums are.
+    """Open a sealed survey if it seals as much as ``owner`` demands; None if it holds no silo's sums.
 
-    It is in the run's specification, so silos that were sent different ones do not add up later.
-
-    Args:
-        survey: as the server sent it.
-        identity: with the specification as the server sent it.
-        ring: the silo's keys.
-        owner: what a survey must seal.
+    The survey is part of the run's specification, so updates of silos with different surveys do not add up. Survey and
+    identity must be as the server sent them.
 
     Raises:
-        ProtocolError: the server sent something else, or not what silos sealed.
+        ProtocolError: the survey is invalid, or is not what silos sealed.
         SpoiledSum: silos sealed for another survey.
-        OwnerRefusal: too little was sealed in it.
+        OwnerRefusal: the survey seals too little.
     """
     from fedsync.cipher.silo.opened_sums import model_of
     from fedsync.cipher.suites import open_suite

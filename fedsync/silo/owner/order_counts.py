@@ -1,11 +1,10 @@
-"""How often a silo was asked for something within the last hour, over all runs and restarts.
+"""Counts of a silo's orders within the last hour, over all runs and restarts.
 
-Counts are kept a minute each, in one small file of the silo that is replaced as a whole. A minute counts until it is an
-hour old, so within any hour there is never more than the owner allows. Minutes that lie ahead, after a clock was set
-back, count as well.
+The counts of each minute are kept in one small file of the silo, which is replaced as a whole. A minute counts until it
+is an hour old, so no hour exceeds the owner's limit. Minutes in the future, after a clock was set back, count as well.
 
-To be on disk costs milliseconds, so a trainer counts a thousandth of an hour's at a time before it takes them one by
-one. What it has not taken within the minute, or before it ended, is counted all the same.
+A disk write costs milliseconds. So a trainer reserves a thousandth of the hourly limit at a time, then uses this
+portion in memory. The unused rest of a portion counts too, after the minute or the process ends.
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ _LOCK_S = 10.0
 
 
 class OrderCounts:
-    """Counts of a silo.
-
-    Args:
-        file: where they are kept; trainers of several runs share it.
-        most: within an hour, of each kind.
-    """
+    """Order counts of a silo in a file that trainers of several runs share; ``most`` is the hourly limit by kind."""
 
     def __init__(self, file: Path, most: Mapping[str, int]) -> None:
         self._file = file
@@ -41,10 +35,10 @@ class OrderCounts:
         self._alone = threading.Lock()
 
     def take(self, *kinds: str) -> None:
-        """Count one more of each kind; nothing is counted where it is refused.
+        """Count one more of each kind; a refused call counts nothing.
 
         Raises:
-            LimitReached: one would be more than the owner allows.
+            LimitReached: the count would exceed the owner's limit.
             ConfigError: the file is damaged, or cannot be written.
         """
         with self._alone:
@@ -57,7 +51,7 @@ class OrderCounts:
             self._left.subtract(kinds)
 
     def _count(self, kinds: Sequence[str], minute: int) -> dict[str, int]:
-        """Count a portion of each kind on disk; returns how many."""
+        """Reserve a portion of each kind on disk; return the size of each portion."""
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
             if not got:
                 raise ConfigError(str(self._file), "somebody keeps it locked", "End other trainers of this silo")

@@ -1,7 +1,7 @@
-"""What a real silo's owner allows of runs: said in silo.yaml, taken along in the environment, held to by the trainer.
+"""Rules of a real silo's owner for runs: read from silo.yaml, passed in the environment, enforced by the trainer.
 
-What a run is comes from the server, and so does all that it says about encryption and files. Here is what it is
-measured by. Emulated silos have no owner: there the run's own words count.
+The run's specification comes from the server, and so do all settings for encryption and files. The trainer checks them
+against these rules. Emulated silos have no owner, so the run's own settings apply there.
 """
 
 from __future__ import annotations
@@ -38,68 +38,67 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 4
 _COUNTS = "orders.json"
-"""File in a silo's state folder."""
 
 
 class OwnerPolicy(Section):
-    """What runs may do at a silo. See `fedsync.config.silo_start.SiloStartConfig` for what each means."""
+    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting."""
 
     seal: SealConfig | None = None
-    """What a run must at least seal; None leaves it to the run."""
+    """Minimum encryption of a run; None leaves the choice to the run."""
 
     data: list[str] | None = None
-    """Absolute folders below which its files are, and files; None leaves them to the run."""
+    """Absolute paths of the files and folders that runs may read; None leaves the choice to the run."""
 
     named: dict[str, str] = Field(default_factory=dict)
-    """Paths of its data, by the names that runs ask for."""
+    """Paths of the silo's data, by the names that runs use."""
 
     code_files: list[str] | None = None
-    """Absolute files of code that runs may name, see `fedsync.common.sandbox.named_code`; None leaves them to the run."""
+    """Absolute paths of code files that runs may name, see `fedsync.common.sandbox.named_code`; None leaves the choice to the run."""
 
     reviewers: list[str] | None = None
-    """Public keys of those who review code; None where the owner names files of code one by one."""
+    """Public keys of code reviewers; None where the owner lists code files one by one."""
 
     never: list[str] = Field(default_factory=list)
-    """Absolute files and folders that are closed wherever ``data`` leads."""
+    """Absolute paths of files and folders that stay closed, even below the folders in ``data``."""
 
     presence: PresenceConfig | None = None
-    """When it takes orders; None for always."""
+    """Times at which the silo takes orders; None for always."""
 
     limits: LimitsConfig | None = None
-    """How small and how frequent orders may be; None leaves it to the run."""
+    """Minimum size and maximum frequency of orders; None leaves the choice to the run."""
 
     counts: str | None = None
-    """File in which orders are counted; None counts none."""
+    """File in which orders are counted; None turns counting off."""
 
     state_bytes: int | None = None
-    """Bytes that trainers' folders may hold together; beyond, a run that has none is refused. None for any amount."""
+    """Quota of the trainers' folders together [bytes]; beyond it, new runs are refused. None for no limit."""
 
     approvals: str | None = None
-    """Folder of what the owner has decided on runs; None where the owner does not want to be asked."""
+    """Folder of the owner's decisions on runs; None where runs need no approval."""
 
     audit: AuditPlace | None = None
-    """Where it is put down what leaves the silo; None where nobody looks after that."""
+    """Folder and limits of the audit log; None turns the log off."""
 
     statistics: Literal["sealed", "plain"] = "plain"
-    """Whether the server may read what the silo's columns hold, where the run is in the clear."""
+    """Whether the server may read statistics of the silo's columns in an unencrypted run."""
 
     share_local: bool | None = None
-    """Whether the model that the silo trains alone may go to others; None where nobody but the run says."""
+    """Whether the silo's local model may go to other silos; None leaves the choice to the run."""
 
     emulate: bool = True
-    """Whether the silo may pretend to be another machine."""
+    """Whether the silo may emulate another machine."""
 
     first_model: str | None = "any"
-    """SHA-256 of the first model that the server may send; None for no other than the task's own."""
+    """SHA-256 of the first model that the server may send; None admits only the task's own initial model."""
 
     errors: Literal["codes", "text"] = "codes"
-    """Whether the server may read what went wrong in runs in the clear."""
+    """Whether the server may read the reasons of failures in unencrypted runs."""
 
     hub_hosts: list[str] = Field(default_factory=list)
-    """Hosts at which the hub of a run may be."""
+    """Hosts that are allowed as the hub of a run."""
 
     authority: str | None = None
-    """File with the certificate of who signed the hub's; None without TLS."""
+    """File with the certificate of the authority that signed the hub's certificate; None without TLS."""
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
@@ -131,14 +130,14 @@ class OwnerPolicy(Section):
         return cls.model_validate_json(text) if text else cls()
 
     def checked(self, spec: RunSpec, index: int) -> RunSpec:
-        """The run as the silo ``index`` carries it out, with the paths of its task resolved.
+        """Return the run as the silo ``index`` carries it out, with the paths of its task resolved.
 
-        They lead into the owner's folders, or are what the owner calls by the name that the run asks for. A silo
-        without an owner looks in the Flower app. Files of other silos are none of this silo's.
+        Each path must lie in the owner's folders, or be a name that the owner gave to data. A silo without an owner
+        resolves paths in the Flower app. The task keeps only the files of this silo.
 
         Raises:
-            OwnerRefusal: one leads to where runs may not read, or the run emulates machines at a silo that is one, or
-            asks for statistics in the clear.
+            OwnerRefusal: a path is closed to runs, the run emulates machines against the owner's rules, or it asks
+                for statistics in the clear.
         """
         if spec.emulate and not self.emulate:
             problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
@@ -158,7 +157,7 @@ class OwnerPolicy(Section):
         return spec.model_copy(update={"task": own.relocated(lambda path: str(fence.located(self._found(path))))})
 
     def _found(self, path: str) -> str:
-        """The path of data that a run asks for by name, or the path that it names itself."""
+        """Return the path of data that a run asks for by name; other paths pass unchanged."""
         if not path.startswith(BY_NAME):
             return path
         name = path.removeprefix(BY_NAME)
@@ -169,7 +168,7 @@ class OwnerPolicy(Section):
         return self.named[name]
 
     def _check_statistics(self, task: TaskConfig) -> None:
-        """See that statistics stand for as many cells as the owner demands; raises `OwnerRefusal`."""
+        """Check that statistics aggregate as many cells as the owner demands; raise `OwnerRefusal`."""
         asked = task.statistics if isinstance(task, SurveyConfig) else None
         if isinstance(task, CsvConfig):
             asked = task.survey()
@@ -180,26 +179,25 @@ class OwnerPolicy(Section):
 
     @property
     def confines(self) -> bool:
-        """Whether what trains is kept from keys, state and network: the server ships no code of its own."""
+        """Whether training runs without access to keys, state and network; true where the server ships no code."""
         return self.code_files is not None
 
     def present(self) -> Presence | None:
-        """How long the silo is still there, for the server; None if always."""
+        """Return the presence that the silo reports to the server; None if it is always present."""
         return None if self.presence is None else self.presence.told(utc_now())
 
     def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
-        """See that an order is one that the silo may carry out, and count it; nothing is counted that is refused.
+        """Check that the silo may carry out an order, and count it; a refused order does not count.
 
         Args:
-            order: to begin.
-            survey: it asks what the silo's columns hold.
-            rounds: after which the run that the owner confirmed is to end.
+            survey: whether the order asks for column statistics.
+            rounds: number of rounds that the owner confirmed.
 
         Raises:
-            LimitReached: it is too small, or one too many.
-            SiloAway: the silo is not to be there.
-            OwnerRefusal: it trains on beyond what the owner confirmed.
-            ConfigError: it cannot be counted.
+            LimitReached: the order is too small, or exceeds the hourly limit.
+            SiloAway: the silo is outside its availability window.
+            OwnerRefusal: the order goes beyond the confirmed rounds.
+            ConfigError: the order cannot be counted.
         """
         away_s = 0.0 if self.presence is None else self.presence.next_s(utc_now())
         if away_s > 0:
@@ -222,20 +220,16 @@ class OwnerPolicy(Section):
 
     @property
     def least_samples(self) -> int:
-        """That an order processes before it may end [samples]."""
+        """Minimum that an order processes before it may end [samples]."""
         return 0 if self.limits is None else self.limits.samples
 
     @property
     def least_batch(self) -> int:
-        """Smallest batch of an order [samples]."""
+        """Smallest allowed batch of an order [samples]."""
         return 1 if self.limits is None else self.limits.batch_size
 
     def check_done(self, samples: int) -> None:
-        """See that what was done of an order may leave the silo.
-
-        Raises:
-            LimitReached: too few samples are behind it.
-        """
+        """Check that an order's result may leave the silo; raise `LimitReached` if it has too few samples."""
         _at_least("samples", samples, self.least_samples)
 
     @cached_property
@@ -247,14 +241,7 @@ class OwnerPolicy(Section):
         return OrderCounts(Path(self.counts), {**most, "surveys": limits.surveys_per_hour})
 
     def check_seal(self, plan: EncryptionPlan | None) -> None:
-        """See that a run seals what it must.
-
-        Args:
-            plan: of the run; None in the clear.
-
-        Raises:
-            OwnerRefusal: it seals less.
-        """
+        """Raise `OwnerRefusal` if a run encrypts less than the owner demands; ``plan`` is None without encryption."""
         if plan is None:
             if has_keys():
                 problem = "the server asks for updates in the clear, and this silo has keys"
@@ -292,7 +279,7 @@ class OwnerPolicy(Section):
 
 
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
-    """See that the numbers by which a run hides single silos are at least the owner's; raises `OwnerRefusal`."""
+    """Check the numbers by which a run hides single silos against the owner's bounds; raise `OwnerRefusal`."""
     least = {
         "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
         "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
@@ -312,7 +299,6 @@ def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
 
 
 def audit_place(config: SiloStartConfig) -> AuditPlace:
-    """Where a silo's audit log is."""
     said = config.audit
     return AuditPlace(str(Path(config.state) / AUDIT), config.server, said.bytes, said.keep, said.required)
 
@@ -324,9 +310,9 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Variables of whatever may start a silo's trainer: its keys, and what its owner allows.
+    """Return the environment variables for every process that may start a silo's trainer: its keys and its rules.
 
-    All of them are set, so that what is in the environment of whoever starts the silo is not taken for its own.
+    The result sets all of them, so that no value of the caller's environment takes effect.
     """
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
@@ -338,10 +324,9 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
 
 
 def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
-    """Have this process do for a run what a trainer of the silo would: within the fence, and confirmed code alone.
+    """Apply a trainer's rules for a run to this process: only allowed paths and only confirmed code.
 
-    Raises:
-        OwnerRefusal: the silo's owner approves runs, and did not approve this one.
+    Raises `OwnerRefusal` if the owner approves runs, and has not approved this run.
     """
     os.environ.update(owner_environment(config))
     check_approved(identity)

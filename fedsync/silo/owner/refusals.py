@@ -1,11 +1,10 @@
-"""Why a silo gives no answer: one word to the server, the reason to the silo's own log.
+"""Refusals of a silo: the server gets a code, and the reason stays in the silo's own log.
 
-What an error says may hold a path, a cell of a table or a number that was decrypted, and when which error comes tells
-of them, too. So a server that asks learns one code of a closed list, whatever was raised and wherever on the way. The
-reason goes to the log of the process that failed (a trainer's ``trainer.log``, or the SuperNode's) and to a small
-file in the state folder, which ``fedsync doctor --silo`` shows.
+An error's text, and even its time, may disclose a path, a table cell or a decrypted number. So the server learns only
+one code of a closed list, whatever failed and wherever. The reason goes to the log of the failed process (a trainer's
+``trainer.log``, or the SuperNode's). A small file in the state folder has it too; ``fedsync doctor --silo`` shows it.
 
-All failures of what was sealed are one code, whatever was wrong with it, and so one answer, byte by byte.
+All failures of sealed data have the same code, and so the same answer, byte by byte.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from fedsync.silo.protocol import STATE, Refusal, Refused
 logger = foreign.logger(__name__)
 
 NOTES = "refusals.json"
-"""File in the folder of trainers: the last refusals, with their reasons. The owner's alone."""
+"""File in the folder of trainers with the last refusals and their reasons; only the owner can read it."""
 
 _MOST_NOTES, _MOST_REASON = 40, 1000
 _MOST_TEXT = 4000
 _MOST_TOLD = 5
 _QUIET = {Refusal.LOADING, Refusal.LOCKED, Refusal.APPROVAL, Refusal.AWAY}
-"""Codes that come again and again, and whose reason says all."""
+"""Frequent codes whose reason says all, so that the log needs no traceback."""
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 
 
 class StillLoading(RunError):
-    """The trainer is not ready yet. It goes on."""
+    """Error of a trainer that is still loading and goes on."""
 
 
 _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
@@ -70,7 +69,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (UserCodeError, Refusal.CODE),
     (ConfigError, Refusal.CONFIG),
 )
-"""The first class that an error is of decides; an error of no class here is `Refusal.INTERNAL`."""
+"""Codes of errors: the first matching class decides; other errors are `Refusal.INTERNAL`."""
 
 MEANINGS: dict[Refusal, tuple[str, str]] = {
     Refusal.LOADING: ("its trainer still loads task, data and model", "It is asked again by itself"),
@@ -116,21 +115,21 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
     ),
     Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log says nothing, memory may have run out"),
 }
-"""What each code means, and what the server's operator can do."""
+"""Meaning of each code, and the remedy for the server's operator."""
 
 AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
-"""Refusals of a run that a silo repeats until somebody changes something there or here."""
+"""Refusals that a silo repeats until somebody changes something at the server or the silo."""
 
 UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}
-"""Those that nobody can end but by another file, and a new start of the silo or the run."""
+"""Refusals that only another file and a restart of the silo or the run can end."""
 
 PASSING = {Refusal.LOADING, Refusal.APPROVAL, Refusal.AWAY}
-"""Refusals that pass by themselves, however often they come."""
+"""Refusals that end by themselves, however often they repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusalNote:
-    """A refusal that was put down: the last of ``times`` alike was at ``at``, ISO 8601."""
+    """Recorded refusal; ``times`` equal refusals were joined, the last at ``at`` in ISO 8601."""
 
     at: str
     code: Refusal
@@ -144,14 +143,14 @@ class _RefusalNotes:
 
 
 def explained(silo: str, refused: Refused) -> str:
-    """What to tell the server's operator of a refusal; of the silo's text nothing but what it prints as."""
+    """Explain a refusal to the server's operator; the silo's text is shortened."""
     meaning, remedy = MEANINGS[refused.code]
     why = refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why"
     return f"{silo} answers {refused.code.name}: {meaning} ({why}). {remedy}"
 
 
 def explained_together(refusals: Mapping[str, Refused]) -> str:
-    """What to tell the server's operator where every silo refuses a run by one code; ``refusals`` by silo."""
+    """Explain to the server's operator that every silo refuses a run with one code; ``refusals`` by silo."""
     code = next(iter(refusals.values())).code
     meaning, remedy = MEANINGS[code]
     silos: dict[str, list[str]] = {}
@@ -162,19 +161,19 @@ def explained_together(refusals: Mapping[str, Refused]) -> str:
 
 
 def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -> str:
-    """A message for the server's operator where a run cannot begin without the silos that refuse it, by name."""
+    """Explain to the server's operator that a run cannot begin without the refusing silos, by name."""
     told = listed([explained(silo, refused) for silo, refused in refusals.items()], ". ")
     return f"the run needs {needed} silos, and at most {left} of those that are here can take part. {told}"
 
 
 def listed(texts: Sequence[str], between: str = ", ") -> str:
-    """The first of them, and how many more there are."""
+    """Join the first five texts, and the number of the others."""
     more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
     return between.join([*texts[:_MOST_TOLD], *more])
 
 
 def code_of(error: BaseException) -> Refusal:
-    """The one word for an error: its own class decides, then what it came from."""
+    """Return the code of an error: memory and disk errors among its causes take precedence over its own class."""
     for each in _chain(error):
         if _is_of_memory(each):
             return Refusal.MEMORY
@@ -186,7 +185,7 @@ def code_of(error: BaseException) -> Refusal:
 
 
 def refuse(error: Exception) -> Refused:
-    """What the server is told of an error, whose reason is put down here. Raises nothing."""
+    """Record an error's reason, and return the server's answer. Raises nothing."""
     try:
         code = code_of(error)
         reason = _reason(error)
@@ -204,7 +203,7 @@ def refuse(error: Exception) -> Refused:
 
 
 def last_refusals(trainers: Path) -> tuple[RefusalNote, ...]:
-    """What was put down in the folder of trainers, oldest first; nothing where the file is missing or torn."""
+    """Return the recorded refusals, oldest first; empty where the file is missing or torn."""
     try:
         notes: _RefusalNotes = codec.loads(_RefusalNotes, (trainers / NOTES).read_bytes(), own=True)
     except (OSError, ValueError):
@@ -224,7 +223,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _is_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
-    if "torch" not in sys.modules:  # a client app has none, and needs none to say so
+    if "torch" not in sys.modules:  # a client app does not load torch
         return False
     from fedsync.train.machine.device import is_out_of_memory
 
@@ -237,7 +236,7 @@ def _reason(error: Exception) -> str:
 
 
 def printed(value: object) -> str:
-    """The text of an error or of what is in it; a task of one's own may raise what cannot say what it is."""
+    """Return the text of an error or of its content; a user's error class may fail to print."""
     try:
         return str(value)
     except Exception:
@@ -245,10 +244,7 @@ def printed(value: object) -> str:
 
 
 def _texts_may_go() -> bool:
-    """Whether a reason may leave the silo: it is emulated, or its owner lets reasons out and it has no keys.
-
-    A silo with keys takes part in encrypted runs only.
-    """
+    """Return whether a reason may leave the silo: it is emulated, or it has no keys and its owner discloses reasons."""
     from fedsync.silo.owner.key_lookup import has_keys
     from fedsync.silo.owner.owner_policy import OwnerPolicy
 
@@ -256,12 +252,11 @@ def _texts_may_go() -> bool:
 
 
 def _printing(reason: str) -> str:
-    """A text that the server's codec takes."""
     return foreign.shown(" ".join(reason.split())[:_MOST_TEXT])[:_MOST_TEXT]
 
 
 def _note(code: Refusal, reason: str) -> None:
-    """Put a refusal down. That this fails, on a full disk for example, changes no answer."""
+    """Record a refusal; a failure to do so, such as a full disk, changes no answer."""
     root = os.environ.get(STATE)
     if not root:
         return

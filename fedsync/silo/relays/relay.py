@@ -1,18 +1,18 @@
-"""A relay: it carries the server's questions to the silos of its region, adds their updates, and answers once for all.
+"""Relay of a region: passes the server's questions to its silos, adds up their updates, and replies for all at once.
 
-It keeps no model, has no key, and decides nothing: who trains what, what is asked again and what is late is the
-server's, as with a silo that has no relay. What reaches it is checked as the server would check it.
+A relay keeps no model, has no key, and decides nothing. The server assigns the training, repeats questions and sets
+timeouts, as for silos without a relay. The relay checks silos' replies as the server would.
 
-| a question is | until | then |
+| state of a question | until | next state |
 |---|---|---|
-| on its way | its silo's answer comes | ready; an update is kept for a sum |
-| on its way | ``ttl_s``, or its node is gone | forgotten: the server asks again |
-| ready | the oldest request is answered | told, and forgotten |
-| any | the server has another session | forgotten |
+| on its way | the silo's answer comes | ready; an update is kept for a sum |
+| on its way | ``ttl_s`` expires, or the node is gone | forgotten: the server asks again |
+| ready | the oldest request is answered | delivered and forgotten |
+| any | the server opens another session | forgotten |
 
-The oldest request is answered when all that was asked is ready, or `LINGER` of the time has passed that the first of
-the ready took, or a silo came or went, or its time is over. So silos that end together come in one sum, and one that is
-slow keeps nobody waiting for long.
+The reply to the oldest request is due when all questions are ready, when a silo connects or disconnects, or when the
+request's time expires. It is also due when the first ready answer has waited for `LINGER` of its own duration. So silos
+that finish together share one sum, and a slow silo delays the others only briefly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 logger = foreign.logger(__name__)
 
 LINGER = 0.1
-"""Share of the time that the first answer took for which it waits for others."""
+"""Wait of the first ready answer for others, as a share of its own duration."""
 
 _LEAST_S, _MOST_S = 0.02, 2.0
 _LOOK_S = 0.05
@@ -69,28 +69,28 @@ _MOST_WAITING = _OTHER_RUNS * _ORDERS
 _MOST_HELD, _MOST_HELD_S = 32, 600.0
 
 MOST_TEXT = 2**20
-"""Characters of silos' answers in one reply, as JSON has them; the server takes no more than twice that."""
+"""Limit of the silos' answers in one reply [characters of JSON]; the server accepts at most twice as many."""
 
 
 class Downstream(Protocol):
-    """The way to the silos of the region."""
+    """Connection to the silos of the region."""
 
     def nodes(self) -> Sequence[RelayedNode]:
-        """Those that are there."""
+        """Return the connected nodes."""
 
     def send(self, node: int, spec: str, asked: Request, payload: Payload | None, ask: RegionAsk) -> str | None:
-        """Send a question; returns what names it, None where the node is not known."""
+        """Send a question; return its message id, or None where the node is unknown."""
 
     def forget(self, waited: Collection[str]) -> None:
-        """Nobody waits for any but these any more. Never called while something is sent."""
+        """Drop all questions except ``waited``. Never called during `send`."""
 
     def arrived(self, most: Mapping[str, int]) -> Sequence[SiloAnswer]:
-        """Answers that have come; ``most`` are the bytes that may be beside each that is waited for."""
+        """Return new answers; ``most`` limits the payload of each pending answer [bytes]."""
 
 
 @dataclass(slots=True)
 class _OnItsWay:
-    """A question on its way, and the characters that its answer may have."""
+    """Question on its way, with the limit of its answer [characters]."""
 
     ask: RegionAsk
     most: int
@@ -99,28 +99,25 @@ class _OnItsWay:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """A request that waits for its answer, and the bytes that may be beside that."""
+    """Held request, with the limit of its reply's payload [bytes]."""
 
     most: int
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """What a relay knows of a run.
+    """State of a run at the relay.
 
     Args:
-        spec: its specification as text.
-        session: of its server.
-        adder: adds updates; None as long as the layout is not known.
-        weighting: what an update counts.
-        sealed: single figures are none of the server's business.
-        orders: that silos were given, by update id: what an answer is checked against, whatever asked for it.
-        waiting: questions on their way, by message.
-        answers: that are ready, each with what goes with it.
-        kept: questions whose updates the adder has, by update id.
-        ready_s: when the first of them has to be told; None if there is none.
+        adder: adds updates; None while the layout is unknown.
+        sealed: metrics are encrypted, so the server must not see single figures.
+        orders: orders of the silos by update id, to check answers whichever request brought them.
+        waiting: questions on their way, by message id.
+        answers: ready answers with their payloads.
+        kept: numbers of questions whose updates the adder has, by update id.
+        ready_s: time at which the first ready answer is due; None if there is none.
         held: requests, the oldest first.
-        told: who was there, as the server knows.
+        told: connected nodes as last reported to the server.
     """
 
     spec: str
@@ -138,13 +135,11 @@ class _Run:
 
 
 class RelayService:
-    """Answers the server of a region; see the module. Any thread may ask.
+    """Service of a relay; see the module. Any thread may call `ask`; one thread at a time uses ``downstream``.
 
     Args:
-        downstream: the way to its silos; asked by one thread at a time.
-        keys: what a server may know, where runs are sealed; None where there are none.
-        folder: for updates that wait; None keeps them in memory.
-        clock: seconds.
+        keys: the server's keys for encrypted runs; None where there are none.
+        folder: for pending updates; None keeps them in memory.
     """
 
     def __init__(
@@ -160,14 +155,14 @@ class RelayService:
         self._changed = threading.Condition()
 
     def ask(self, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-        """The server's question: text and bytes there, text and bytes back.
+        """Answer the server's question; text and bytes in, text and bytes out.
 
         Raises:
-            ProtocolError: it is none.
-            LimitReached: too much is asked already.
+            ProtocolError: the request is invalid.
+            LimitReached: too many requests or questions are pending.
         """
         request = read_region_request(text)
-        if request is None:  # who is this? A relay, with these silos
+        if request is None:  # the server asks the node for its identity: a relay, with these silos
             with self._changed:
                 return write(RegionReply(here=self._here)), None
         with self._changed:
@@ -184,7 +179,7 @@ class RelayService:
                 run.held.remove(mine)
 
     def turn(self) -> None:
-        """Look once who is there, and for answers."""
+        """Update the connected nodes once, and collect answers."""
         here = tuple(self._downstream.nodes())
         with self._changed:
             most = {number: each.ask.most for run in self._runs.values() for number, each in run.waiting.items()}
@@ -205,14 +200,14 @@ class RelayService:
 
     @property
     def waits(self) -> bool:
-        """Whether an answer of a silo is waited for."""
+        """Whether any silo's answer is pending."""
         with self._changed:
             return any(run.waiting for run in self._runs.values())
 
-    # What is asked.
+    # Questions.
 
     def _check_room(self, request: RegionRequest) -> None:
-        """See that a server does not have this relay hold more and more, in runs of whatever names."""
+        """Bound the pending requests and questions over all runs, whatever names a server gives to runs."""
         held = sum(len(run.held) for run in self._runs.values())
         waiting = sum(len(run.waiting) for run in self._runs.values()) + len(request.asks)
         if held >= _MOST_HELD or waiting > _MOST_WAITING:
@@ -232,10 +227,9 @@ class RelayService:
         return run
 
     def _open(self, run: _Run, spec: RunSpec, layout: Layout, key: str) -> None:
-        """Have updates added as the run's plan says."""
         weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
         if weighting is None:
-            return  # the server does not ask for sums of what it alone can weigh
+            return  # only the server can weigh these updates, so it asks for no sums
         folder = None if self._folder is None else self._folder / key[:16]
         plan = spec.encryption_plan(layout)
         if plan is None:
@@ -267,10 +261,9 @@ class RelayService:
                 most = MAX_LAYOUT_TEXT if isinstance(asked, AskModel) else MAX_TEXT
                 run.waiting[sent] = _OnItsWay(ask, most, self._clock())
 
-    # What is answered.
+    # Answers.
 
     def _take(self, run: _Run, waiting: _OnItsWay, came: SiloAnswer) -> None:
-        """A silo has answered."""
         ask, took_s = waiting.ask, self._clock() - waiting.since_s
         if len(came.text) > waiting.most:
             problem = f"its answer has {len(came.text)} characters, at most {waiting.most}"
@@ -286,9 +279,9 @@ class RelayService:
             self._ready(run, RegionAnswer(ask.number, came.text), came.payload, took_s)
 
     def _added(self, run: _Run, ask: RegionAsk, text: str, payload: Payload) -> bool:
-        """Whether an update may be in a sum; what may not goes to the server as it came, which says why.
+        """Return whether an update went into the sum; a rejected update goes to the server, which reports the error.
 
-        Without its order, as in a relay that was started again, an update cannot be checked.
+        An update cannot be checked without its order, which a restarted relay does not know.
         """
         silo, order = ask.update_id.rpartition("/")[0], run.orders.get(ask.update_id)
         assert run.adder is not None
@@ -322,14 +315,14 @@ class RelayService:
         return ready or run.told != self._here
 
     def _reply(self, run: _Run, *, first: bool) -> tuple[str, Payload | None]:
-        """All that is ready; nothing for who is not the oldest."""
+        """Return all ready answers; an empty reply for any request but the oldest."""
         if not first:
             return write(RegionReply(run.session, here=self._here, knows=run.adder is not None)), None
         pieces, answers, sums = list[Payload](), list[RegionAnswer](), list[RegionMembers]()
         apart, told = dict[str, int](), _told_now(run.answers)
         numbers_told = {answer.number for answer, _ in told}
         kept = {update_id: number for update_id, number in run.kept.items() if number in numbers_told}
-        # What fails from here on is lost, and asked for again.
+        # Answers that fail to leave from here on are lost, and the server asks again.
         run.answers, run.told = run.answers[len(told) :], self._here
         run.kept = {update_id: number for update_id, number in run.kept.items() if update_id not in kept}
         run.ready_s = self._clock() if run.answers else None
@@ -362,12 +355,12 @@ class RelayService:
 
 
 def _outdone(run: _Run, mine: _Held) -> bool:
-    """Whether another request is held whose answer may be larger, which is the one to be told things with."""
+    """Return whether a held request admits a larger reply; such a request is answered first."""
     return any(other.most > mine.most for other in run.held)
 
 
 def _told_now(answers: Sequence[tuple[RegionAnswer, Payload | None]]) -> list[tuple[RegionAnswer, Payload | None]]:
-    """The first of the answers, as many as may go together."""
+    """Return the first answers, as many as fit into one reply."""
     length, told = 0, list[tuple[RegionAnswer, Payload | None]]()
     for answer, payload in answers:
         length += len(codec.dumps(answer.text))

@@ -1,10 +1,10 @@
-"""What server and relay say to each other; see `docs/internals/relays.md`.
+"""Protocol between server and relay; see `docs/internals/relays.md`.
 
-A message to a relay is a `RegionRequest`: what its silos are asked, each with a number, and bytes beside it, the
-*pieces*, one behind the other. The relay holds it, and answers the oldest that it holds with all that it has by then, a
-`RegionReply`, whichever request asked for it. So one request is always there to be answered, and nobody looks.
+A `RegionRequest` carries numbered questions for silos, and bytes beside them: the *pieces*, concatenated. The relay
+holds the request. It answers its oldest held request with all results that are ready, as a `RegionReply`. The results
+may belong to other requests. So one request is always open for a reply, and the server does not poll.
 
-Texts for silos, and theirs, pass as they are: `fedsync.silo.protocol` has what they say.
+Texts from and for silos pass unchanged; see `fedsync.silo.protocol`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import MAX_TEXT
 
 MAX_SILOS = 1000
-"""Silos of a region."""
+"""Limit of silos in a region."""
 
 _ALIGN = 8
 
@@ -30,17 +30,17 @@ MAX_REGION_TEXT = MAX_SILOS * MAX_TEXT
 
 @dataclass(frozen=True, slots=True)
 class RegionAsk:
-    """A question for one silo.
+    """Question for one silo.
 
     Args:
-        number: names it in the server's session.
-        node: of the silo, by the relay's count.
+        number: id of the question in the server's session.
+        node: number of the silo's node at the relay.
         text: a `fedsync.silo.protocol.Request`.
-        piece: number of the piece that goes with it; -1 for none.
-        most: bytes that may come beside the answer.
-        ttl_s: after which nobody waits for the answer.
-        update_id: of the update that comes of it, if that may be added to others'.
-        examples: training samples that its silo holds.
+        piece: number of the piece with the question; -1 for none.
+        most: limit of the payload beside the answer [bytes].
+        ttl_s: time after which the answer is useless [s].
+        update_id: id of the expected update, if it may be added to other updates; else empty.
+        examples: training samples that the silo holds.
     """
 
     number: str
@@ -55,15 +55,14 @@ class RegionAsk:
 
 @dataclass(frozen=True, slots=True)
 class RegionRequest:
-    """What a relay is asked.
+    """Request to a relay.
 
     Args:
-        session: of the server; with another one all that was asked before is forgotten.
-        asks: of its silos.
-        pieces: bytes of each piece.
-        hold_s: after which the relay answers at the latest.
-        layout: of the model, until the relay has said that it knows it.
-        most: bytes that may be beside the answer. A request that allows more is answered before one that allows less.
+        session: id of the server's session; a new session makes the relay forget all earlier questions.
+        pieces: size of each piece [bytes].
+        hold_s: time limit of the relay's reply [s].
+        layout: of the model, until the relay knows it.
+        most: limit of the payload beside the reply [bytes]. Requests with a higher limit are answered first.
     """
 
     session: str
@@ -76,13 +75,9 @@ class RegionRequest:
 
 @dataclass(frozen=True, slots=True)
 class RegionAnswer:
-    """A silo's answer.
+    """Answer of a silo to the question ``number``, or the ``problem`` that prevented it.
 
-    Args:
-        number: of the question.
-        text: a `fedsync.silo.protocol.Reply`.
-        piece: number of the piece that came with it; -1 for none, or if it is in a sum.
-        problem: why there is no answer.
+    ``text`` is a `fedsync.silo.protocol.Reply`. ``piece`` is -1 without payload, or if the update is in a sum.
     """
 
     number: str
@@ -93,13 +88,7 @@ class RegionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegionMembers:
-    """The updates of these answers are in one sum, which is a piece.
-
-    Args:
-        numbers: of the questions.
-        update_ids: likewise; see `fedsync.model.region_sums.RegionSum`.
-        piece: number of the piece.
-    """
+    """Sum of several silos' updates, which is a piece; for ``update_ids`` see `fedsync.model.region_sums.RegionSum`."""
 
     numbers: tuple[str, ...]
     update_ids: tuple[str, ...]
@@ -108,7 +97,7 @@ class RegionMembers:
 
 @dataclass(frozen=True, slots=True)
 class RelayedNode:
-    """A silo's node at its relay: its number, the name that it is registered under, and since when it is there."""
+    """Node of a silo at its relay: number, registered name, and start of the connection."""
 
     node: int
     name: str = ""
@@ -117,14 +106,12 @@ class RelayedNode:
 
 @dataclass(frozen=True, slots=True)
 class RegionReply:
-    """What a relay answers.
+    """Reply of a relay.
 
     Args:
-        session: of the server that asked; empty where it asked something else, who this is.
-        answers: of silos.
-        sums: of their updates.
-        pieces: bytes of each piece.
-        here: all silos' nodes that are there.
+        session: of the server that asked; empty in the reply to a question that is not a `RegionRequest`.
+        pieces: size of each piece [bytes].
+        here: nodes of all connected silos.
         knows: whether the relay knows the model's layout.
     """
 
@@ -138,7 +125,7 @@ class RegionReply:
 
 @dataclass(frozen=True, slots=True)
 class RelayCall:
-    """What a relay's SuperNode hands to its app: the run's specification, and the server's question."""
+    """Payload from a relay's SuperNode to its app: the run's specification and the server's question."""
 
     spec: str
     text: str
@@ -149,10 +136,9 @@ def write(told: RegionRequest | RegionReply | RelayCall) -> str:
 
 
 def read_region_request(text: str) -> RegionRequest | None:
-    """What the server asks a relay; None where it is a question for a silo, as the first to every node.
+    """Parse a request to a relay; None for a question to a silo, such as the first message to every node.
 
-    Raises:
-        ProtocolError: it is too long.
+    Raises `ProtocolError` if the text is too long.
     """
     if len(text) > MAX_REGION_TEXT:
         raise ProtocolError(SERVER, "message", f"it has {len(text)} characters, at most {MAX_REGION_TEXT}")
@@ -164,11 +150,7 @@ def read_region_request(text: str) -> RegionRequest | None:
 
 
 def read_region_reply(text: str, relay: str) -> RegionReply:
-    """What a relay answers.
-
-    Raises:
-        ProtocolError: it is something else, or has too many parts.
-    """
+    """Parse a relay's reply; raise `ProtocolError` if it is invalid, too long, or has too many silos."""
     if len(text) > MAX_REGION_TEXT:
         raise ProtocolError(relay, "message", f"it has {len(text)} characters, at most {MAX_REGION_TEXT}")
     try:
@@ -181,7 +163,7 @@ def read_region_reply(text: str, relay: str) -> RegionReply:
 
 
 def joined(pieces: Sequence[Payload]) -> Payload | None:
-    """Pieces one behind the other, uint8, each but the last with zeros to 8; one alone is not copied."""
+    """Concatenate pieces, uint8, each but the last padded with zeros to 8 bytes; a single piece is not copied."""
     if len(pieces) < 2:
         return pieces[0].view(np.uint8) if pieces else None
     filled = []
@@ -191,11 +173,7 @@ def joined(pieces: Sequence[Payload]) -> Payload | None:
 
 
 def parted(payload: Payload | None, lengths: Sequence[int], sender: str) -> list[Payload]:
-    """The inverse of `joined`: views.
-
-    Raises:
-        ProtocolError: there are more bytes, or fewer.
-    """
+    """Split a payload into views, the inverse of `joined`; raise `ProtocolError` if the lengths do not fit."""
     whole = np.empty(0, np.uint8) if payload is None else payload
     starts, end = [], 0
     for length in lengths:
@@ -207,11 +185,7 @@ def parted(payload: Payload | None, lengths: Sequence[int], sender: str) -> list
 
 
 def piece_of(pieces: Sequence[Payload], number: int, sender: str) -> Payload | None:
-    """The piece of a number; None for -1.
-
-    Raises:
-        ProtocolError: there is none.
-    """
+    """Return the piece of a number, None for -1; raise `ProtocolError` if there is no such piece."""
     if not -1 <= number < len(pieces):
         raise ProtocolError(sender, "message", f"it has {len(pieces)} pieces, and speaks of number {number}")
     return None if number == -1 else pieces[number]

@@ -1,4 +1,4 @@
-"""Checks of what a training process says: a user's code runs in it, and what it says may reach the server."""
+"""Checks of a training process's messages: a user's code runs there, and the messages may reach the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_BYTES, _MOST_DIGEST, _MOST_WINDOWS = 2**40, 64, 64
 
 
 def checked_trainer(told: RoomReply) -> TrainerBuilt:
-    """The first thing that a process says; raises `RunError` where it is not a trainer that can be."""
+    """Check the first message of a process; raise `RunError` where its facts are impossible."""
     if not isinstance(told, TrainerBuilt):
         raise RunError(f"the training process begins with {type(told).__name__}")
     layout = told.layout
@@ -28,14 +28,14 @@ def checked_trainer(told: RoomReply) -> TrainerBuilt:
 
 
 def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
-    """Progress of an order; raises `RunError` where it is further than it can be."""
+    """Check an order's progress; raise `RunError` where it exceeds the order."""
     most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
     _check(0 <= told.steps <= most and told.samples >= 0, "progress")
     return told
 
 
 def checked_order(order: WorkOrder, told: OrderDone, parts: int, examples: int) -> OrderDone:
-    """The end of an order; raises `RunError` where it is not the end of this one."""
+    """Check an order's result; raise `RunError` where it does not belong to this order."""
     report = told.report
     _check(parts == 2, "parts")
     _check(report.base_version == order.base_version, "base_version")

@@ -1,4 +1,4 @@
-"""Errors of a training process, as its session raises them: of a closed list, with texts and nothing else."""
+"""Errors of a training process as its session raises them: a closed list of kinds, which carry only texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ _OF_TEXTS: tuple[type[Exception], ...] = (UserCodeError, RunError, PolicyError)
 
 
 def failure_of(error: Exception) -> RoomFailure:
-    """An error as it is told."""
     lacks = {Refusal.MEMORY: "memory", Refusal.DISK: "disk"}.get(code_of(error), "")
     if isinstance(error, ConfigError):
         kind = next(each for each in _OF_PLACES if isinstance(error, each))
@@ -40,7 +39,7 @@ def failure_of(error: Exception) -> RoomFailure:
 
 
 def raise_failure(failed: RoomFailure) -> None:
-    """Raise what was told; one that is none of the list is a fault of FedSync's own, as in a session without a room."""
+    """Raise the reported error; an unlisted kind becomes a `RuntimeError`, an internal error of FedSync."""
     error = _error_of(failed)
     match failed.lacks:
         case "memory":

@@ -1,4 +1,4 @@
-"""The guard of a training process: ends its whole group when it ends, when it is to end, and with the session."""
+"""Guard of a training process: kills the whole process group at its end, on request, or when the session dies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ _END_S = 5.0
 
 
 def watch(inner: int, parent: int) -> None:
-    """Be the guard of a training process: kill its group when it ends, when this one is told to, or is orphaned.
+    """Guard the training process ``inner``, and kill its group at its end, on SIGTERM, or when ``parent`` is gone.
 
-    Ends as that process did. No user's code runs in the guard.
-
-    Args:
-        inner: number of the training process, which leads a group that nobody can leave.
-        parent: number of the process that started the guard.
+    The process leads a group that no process can leave. The guard exits with the same status as the training process.
+    No user's code runs in the guard.
     """
     signals = {signal.SIGCHLD, signal.SIGTERM}
     while os.waitid(os.P_PID, inner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and os.getppid() == parent:

@@ -1,12 +1,12 @@
-"""Training process of a silo, as its session sees it: it has the data, and neither keys nor a network.
+"""Training process of a silo as its session sees it. The process has the data, but neither keys nor a network.
 
-The session (`fedsync.silo.session.session`) has keys, state and last order, and imports no user's code. What comes from the
-process is checked as what comes from a stranger: its form, its length, and that it is finite.
+The session (`fedsync.silo.session.session`) has the keys, the state and the last order, and imports no user's code. The
+session distrusts every message of the process: it checks the form, the length, and that all values are finite.
 
-| the process is | a question | goes to |
+| process | on a request | next state |
 |---|---|---|
-| there | is handed over, and waited for as long as it lives | there, gone |
-| gone, however it went | starts another, which builds task, data and model anew | there |
+| runs | gets the request; the session waits as long as the process lives | runs, ended |
+| ended, for any reason | a new process starts and builds task, data and model again | runs |
 """
 
 from __future__ import annotations
@@ -67,12 +67,10 @@ _Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt)
 
 
 class TrainingProcess:
-    """A `SiloTrainer` in a process of its own; see there for what is not said here.
+    """A `SiloTrainer` in a separate process; see `SiloTrainer` for the undocumented methods.
 
     Args:
-        identity: which silo.
         spec: the run as the owner allows it, with the paths of the silo's data.
-        owner: what the owner allows.
         folder: of the resident trainer.
 
     Raises:
@@ -124,7 +122,7 @@ class TrainingProcess:
         return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), (), (self.layout.nbytes,))[1])
 
     def save_model(self, path: Path, model: Vector) -> None:
-        """Not from here: what a real silo keeps is exported by a command of its owner's."""
+        """Always raise: the owner exports a real silo's models with a command."""
         raise PolicyError("a training process writes no models")
 
     def run(
@@ -136,7 +134,9 @@ class TrainingProcess:
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """As `SiloTrainer.run`; ``watch`` is called every 20 ms, and an order ends with the step after it says so.
+        """Run an order as `SiloTrainer.run` does.
+
+        ``watch`` is called about every 20 ms. The order ends after the next step once ``watch`` returns False.
 
         Raises:
             RunError: the process ended.
@@ -163,7 +163,7 @@ class TrainingProcess:
         return found
 
     def where(self, thread: int) -> str:
-        """As `SiloTrainer.where`; of the process, whichever ``thread`` waits for it."""
+        """Return the code line as `SiloTrainer.where` does; always of the process's main thread."""
         with self._stands:
             self._at = ""
             try:
@@ -175,11 +175,11 @@ class TrainingProcess:
 
     @property
     def pid(self) -> int:
-        """Number of the process, which may have ended."""
+        """Id of the process, which may have ended."""
         return self._started.pid
 
     def end(self) -> None:
-        """Kill the process; the next question starts another."""
+        """Kill the process; the next request starts a new process."""
         self._started.end()
 
     def _judge(self, asked: EvaluateGiven, model: Vector, cursor: Cursor) -> Evaluation | None:
@@ -200,7 +200,7 @@ class TrainingProcess:
         most: Sequence[int],
         watch: Watch | None = None,
     ) -> tuple[_Reply, list[Part]]:
-        """The answer to a question, of this kind; starts the process anew where it is gone."""
+        """Return the reply of this kind; start a new process if the old process has ended."""
         with self._asking:
             channel = self._living()
             try:
@@ -221,7 +221,7 @@ class TrainingProcess:
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
     ) -> tuple[RoomReply, list[Part]]:
-        """Wait for it, and look meanwhile how far it is."""
+        """Wait for the reply, and pass progress to ``watch`` meanwhile."""
         steps, halted = OrderProgress(0, 0), False
         while True:
             if channel.poll(_LOOK_S):
@@ -236,7 +236,7 @@ class TrainingProcess:
                     case _:
                         return told, parts  # type: ignore[return-value]  # the channel receives nothing else
             elif self._started.exit_code() is not None:
-                raise EOFError  # a process that it left behind may hold the channel
+                raise EOFError  # a child of the ended process may still hold the channel open
             if watch is not None and isinstance(asked, TrainOrder) and steps.steps > 0 and not halted:
                 halted = not watch(steps.steps, steps.samples)
                 if halted:

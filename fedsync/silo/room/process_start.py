@@ -1,4 +1,4 @@
-"""Starting and ending a training process, with all processes that a user's code starts in it."""
+"""Start and end of a training process and of all processes that a user's code starts in it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ from fedsync.silo.room.room_messages import RoomChannel, RoomReply, RoomRequest
 
 _PROGRAM = "fedsync.silo.room.program"
 _OWN = ("data", "never", "code_files", "reviewers")
-"""Settings of the owner's that the process needs."""
+"""Settings of the owner that the training process needs."""
 
 _END_S, _MOST_LOG = 5.0, 2**16
 
 
 class StartedProcess:
-    """A training process that was started; it ends with this object.
-
-    Args:
-        home: its folder, which is emptied.
-        owner: what the silo's owner allows.
+    """A started training process with its folder ``home``, which is emptied first; it ends with this object.
 
     Raises:
         ConfigError: the folder cannot be emptied, or a data folder holds a second name of a closed file.
@@ -61,14 +57,14 @@ class StartedProcess:
         assert self._process.stdout is not None
         threading.Thread(target=_log, args=(self._process.stdout,), daemon=True).start()
         self.end = weakref.finalize(self, _end, self._process, self.channel)
-        """Kill it, and all that it started."""
+        """Kills the process and all processes that it started."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         if wait_s > 0:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
@@ -76,20 +72,20 @@ class StartedProcess:
 
 
 def _environment(home: Path) -> Mapping[str, str]:
-    """The owner's variables, without those of FedSync's own and without the passphrase."""
+    """Return the owner's variables without the passphrase and without FedSync's own variables."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     secret = os.environ.get(NAMED_BY, "")
     kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
     allowed = json.loads(os.environ.get(ALLOWED) or "{}")
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
-    if CONFIRMED in os.environ:  # where no process of the room may read
+    if CONFIRMED in os.environ:  # the original lies where no process of the room may read
         kept[CONFIRMED] = str(shutil.copy(Path(os.environ[CONFIRMED]), home / "approval.json"))
     return kept
 
 
 def _log(output: IO[bytes]) -> None:
-    """Copy its output to the log, which it cannot reach itself."""
+    """Copy the process's output to the log; the process itself has no access to the log."""
     with output:
         while data := output.read1(_MOST_LOG):  # type: ignore[attr-defined]  # it is buffered
             with suppress(OSError, ValueError):
@@ -99,7 +95,7 @@ def _log(output: IO[bytes]) -> None:
 
 def _end(process: subprocess.Popen[bytes], channel: RoomChannel) -> None:
     channel.close()
-    process.send_signal(signal.SIGTERM)  # on which it kills its whole group
+    process.send_signal(signal.SIGTERM)  # the guard then kills its whole group
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:

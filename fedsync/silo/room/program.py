@@ -1,9 +1,10 @@
-"""The program of a silo's training process: goes into its room, and does there what its session asks.
+"""Program of a silo's training process: enters its room, then serves its session.
 
-The room (`fedsync.common.sandbox.confinement`) has the programs, the owner's data folders and a folder of its own; no keys, no
-state, no network, no memory of another process. It is entered before anything is imported that may start a thread.
+The room (`fedsync.common.sandbox.confinement`) holds the programs, the owner's data folders and a private folder. It has no
+keys, no state, no network and no memory of another process. The process enters the room before any import that may
+start a thread.
 
-Usage: ``python -m fedsync.silo.room.program DESCRIPTOR``, with a line ``[home, [what may be read]]`` on it.
+Usage: ``python -m fedsync.silo.room.program DESCRIPTOR``. The socket's first line is ``[home, [readable paths]]``.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ _DEVICES = ("null", "nvidia*", "nvidia-caps/*", "kfd", "dri")
 
 
 def enter(home: Path, data: list[str]) -> bool:
-    """Go into the room, for good; returns whether there is a network in it, of this process alone.
+    """Enter the room irreversibly; return whether the process has namespaces, and so a network, of its own.
 
-    Raises:
-        ConfigError: this system cannot confine a process.
+    Raises `ConfigError` if this system cannot confine a process.
     """
     programs, sources = own_sources()
     settle_in(home)
@@ -36,7 +36,7 @@ def enter(home: Path, data: list[str]) -> bool:
     devices = tuple(path for name in _DEVICES for path in Path("/dev").glob(name))
     room = Room(
         readable=(*programs, *map(Path, data), Path("/sys")),
-        writable=(home, Path("/dev/shm")) if alone else (home,),  # its own, where it is alone
+        writable=(home, Path("/dev/shm")) if alone else (home,),  # with own namespaces, /dev/shm is private
         listed=sources,
         devices=devices,
         network="own" if alone else "none",
@@ -48,7 +48,7 @@ def enter(home: Path, data: list[str]) -> bool:
 
 
 def main(end: socket.socket) -> None:
-    """Go into the room, and work; the process that was started stays outside and guards the one that works."""
+    """Fork the training process into the room; the parent stays outside as its guard."""
     text = b""
     while not text.endswith(b"\n") and len(text) < _MOST_LINE:
         part = end.recv(1)

@@ -1,8 +1,8 @@
-"""Messages between a silo's session and its training process, over a pair of sockets.
+"""Messages between a silo's session and its training process, over a socket pair.
 
-A frame is a head (number of parts and length of each, then length of the text), the text, which is a value as JSON, and
-the parts: arrays as they lie in memory. Nobody unpickles anything, and who receives says how long each part may be
-before memory is taken for it: a user's code is on the other side.
+A frame has a head, a text and parts. The head holds the number of parts, their lengths, and the length of the text.
+The text is a value as JSON. The parts are arrays in their memory layout. Nothing is unpickled. The receiver bounds the
+length of each part before it allocates memory, because a user's code runs on the other side.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _MOST_TEXT, _MOST_PARTS, _SEND_S = 2**22, 4, 60.0
 _AT_ONCE = 2**20
 
 MOST_PRIVATE = 2**28 + 2**20
-"""Bytes of private parts in a message: `fedsync.train.private.MOST_BYTES`, and their names."""
+"""Limit of the private parts in a message [bytes]: `fedsync.train.private.MOST_BYTES`, plus room for their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTrainer:
-    """Build what trains: the silo, and the run as its owner allows it, both as JSON.
+    """Request to build the trainer.
 
     Args:
-        identity: see `fedsync.silo.protocol.Identity`.
-        spec: the run's specification; paths in it are those of the silo's data.
-        least_samples: that an order processes before it may end, by the owner's word.
+        identity: JSON of `fedsync.silo.protocol.Identity`.
+        spec: JSON of the run's specification as the owner allows it; its paths are those of the silo's data.
+        least_samples: minimum that an order processes before it may end, set by the owner [samples].
     """
 
     identity: str
@@ -51,13 +51,11 @@ class BuildTrainer:
 
 @dataclass(frozen=True, slots=True)
 class TrainOrder:
-    """Carry out an order. Parts: base model, private parts of the model, correction of the steps if there is one.
+    """Request to carry out an order.
 
-    Args:
-        order: what to do.
-        cursor: what the last order left.
-        throttled: at the pace of the machine that the silo emulates.
-        ids: see `fedsync.common.environment.FLOWER_IDS`.
+    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``cursor`` comes
+    from the last order. ``throttled`` asks for the pace of the emulated machine. ``ids`` is the value of
+    `fedsync.common.environment.FLOWER_IDS`.
     """
 
     order: WorkOrder
@@ -68,15 +66,13 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateGiven:
-    """Evaluate a model. Parts: the model, private parts.
+    """Request to evaluate a model. Parts: the model, private parts.
 
     Args:
-        cursor: what the last order left.
-        split: on which samples.
-        subject: name of the model.
-        gains: tell what it gains over the silo's own.
-        quiet: an evaluation that fails is none, and no error.
-        ids: see `fedsync.common.environment.FLOWER_IDS`.
+        cursor: from the last order.
+        gains: whether to report the gains over the silo's own model.
+        quiet: a failed evaluation yields no result instead of an error.
+        ids: value of `fedsync.common.environment.FLOWER_IDS`.
     """
 
     cursor: Cursor
@@ -89,19 +85,19 @@ class EvaluateGiven:
 
 @dataclass(frozen=True, slots=True)
 class BuildInitialModel:
-    """Make the model before any training."""
+    """Request for the model before any training."""
 
 
 @dataclass(frozen=True, slots=True)
 class HaltOrder:
-    """End this order after its next step. Not answered."""
+    """Request to end this order after its next step. It has no reply."""
 
     update_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskCurrentLine:
-    """Say at which line the work stands. Answered at once."""
+    """Request for the code line that the main thread executes. The reply does not wait for the work."""
 
 
 RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | HaltOrder | AskCurrentLine
@@ -109,7 +105,7 @@ RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | Ha
 
 @dataclass(frozen=True, slots=True)
 class TrainerBuilt:
-    """The trainer that was built; see `fedsync.train.silo_trainer.SiloTrainer`. ``frozen`` is hexadecimal."""
+    """Facts of the built trainer; see `fedsync.train.silo_trainer.SiloTrainer`. ``frozen`` is hexadecimal."""
 
     layout: Layout
     frozen: str
@@ -123,7 +119,7 @@ class TrainerBuilt:
 
 @dataclass(frozen=True, slots=True)
 class OrderProgress:
-    """Progress of an order; its answer is yet to come."""
+    """Progress of an order that is still running."""
 
     steps: int
     samples: int
@@ -131,14 +127,7 @@ class OrderProgress:
 
 @dataclass(frozen=True, slots=True)
 class OrderDone:
-    """An order is done. Parts: update, private parts of the model.
-
-    Args:
-        report: for the server.
-        epoch: see `fedsync.core.cursor.Cursor`.
-        position: likewise.
-        state: likewise.
-    """
+    """Result of an order; ends with the fields of `fedsync.core.cursor.Cursor`. Parts: update, private model parts."""
 
     report: WorkReport
     epoch: int
@@ -148,26 +137,26 @@ class OrderDone:
 
 @dataclass(frozen=True, slots=True)
 class ModelEvaluated:
-    """Evaluation of a model; None where that failed."""
+    """Evaluation of a model; None where the evaluation failed."""
 
     found: Evaluation | None
 
 
 @dataclass(frozen=True, slots=True)
 class InitialModelBuilt:
-    """The first model, which is the part."""
+    """Reply with the initial model, as its only part."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurrentLine:
-    """The line at which the work stands."""
+    """Code line that the main thread executes."""
 
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoomFailure:
-    """An error, of a closed list of kinds; see `fedsync.silo.room.failures`."""
+    """Error of a closed list of kinds; see `fedsync.silo.room.failures`."""
 
     kind: str
     texts: tuple[str, ...]
@@ -178,13 +167,11 @@ RoomReply = TrainerBuilt | OrderProgress | OrderDone | ModelEvaluated | InitialM
 
 
 class RoomChannel:
-    """One end of the pair. Anybody may send; one thread receives.
+    """One end of the socket pair. Any thread may send; one thread receives.
 
     Args:
-        end: of the pair.
-        sends: union of what is sent here.
-        receives: union of what comes.
-        trusted: the other side is a program of FedSync's own, without a user's code.
+        sends: union of the message types that this end sends; ``receives`` likewise.
+        trusted: the other side is FedSync's own program, without a user's code.
     """
 
     def __init__(self, end: socket.socket, sends: object, receives: object, *, trusted: bool) -> None:
@@ -192,11 +179,7 @@ class RoomChannel:
         self._sending = threading.Lock()
 
     def send(self, value: RoomRequest | RoomReply, *parts: NDArray[np.float32] | bytes) -> None:
-        """Send a value, and parts beside it.
-
-        Raises:
-            OSError: nobody is there.
-        """
+        """Send a value and its parts; raise `OSError` if the other side is gone, or does not read for 60 s."""
         text = codec.dumps(value, self._sends).encode()
         views = [part if isinstance(part, bytes) else np.ascontiguousarray(part).data.cast("B") for part in parts]
         head = _COUNTS.pack(len(text), len(views)) + struct.pack(f"<{len(views)}Q", *map(len, views))
@@ -210,11 +193,14 @@ class RoomChannel:
             self._sending.release()
 
     def receive(self, most: Sequence[int] = ()) -> tuple[RoomRequest | RoomReply, list[Part]]:
-        """The next message, with its parts, which may have so many bytes each.
+        """Receive the next message with its parts.
+
+        Args:
+            most: size limit of each part [bytes].
 
         Raises:
-            EOFError: nobody is there.
-            OSError: likewise, or what came is not what the two say to each other.
+            EOFError: the other side is gone.
+            OSError: the connection broke, or the message is invalid or exceeds a limit.
         """
         length, count = _COUNTS.unpack(self._bytes(_COUNTS.size).tobytes())
         if length > _MOST_TEXT or count > _MOST_PARTS:
@@ -230,11 +216,11 @@ class RoomChannel:
         return value, [self._bytes(size) for size in sizes]
 
     def poll(self, seconds: float) -> bool:
-        """Wait until something comes, for so long at most; returns whether it does."""
+        """Wait for a message; return whether one arrived."""
         return bool(wait([self._end], seconds))
 
     def close(self) -> None:
-        """Shut the channel down, also under the hands of a thread that sends or receives."""
+        """Shut the channel down, even while another thread uses it."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 

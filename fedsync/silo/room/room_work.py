@@ -1,7 +1,7 @@
-"""The work of a silo's training process: one question after the other, while a second thread listens.
+"""Main loop of a silo's training process: one request at a time, with a second thread that listens.
 
-The thread that listens is how an order is halted, how it is told where the work stands, and how the process ends with
-its session. Nothing here is trusted by the session: a user's code runs in this process.
+The listening thread halts an order, reports the current code line, and ends the process when its session ends. The
+session trusts nothing from this process, because a user's code runs here.
 """
 
 from __future__ import annotations
@@ -51,18 +51,11 @@ logger = foreign.logger(__name__)
 _Questions = queue.SimpleQueue[tuple[RoomRequest, list[Part]]]
 
 _TELL_S = 0.02
-"""Pause between two words on how far an order is [s]."""
+"""Pause between two progress messages of an order [s]."""
 
 
 class _Work:
-    """The trainer at work, and which order is halted.
-
-    Args:
-        channel: to the session.
-        trainer: of the silo.
-        throttle: to the pace of the machine that it emulates, if any.
-        least_samples: that an order processes before it may end.
-    """
+    """Executor of the session's requests; ``least_samples`` is the minimum before an order may end."""
 
     def __init__(
         self, channel: RoomChannel, trainer: GuardedTrainer, throttle: Throttle | None, least_samples: int
@@ -71,7 +64,6 @@ class _Work:
         self.halted = ""
 
     def do(self, asked: RoomRequest, parts: list[Part]) -> None:
-        """Answer a question; raises whatever the work raises."""
         match asked:
             case TrainOrder():
                 self._train(asked, *parts)
@@ -112,12 +104,9 @@ class _Work:
 
 
 def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> None:
-    """Build what trains, and answer until the session is gone.
+    """Build the trainer, then answer requests until the session ends.
 
-    Args:
-        end: of the pair to the session.
-        alone: the room has a network of its own.
-        failure: the room could not be entered: all that is answered.
+    ``alone``: the process has namespaces of its own. ``failure``: error of entering the room, then the only reply.
     """
     guard_output()
     output_may_be_lost()
@@ -140,7 +129,7 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
         question, parts = questions.get()
         try:
             work.do(question, parts)
-        except Exception as error:  # whoever asks is to have an answer
+        except Exception as error:  # the session must get a reply
             _tell_failure(channel, error)
         del question, parts
 
@@ -157,7 +146,7 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
                     channel.send(CurrentLine(foreign.shown(work.where(main))))
                 case _:
                     if isinstance(asked, TrainOrder):
-                        work.halted = ""  # the channel keeps the order of messages: what comes now is about this one
+                        work.halted = ""  # messages arrive in order: a later halt belongs to this order
                     questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
         except (EOFError, OSError):
             os._exit(0)

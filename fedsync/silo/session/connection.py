@@ -1,6 +1,6 @@
-"""How a resident trainer is called: a Unix socket, and on it a value as JSON with a payload behind it, both ways.
+"""Connection to a resident trainer: a Unix socket that carries JSON values with payloads, in both directions.
 
-A payload that is a map of a file goes as the file's name: both sides are processes of one user.
+A payload that maps a file travels as the file's name, because both sides are processes of one user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedsync.silo.protocol import SocketReply, SocketRequest
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Bytes of a file."""
+    """Section of a file."""
 
     path: str
     offset: int
@@ -29,14 +29,14 @@ class _Place:
 
 
 _WAITING = 128
-"""Callers that may wait to be let in."""
+"""Limit of pending connections."""
 
 _ALONE, _BESIDE, _FILE, _PASSING_FILE = b"-", b"+", b"@", b"!"
-"""What follows a value: nothing, a payload, or the name of the file that has it, which stays or goes with its map."""
+"""Kind of payload behind a value: none, bytes, or the name of a file; a passing file is deleted with its map."""
 
 
 def listen(path: Path) -> socket.socket:
-    """Listen on a socket that only its owner can reach, in place of one that was left there; it does not block."""
+    """Listen on a socket that only its owner can reach; replace a leftover socket. The listener does not block."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -47,10 +47,9 @@ def listen(path: Path) -> socket.socket:
 
 
 def call(path: Path) -> Connection | None:
-    """Connect, without waiting to be let in; None if nobody listens.
+    """Connect without waiting to be accepted; None if nobody listens.
 
-    Raises:
-        BlockingIOError: somebody listens, but lets nobody in, and many wait already.
+    Raises `BlockingIOError` if the queue of pending connections is full.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
@@ -63,7 +62,7 @@ def call(path: Path) -> Connection | None:
 
 
 def hang_up(connection: Connection) -> None:
-    """End a connection under the hands of a thread that waits for it; closing it is left to that one."""
+    """Shut down a connection that another thread reads; this thread still has to close it."""
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
@@ -75,13 +74,9 @@ def send(
     *,
     passing: bool = False,
 ) -> None:
-    """Send a value; the first byte says what follows it.
+    """Send a value, preceded by a byte that names the kind of its payload.
 
-    Args:
-        connection: to the other side.
-        value: to be sent.
-        payload: beside it.
-        passing: the file that the payload maps, if it does, is the receiver's, and goes with its map there.
+    ``passing``: the payload's file becomes the receiver's, which deletes it with its map.
     """
     text = codec.dumps(value, SocketRequest | SocketReply).encode()
     part = None if payload is None else file_part(payload)
@@ -96,11 +91,11 @@ def send(
 
 
 def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payload | None]:
-    """Wait for what `send` has sent; a payload is uint8.
+    """Receive a value and its payload, uint8.
 
     Raises:
-        EOFError: the other side went before it sent anything.
-        OSError: it went in between, or is another FedSync's.
+        EOFError: the other side closed the connection first.
+        OSError: the connection broke, or the other side is another version of FedSync.
     """
     head = connection.recv_bytes()
     try:

@@ -1,15 +1,15 @@
-"""Finds out that what a trainer is at hangs, while its other threads answer.
+"""Detection of hung work in a trainer whose other threads still answer.
 
-`fedsync.silo.session.liveness` sees a trainer that answers nobody. This sees one whose training waits for ever for a lock, a
-disk or a device that is gone: no local step ends, and neither the trainer nor a process that it started takes processor
-time. One that computes, however long a step takes, is let be. Nobody can end a thread, so the whole trainer ends, once
-it has told who asks; the next message starts another.
+`fedsync.silo.session.liveness` detects a trainer that does not answer. This module detects training that waits for ever for
+a lock, a disk or a device that is gone. Then no local step ends, and neither the trainer nor its child processes use
+processor time. A busy trainer is never treated as hung, however long a step takes. A thread cannot be killed, so the
+whole trainer ends after it has reported the error; the next message starts another.
 
-| at work | counts as hanging after |
+| work | counts as hung after |
 |---|---|
 | the shipped loop, or an evaluation by it | ten minutes without a sign of life |
 | a loop of the user's own, which may wait for another machine; an emulated machine, which sleeps | never |
-| any of them, that the server has given up, or that keeps an order waiting | a minute |
+| any work that the server has given up, or that blocks a queued order | a minute |
 """
 
 from __future__ import annotations
@@ -29,49 +29,41 @@ from fedsync.common.errors import Hanging
 logger = foreign.logger(__name__)
 
 LOOK_S = 5.0
-"""Pause between two looks [s]."""
+"""Pause between two checks [s]."""
 
 PATIENCE_S = 600.0
-"""Time without a sign of life after which the shipped loop hangs [s]."""
+"""Time without a sign of life after which the shipped loop counts as hung [s]."""
 
 UNWANTED_S = 60.0
-"""The same of what nobody waits for any more [s]."""
+"""The same limit for work whose result nobody waits for [s]."""
 
 _LEAST_SHARE = 0.02
-"""Share of a processor that is a sign of life. Answering that an order is in work takes less."""
+"""Share of a processor that counts as a sign of life. Progress replies take less."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSigns:
-    """What has been seen of work that is done.
-
-    Args:
-        steps: that had ended at the last look.
-        cpu_s: processor time that had been taken by then [s].
-        still_s: for which there was no sign of life [s].
-    """
+    """Signs of life of running work: steps and processor time [s] at the last check, and time without a sign [s]."""
 
     steps: int = -1
     cpu_s: float = 0.0
     still_s: float = 0.0
 
     def after(self, steps: int, cpu_s: float) -> StepSigns:
-        """With one more look; a look, not a time, so that a machine that was asleep does no harm."""
-        # A process that has ended takes its time along, so less is no sign of life either.
+        """Add a check; silence counts in checks, not in time, so that a suspended machine does no harm."""
+        # A child process that ends takes its processor time out of the sum, so less time is no sign of life either.
         lives = steps != self.steps or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S
         return StepSigns(steps, cpu_s, 0.0 if lives else self.still_s + LOOK_S)
 
 
 class HangWatch:
-    """Watches what the thread does that enters it, from another one. A context manager.
+    """Context manager that watches the work of its thread from another thread.
 
     Args:
-        what: it is, for people.
-        steps: how many have ended.
-        unwanted: whether nobody waits for it any more.
-        where: the line at which a thread stands, for people.
-        waits: it may wait for something for as long as it likes.
-        found: called with the error if it hangs, once.
+        unwanted: returns whether nobody waits for the work.
+        where: returns the code line of a thread, for people.
+        waits: the work may wait for any length of time.
+        found: called once with the error if the work hangs.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""The last order that a silo finished, on disk: what was answered, and where the next one begins in the data.
+"""Last order that a silo finished, on disk: its answer, and the start of the next order in the data.
 
-One file (`fedsync.silo.session.vector_file`), replaced as a whole, so that after a crash the order is either done, and asked
-again is answered without a second training, or it never happened. The optimiser has no part in it: every order begins
-with a new one. Its line has order, report and cursor; its vectors are those that the next order goes by, if there are
-any, and the update as it travels; private parts of the model are the rest. So the update can be sent from the file, and
-whoever has finished an order need not keep it in memory.
+It is one file (`fedsync.silo.session.vector_file`), replaced as a whole. So after a crash the order is either done, and a
+repeated request gets the answer without a second training, or it never happened. The optimiser is not part of the file,
+because every order begins with a new one. The JSON line has order, report and cursor. The vectors are those that the
+next order needs, and the update in its transfer format. The rest holds the private parts of the model. The update is
+sent from the file, so it need not stay in memory.
 
-Where an order was queued behind another, both answers may still be asked for. `LastOrders` keeps two then, in files
-that take turns: an answer lies where it is until the order after the next is done.
+If an order was queued behind another, the server may still request both answers. `LastOrders` then keeps two, in files
+that alternate: an answer stays in its file until the order after the next is done.
 """
 
 from __future__ import annotations
@@ -33,19 +33,14 @@ from fedsync.silo.session.vector_file import VectorFile
 logger = foreign.logger(__name__)
 
 _UPDATE = ""
-"""Name of the update among a file's vectors; the others are named by who goes by them."""
+"""Name of the update among a file's vectors; other vectors are named by their users."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastOrder:
-    """An order, its answer, and the silo's place in its data afterwards.
+    """Completed order with its answer; ``cursor`` and ``beside`` are the position and vectors for the next order.
 
-    Args:
-        order: what was asked.
-        answer: what was answered.
-        cursor: where the next order begins.
-        beside: vectors that the next order goes by, by name, float32 [values]; one may be the update itself.
-        number: of the orders that this silo has finished.
+    The vectors are float32 [values] by name, and may include the update. ``number`` counts the silo's finished orders.
     """
 
     order: WorkOrder
@@ -56,25 +51,14 @@ class LastOrder:
 
     @property
     def update_at(self) -> FilePart:
-        """Where the update lies, once it is saved or loaded; the next order replaces the file, not what is in it.
-
-        Raises:
-            PolicyError: the update is in memory.
-        """
+        """Location of the saved update, valid even after the file is replaced; `PolicyError` if it is in memory."""
         part = file_part(self.answer.update)
         if part is None:
             raise PolicyError(f"the update {self.order.update_id!r} is in no file")
         return part
 
     def save(self, path: Path) -> Self:
-        """Write the file; it is on disk when this returns.
-
-        Returns:
-            The same, whose update is a map of the file.
-
-        Raises:
-            ConfigError: the disk does not take it.
-        """
+        """Write the file durably, or raise `ConfigError`; return the order with its update as a map of the file."""
         update = self.answer.update
         apart = {name: each for name, each in self.beside.items() if not np.may_share_memory(each, update)}
         about = {
@@ -90,7 +74,7 @@ class LastOrder:
 
     @classmethod
     def load(cls, path: Path) -> LastOrder | None:
-        """What the file has; None where there is none, or none that is whole."""
+        """Load the file; None where it is missing or damaged."""
         if not path.exists():
             return None
         found = VectorFile.load(path)
@@ -104,11 +88,7 @@ class LastOrder:
 
 
 class LastOrders:
-    """The last order that a silo finished, and the one before it, where one of them was queued behind the other.
-
-    Args:
-        folder: where they are kept; None keeps none.
-    """
+    """Last order that a silo finished, and the order before it if the two were queued; None as folder keeps none."""
 
     def __init__(self, folder: Path | None) -> None:
         self._paths = () if folder is None else tuple(folder / name for name in ANSWERS)
@@ -117,7 +97,7 @@ class LastOrders:
 
     @property
     def kept(self) -> tuple[LastOrder, ...]:
-        """Two at most, the newest last."""
+        """At most two orders, the newest last."""
         return tuple(last for _, last in self._kept)
 
     @property
@@ -125,10 +105,9 @@ class LastOrders:
         return self._kept[-1][1] if self._kept else None
 
     def add(self, order: LastOrder) -> LastOrder:
-        """Another is done: where there is a folder, it is on disk when this returns, with its update in the file.
+        """Add a completed order; with a folder, it is on disk when this returns, with its update in the file.
 
-        Raises:
-            ConfigError: the disk does not take it; the last one is still there.
+        Raises `ConfigError` if the disk rejects the file; the previous order then stays.
         """
         if not self._paths:
             return order
@@ -140,18 +119,18 @@ class LastOrders:
         if last is not None and _queued(last.order, order.order):
             place = other
         else:
-            other.unlink(missing_ok=True)  # before: of two files that are there, one was queued behind the other
+            other.unlink(missing_ok=True)  # first, because two files together mean that one order was queued
         saved = replace(order, number=0 if last is None else last.number + 1).save(place)
         self._kept = [*(each for each in self._kept if each[0] != place), (place, saved)]
         return saved
 
 
 def _queued(one: WorkOrder, other: WorkOrder) -> bool:
-    """Whether a silo was given one of two orders while it had the other, so that both may still be asked for."""
+    """Return whether the orders were queued one behind the other, so that both answers may be requested."""
     return other.behind == one.update_id or one.behind == other.update_id
 
 
 def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, Vector]:
-    """What is beside the update, by name; ``same`` are names of the update itself."""
+    """Return the vectors beside the update by name; ``same`` lists names that mean the update itself."""
     beside = {name: each for name, each in vectors.items() if name != _UPDATE}
     return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}

@@ -1,9 +1,9 @@
-"""Finds out whether a resident trainer hangs, for those who wait for it, and what it does, for the health file.
+"""Detection of hung trainers for waiting clients, and the trainers' states for the health file.
 
-A trainer answers a probe at any time, by a thread of its own, while it loads and while it trains; so how long an order
-takes says nothing. One that answers none of several in a row, and takes no processor time meanwhile, hangs: it is
-stopped, or waits for a disk or a device that is gone. One that takes processor time may be in the midst of a long
-computation that lets no other thread run, and is let be.
+A trainer answers probes by a separate thread, also while it loads and trains. So the duration of an order says nothing.
+A trainer is hung if it misses several probes in a row and uses no processor time meanwhile. It is stopped, or waits for
+a disk or a device that is gone. A silent trainer that uses processor time may be in a long computation that blocks all
+other threads. Such a busy trainer is never treated as hung.
 """
 
 from __future__ import annotations
@@ -27,38 +27,32 @@ from fedsync.silo.session.trainer_folder import tenant
 logger = foreign.logger(__name__)
 
 PROBE_S = 5.0
-"""How long a probe waits for its answer, and pause between two [s]."""
+"""Timeout of a probe, and pause between two probes [s]."""
 
 _PROBES = 6
-"""Probes in a row without a sign of life, after which a trainer counts as hanging: a minute."""
+"""Failed probes in a row after which a trainer counts as hung; together a minute."""
 
 _END_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What has been seen of a trainer's life.
-
-    Args:
-        cpu_s: processor time that it had taken at the last probe [s].
-        silent: probes in a row without a sign of life.
-    """
+    """Signs of life of a trainer: processor time at the last probe [s], and failed probes in a row."""
 
     cpu_s: float = -1.0
     silent: int = 0
 
     def after(self, *, answered: bool, cpu_s: float) -> Signs:
-        """With one more probe; a probe, not a time, so that a machine that was asleep does no harm."""
+        """Add a probe; silence counts in probes, not in time, so that a suspended machine does no harm."""
         return Signs(cpu_s, 0 if answered or cpu_s > self.cpu_s else self.silent + 1)
 
     @property
     def hangs(self) -> bool:
-        """Whether nothing is to be hoped for."""
         return self.silent >= _PROBES
 
 
 def probe(folder: Path) -> TrainerState | None:
-    """What the trainer in a folder says of itself; None if it says nothing."""
+    """Return the trainer's own state; None without an answer."""
     try:
         connection = call(folder / SOCKET)
         if connection is None:
@@ -72,16 +66,16 @@ def probe(folder: Path) -> TrainerState | None:
 
 
 def end(folder: Path, pid: int) -> bool:
-    """Kill the trainer that has a folder; returns whether it is gone, after a while at the latest."""
-    # The lock may go before the socket closes: whoever comes in between would call the dead one. It has the folder, so
-    # there is no other's socket.
+    """Kill the trainer that holds a folder; return whether it is gone within 20 s."""
+    # The lock may go before the socket closes, and a caller in between would connect to the dead trainer. The trainer
+    # holds the folder, so no other trainer's socket is there.
     with contextlib.suppress(OSError):
         (folder / SOCKET).unlink()
     with contextlib.suppress(psutil.Error):
         if pid > 0:
             psutil.Process(pid).kill()
     end_s = time.monotonic() + _END_S
-    # Its number may be a zombie's while threads of it still end: the folder is free once all have.
+    # Its id may be a zombie's while its threads still end; the lock is free once all threads have ended.
     while tenant(folder) == pid:
         if time.monotonic() > end_s:
             return False
@@ -90,11 +84,7 @@ def end(folder: Path, pid: int) -> bool:
 
 
 class LivenessWatch:
-    """While one waits for the trainer in a folder, ends it if it hangs, so that the waiting ends. A context manager.
-
-    Args:
-        folder: of the trainer.
-    """
+    """Context manager that ends a hung trainer, so that a client's wait for it ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -114,12 +104,12 @@ class LivenessWatch:
                 self._connection.close()
 
     def on(self, connection: Connection) -> Connection:
-        """Take a connection, to close it in the end, and before if the trainer hangs: it may not even die."""
+        """Register a connection, to close it at the end, or earlier on a hang, because the trainer may survive."""
         self._connection = connection
         return connection
 
     def found(self) -> str | None:
-        """What was wrong with the trainer, and what was done; None if nothing was. Waits until it is done."""
+        """Return the trainer's fault and the reaction; None without a fault. Waits until the reaction is complete."""
         with self._lock:
             return self._found
 
@@ -146,12 +136,11 @@ class LivenessWatch:
                 f"hung, process {pid}, and {gone if end(self._folder, pid) else 'cannot be ended: restart the machine'}"
             )
             if self._connection is not None:
-                with contextlib.suppress(OSError):  # The other side has gone before.
+                with contextlib.suppress(OSError):  # The other side has closed the connection already.
                     hang_up(self._connection)
 
 
 def _processor_s(pid: int) -> float:
-    """Processor time that a process has taken [s]."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -161,13 +150,7 @@ def _processor_s(pid: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A trainer, as the health file shows it.
-
-    Args:
-        pid: number of its process.
-        state: ``loading``, ``idle``, ``working``, ``failed``; ``silent`` where it does not answer.
-        since: in this state since then, ISO 8601.
-    """
+    """Trainer in the health file; ``state`` as in `TrainerState`, or ``silent`` where the trainer does not answer."""
 
     pid: int
     state: str
@@ -175,23 +158,18 @@ class Seen:
 
 
 class Trainers:
-    """Looks now and then at the trainers in a silo's folder, by a thread of its own, for the health file.
-
-    Args:
-        root: folder of trainers' folders.
-    """
+    """Monitor of the trainers below a silo's folder ``root``, for the health file; runs in its own thread."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._seen: dict[str, Seen] = {}
 
     def watch(self, stop: threading.Event) -> None:
-        """Look until ``stop`` is set."""
         while not stop.wait(PROBE_S):
             self.look()
 
     def look(self) -> None:
-        """Look at each trainer once; takes a while where one does not answer."""
+        """Probe each trainer once; blocks up to `PROBE_S` for each silent trainer."""
         seen: dict[str, Seen] = {}
         for folder in sorted(self._root.glob("*")):
             pid = tenant(folder)
@@ -200,12 +178,12 @@ class Trainers:
         self._seen = seen
 
     def told(self) -> dict[str, Any]:
-        """For the health file: what was seen last, by the names of the trainers' folders."""
+        """Return the last seen states for the health file, by the names of the trainers' folders."""
         return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
 
     @property
     def working(self) -> bool:
-        """Whether any of them had an order in work when it was looked at last."""
+        """Whether any trainer had an order in work at the last look."""
         return any(seen.state == "working" for seen in self._seen.values())
 
     def _one(self, folder: Path, pid: int) -> Seen:

@@ -1,8 +1,9 @@
-"""A silo's own last update, a share of which a queued order begins with on top of its model.
+"""Local carry-over: a queued order starts from its model plus a share of the silo's own last update.
 
-A queued order's model is older than that update: it has nothing of the round before. With a share of 1 the silo goes on
-from where it is, and what others found in that round comes one order later (CoCoD-SGD); with less it is pulled back
-towards the model that all have (cf. Overlap Local-SGD). What it sends is what it adds from there on.
+The model of a queued order is older than this update, and lacks the previous round. With a share of 1 the silo
+continues from its own position, and the other silos' progress arrives one order later (CoCoD-SGD). A smaller share
+pulls the silo back towards the common model (cf. Overlap Local-SGD). The next update holds only the progress from this
+starting point.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from fedsync.model.chunked_arrays import give_back
 from fedsync.model.layout import Vector
 
 CARRIED = "carried"
-"""Folder, in a trainer's, of vectors that are in use."""
+"""Subfolder of a trainer's folder, for vectors in use."""
 
 
 class OwnProgress:
-    """A silo's last update, as long as orders say that it may be carried on; it is saved with the last order.
+    """A silo's last update, as long as orders may carry it over; it is saved with the last order.
 
     Args:
-        folder: of the trainer, where large vectors lie; None keeps them in memory.
-        sent_as_it_is: what travels is the update itself; else its memory is used again for that.
+        folder: of the trainer, for large vectors; None keeps them in memory.
+        sent_as_it_is: the update itself travels; else its memory is reused for the payload, so a copy is kept.
     """
 
     def __init__(self, folder: Path | None = None, *, sent_as_it_is: bool) -> None:
@@ -35,10 +36,9 @@ class OwnProgress:
         self._kept: tuple[str, Vector] | None = None
 
     def start(self, order: WorkOrder, model: Vector) -> Vector:
-        """Where training begins, float32 [values]: ``model``, where there is nothing to carry.
+        """Return the start of training, float32 [values]; ``model`` itself if nothing is carried over.
 
-        Raises:
-            ProtocolError: the server wants more carried than there is.
+        Raises `ProtocolError` if the order's share is not within 0..1.
         """
         if not 0 <= order.carry <= 1:
             raise ProtocolError(SERVER, "order", f"carry {order.carry}, from 0 to 1")
@@ -55,7 +55,7 @@ class OwnProgress:
         return self._keeper.make(np.float32, model.size, part)
 
     def of(self, order: WorkOrder, update: Vector) -> Vector | None:
-        """What the order behind this one may begin with, float32 [values]; taken before the update is sent."""
+        """Return the vector that the order behind may start with, float32 [values]; call before the update is sent."""
         if not order.carry or order.scores_only:
             return None
         if self._sent_as_it_is:
@@ -63,5 +63,5 @@ class OwnProgress:
         return self._keeper.make(np.float32, update.size, lambda start, stop: update[start:stop].copy())
 
     def keep(self, order: WorkOrder, own: Vector | None) -> None:
-        """What an order that is done has brought; None where nothing may be carried on."""
+        """Keep the vector of a completed order; None forbids the carry-over."""
         self._kept = None if own is None else (order.update_id, own)

@@ -1,9 +1,9 @@
-"""The orders that a trainer has: one in work, one queued behind it at most, and those whose answers may be asked for.
+"""Queue of a trainer's orders: one running, at most one queued behind it, and those with a retrievable result.
 
-An order says behind which other one its silo is to train it (`WorkOrder.behind`). So each order tells what the server
-knows of its silo: it has this order, and the one that it is behind. Both stay, whichever of them comes first; any other
-one was given up by the server, and is ended here. What comes first begins first: nothing waits for an order that may
-have been lost on its way.
+An order names the order that it is queued behind (`WorkOrder.behind`). So each order tells what the server assumes:
+the silo has this order and the order before it. Both stay, in either arrival order. The server has given up any other
+order, so the queue ends it. The first order to arrive starts first. No order waits for another order that may have
+been lost on its way.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from fedsync.silo.session.last_order import LastOrder
 
 
 class OrderJob:
-    """One order: queued, in work, or over. Written by the thread that trains it, read by those who ask.
+    """One order: queued, running, or finished. Its training thread writes it; request threads read it.
 
-    Args:
-        order: what to do.
-        before: what came before it, and is over before it begins.
+    The job ``before`` must finish first.
     """
 
     def __init__(self, order: WorkOrder, before: OrderJob | None = None) -> None:
@@ -39,7 +37,7 @@ class OrderJob:
 
     @classmethod
     def of(cls, done: LastOrder) -> OrderJob:
-        """One that an earlier trainer has done."""
+        """Build the finished job of an order that an earlier trainer process completed."""
         job = cls(done.order)
         job.outcome = done.answer
         job.over.set()
@@ -47,28 +45,28 @@ class OrderJob:
 
     @property
     def refused(self) -> bool:
-        """Whether what came with it was of no use, so that it may come again."""
+        """Whether the payload did not match the held model version, so that the order may be sent again."""
         return isinstance(self.outcome, VersionMismatch)
 
     def watch(self, steps: int, samples: int) -> bool:
-        """Called after each step; False ends the order."""
+        """Record progress after each step; False ends the order."""
         self.steps = steps
         return not self.halt.is_set()
 
     def give_up(self) -> None:
-        """End it after its step, or before it begins."""
+        """End the order after its current step, or before it begins."""
         self.given_up = True
         self.halt.set()
 
     def end(self, outcome: Completed | VersionMismatch | None = None, error: Exception | None = None) -> None:
-        """It is over; what still comes of one that was found to hang counts for nothing."""
+        """Finish the job once; a later result of a job that was found to hang is ignored."""
         with self._ending:
             if not self.over.is_set():
                 self.outcome, self.error = outcome, error
                 self.over.set()
 
     def reply(self, wait_s: float | None) -> tuple[WorkReport | VersionMismatch | InProgress, Payload | None]:
-        """What there is after so many seconds at the latest; raises whatever training raised."""
+        """Return the result, or the progress after ``wait_s`` [s]; raise the error of the training."""
         if not self.over.wait(wait_s):
             return InProgress(self.steps, self.steps * self.order.batch_size), None
         if self.error is not None:
@@ -80,12 +78,7 @@ class OrderJob:
 
 
 class OrderQueue:
-    """Trains orders one after the other, each in a thread of its own.
-
-    Args:
-        train: carries out the order of a job.
-        done: orders that were done before, the last one last.
-    """
+    """Queue that trains orders one after the other, each in its own thread; ``done`` has the newest order last."""
 
     def __init__(self, train: Callable[[OrderJob, Payload], Completed], done: Iterable[LastOrder]) -> None:
         self._train = train
@@ -100,34 +93,26 @@ class OrderQueue:
         return next((job for job in self._jobs if job.order.update_id == update_id), None)
 
     def wait(self) -> None:
-        """Wait until all that is here now is over."""
         for job in self._jobs:
             job.over.wait()
 
     def hang(self, job: OrderJob, error: Exception, holds: int) -> None:
-        """One is found to hang: what waits for it was never begun here, so its server sends it again.
-
-        Args:
-            job: that hangs.
-            error: that whoever asks for it gets.
-            holds: version of the model that this silo keeps.
-        """
+        """End a hanging job with an error for its clients. The server repeats the queued orders, which never began."""
         with self._entrance:
             job.end(error=error)
             for other in self._jobs:
                 other.end(VersionMismatch(holds))
 
     def enter(self, order: WorkOrder, received: Payload, accept: Callable[[], None]) -> OrderJob:
-        """Begin an order, or queue it, unless it is here already; one that was refused begins anew.
+        """Begin or queue an order, unless the queue already has it. A refused order begins again.
 
         Args:
-            order: what to do. One with a known id that says something else is another order: a server that was set back
-                may come to one.
-            received: what came with it.
-            accept: raises if the silo does not take it.
+            order: an order with a known id but other content counts as new: a restored server may reuse an id.
+            received: payload of the order.
+            accept: raises if the silo's owner does not allow the order.
 
         Raises:
-            ProtocolError: two are here already that belong together.
+            ProtocolError: the order would be the third that the silo has.
         """
         with self._entrance:
             known = self.find(order.update_id)
@@ -144,10 +129,9 @@ class OrderQueue:
             return job
 
     def _beside(self, order: WorkOrder) -> list[OrderJob]:
-        """The job that the server knows of beside this order, if it is here.
+        """Return the job that the server knows of beside this order, if the queue has it.
 
-        Raises:
-            ProtocolError: it means to have three: one has another queued behind it, or both before it and behind.
+        Raises `ProtocolError` if the silo would have three orders: two behind the same one, or both neighbours.
         """
         others = [job for job in self._jobs if job.order.update_id != order.update_id]
         kept = [job for job in others if order.update_id == job.order.behind or job.order.update_id == order.behind]
@@ -160,11 +144,11 @@ class OrderQueue:
         try:
             if job.before is not None:
                 job.before.over.wait()
-                job.before = None  # whose own one, and so on, would never go
+                job.before = None  # else the chain of all earlier jobs would stay in memory
             if job.given_up:
                 raise ProtocolError(SERVER, "order", f"{job.order.update_id!r} was given up before it began")
             job.end(self._train(job, received))
         except OtherVersion as error:
             job.end(error.mismatch)
-        except Exception as error:  # whoever asks gets it
+        except Exception as error:  # raised again in the requesting thread
             job.end(error=error)

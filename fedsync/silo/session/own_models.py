@@ -1,9 +1,9 @@
-"""Models that a silo trains apart from the run and keeps: alone from the first (local), and from the best (tuned).
+"""Models that a silo trains for itself and keeps: one from scratch (local), one from the best model (tuned).
 
-Each lies in a file of its own as a last order does (`fedsync.silo.session.last_order`), with the whole model in the place of
-the update. So it is written with the order that it came of, and an order that is asked for again, also after a
-crash between this file and the answer's, is not done again. One that is behind counts as done: a server that was set
-back asks for orders that the silo did before, and gets the same model in the end.
+Each model lies in its own file in the format of a last order (`fedsync.silo.session.last_order`). The whole model takes the
+place of the update, and the file also holds the order that produced it. So a repeated order is not trained twice, even
+after a crash between this file and the answer's file. An order older than the kept model counts as done. A restored
+server may ask for such orders again, and gets the same model in the end.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ SUBJECTS = (Subject.LOCAL, Subject.TUNED)
 
 
 class OwnModels:
-    """A silo's own models of one run.
-
-    Args:
-        folder: where they are kept; None keeps them in memory.
-    """
+    """Own models of a silo in one run, in files of ``folder``; None keeps them in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -38,14 +34,12 @@ class OwnModels:
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """Those of which there is a model."""
         return tuple(self._kept)
 
     def model(self, subject: Subject) -> tuple[Vector, Cursor]:
-        """A model, float32 [values], and what else it left at the silo.
+        """Return a model, float32 [values], and the silo's cursor after its training.
 
-        Raises:
-            ProtocolError: there is none.
+        Raises `ProtocolError` if there is no such model.
         """
         kept = self._kept.get(subject)
         if kept is None:
@@ -53,7 +47,7 @@ class OwnModels:
         return kept.answer.update, kept.cursor
 
     def report(self, order: WorkOrder) -> WorkReport | None:
-        """What was reported of an order, if the model has it behind it, or one after it."""
+        """Return the report of an order that the kept model already includes; else None."""
         kept = self._kept.get(order.subject)
         if kept is None or order.after > kept.order.after or order.base_version != kept.order.base_version:
             return None
@@ -62,10 +56,9 @@ class OwnModels:
         return replace(done, steps=steps, samples=min(done.samples, steps * order.batch_size))
 
     def before(self, order: WorkOrder) -> tuple[Vector, Cursor] | None:
-        """What an order continues; None where it is the first.
+        """Return the model and cursor that an order continues; None for the first order.
 
-        Raises:
-            ProtocolError: that is not here.
+        Raises `ProtocolError` if the preceding model is missing.
         """
         if order.after == 0:
             return None
@@ -75,11 +68,7 @@ class OwnModels:
         return kept.answer.update, kept.cursor
 
     def keep(self, order: WorkOrder, model: Vector, report: WorkReport, cursor: Cursor) -> None:
-        """Keep what an order came to; it is on disk when this returns.
-
-        Raises:
-            ConfigError: the disk does not take it.
-        """
+        """Keep the result of an order, on disk when this returns; raise `ConfigError` if the disk rejects it."""
         made = LastOrder(order, Completed(report, model), cursor)
         self._kept[order.subject] = made if self._folder is None else made.save(self._file(order.subject))
 

@@ -1,14 +1,13 @@
-"""A silo's own control variate, and what its last update makes of it; see `fedsync.model.control_variates`.
+"""Control variate of a silo, and its change by the last update; see `fedsync.model.control_variates`.
 
-| it is | event | next |
+| state | event | next state |
 |---|---|---|
 | m_i, nothing proposed | an order is trained, which proposes ``m_i - m + u_i / K_i`` | m_i, proposed |
-| m_i, proposed | the next order comes, and that update was in a commit | what was proposed |
-| m_i, proposed | the next order comes, and it was not: it was discarded, or lost | m_i, nothing proposed |
+| m_i, proposed | the next order comes, and that update was in a commit | the proposal becomes m_i |
+| m_i, proposed | the next order comes, and that update was discarded or lost | m_i, nothing proposed |
 
-So m is the mean of what silos have. Both are written to one file before the last order is
-(`fedsync.silo.session.last_order`): after a crash in between, the order is done again, and what it proposed before is in no
-commit.
+So m is the mean of the silos' m_i. Both vectors are written to one file before the last order
+(`fedsync.silo.session.last_order`). After a crash in between, the order is repeated, and its first proposal is in no commit.
 """
 
 from __future__ import annotations
@@ -31,20 +30,19 @@ from fedsync.silo.session.vector_file import VectorFile
 logger = foreign.logger(__name__)
 
 VARIATE = "variate.bin"
-"""File in a resident trainer's folder."""
 
 _MEMORY = ArrayKeeper()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnVariate:
-    """What a silo corrects its steps by; a value.
+    """Control variate of one silo; an immutable value.
 
     Args:
         own: m_i, float32 [values].
-        serial: number of the update that it goes by; 0 before any.
+        serial: number of the update that m_i includes; 0 before any.
         proposed: m_i once the update ``proposed_serial`` is in a commit, float32 [values].
-        proposed_serial: its number; 0 for none.
+        proposed_serial: number of the proposing update; 0 for none.
     """
 
     own: Vector
@@ -54,12 +52,12 @@ class OwnVariate:
 
     @classmethod
     def begin(cls, values: int, file: Path | None) -> OwnVariate:
-        """What the file has; zeros where there is none, or none that is whole."""
+        """Load the file; zeros where it is missing or damaged."""
         found = None if file is None or not file.exists() else _read(file, values)
         return found or cls(_MEMORY.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32)))
 
     def settled(self, counted: int) -> OwnVariate:
-        """Once it is known which update of this silo was in a commit last; 0 for none."""
+        """Return the variate, given the number of this silo's last committed update; 0 for none."""
         if self.proposed is not None and self.proposed_serial == counted:
             return OwnVariate(self.proposed, counted)
         if self.serial != counted:
@@ -71,19 +69,16 @@ class OwnVariate:
         return OwnVariate(self.own, counted)
 
     def correction(self, control: Vector, learning_rate: float) -> Vector:
-        """What is added to gradients: ``(m_i - m) / eta``, float32 [values]."""
+        """Return the term that is added to gradients: ``(m_i - m) / eta``, float32 [values]."""
         made = self.own - control
         made /= np.float32(learning_rate)
         return made
 
     def proposing(self, order: WorkOrder, control: Vector, arriving: Vector, steps: int) -> OwnVariate:
-        """With what an update makes of it.
+        """Return the variate with the proposal of an update.
 
-        Args:
-            order: whose update it is.
-            control: m that its steps were corrected by.
-            arriving: u_i as it arrives at the sum, float32 [values].
-            steps: K_i.
+        ``control`` is the m that corrected the update's K_i ``steps``. ``arriving`` is u_i as it enters the sum,
+        float32 [values].
         """
         per_step = np.float32(1 / steps)
 
@@ -97,14 +92,7 @@ class OwnVariate:
         return replace(self, proposed=proposed, proposed_serial=serial_of(order.update_id)[1])
 
     def save(self, file: Path) -> OwnVariate:
-        """Write the file; it is on disk when this returns.
-
-        Returns:
-            The same, whose arrays are maps of the file.
-
-        Raises:
-            ConfigError: the disk does not take it.
-        """
+        """Write the file durably, or raise `ConfigError`; return the variate with its arrays as maps of the file."""
         assert self.proposed is not None
         about = {"serial": self.serial, "proposed": self.proposed_serial}
         vectors = VectorFile(about, {"own": self.own, "proposed": self.proposed}).save(file)
@@ -112,13 +100,9 @@ class OwnVariate:
 
 
 class StepControl:
-    """Corrects the steps of a silo's orders, and has its variate go with what becomes of them.
+    """Correction of a silo's steps, and bookkeeping of its variate in a file, or in memory without ``folder``.
 
-    Args:
-        silo: its name.
-        values: of the model.
-        replica: knows m, and which updates were in commits.
-        folder: where the variate is kept, or None to keep it in memory only.
+    The replica knows m, and which updates were in commits.
     """
 
     def __init__(self, silo: str, values: int, replica: Replica, folder: Path | None) -> None:
@@ -128,10 +112,9 @@ class StepControl:
         self._variate = OwnVariate.begin(values, self._file)
 
     def correction(self, order: WorkOrder) -> Vector | None:
-        """What is added to the gradients of an order's steps, float32 [values]; None where it makes none.
+        """Return the term for an order's gradients, float32 [values]; None for an order that only scores.
 
-        Raises:
-            ProtocolError: the server did not send what it takes.
+        Raises `ProtocolError` if the server did not send the control variates.
         """
         if order.scores_only:
             return None
@@ -142,7 +125,7 @@ class StepControl:
         return self._variate.correction(control, order.learning_rate)
 
     def trained(self, order: WorkOrder, update: Vector, report: WorkReport) -> None:
-        """An order came to this update, float32 [values], which is not sent yet."""
+        """Propose a variate for an order's update, float32 [values]; call before the update is sent."""
         control = self._replica.control
         if order.scores_only or control is None:
             return
@@ -153,7 +136,7 @@ class StepControl:
 
 
 def _read(file: Path, values: int) -> OwnVariate | None:
-    """None, with a warning, where it is not what was written."""
+    """Load the variate; None, with a warning, where the file is damaged."""
     found = VectorFile.load(file)
     if found is not None and all(each.size == values for each in found.vectors.values()):
         about, vectors = found.about, found.vectors

@@ -1,4 +1,4 @@
-"""Makes a silo's copy of the model, which receives and sends; see `fedsync.model.transfer.Replica`."""
+"""Factories of a silo's copy of the model, which receives and sends; see `fedsync.model.transfer.Replica`."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from fedsync.train.schedule import Schedule, TorchSchedule
 
 HELD = "held"
-"""Folder, in the trainer's, of the model of a silo that is sent differences."""
+"""Folder of the held model in the trainer's folder, for a silo that receives differences."""
 
 _SEALERS = 4
-"""Most processes that seal for one silo."""
+"""Limit of sealing processes for one silo."""
 
 _LARGE = 256
-"""Chunks from which on several processes are worth starting: two million parameters at 16 bits."""
+"""Number of chunks that justifies several processes: two million parameters at 16 bits."""
 
 
 class TrainerFailed(Exception):
-    """The silo's trainer failed, for ``reason``, while something sealed was opened."""
+    """Failure of the silo's trainer, for ``reason``, while sealed data was opened."""
 
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
@@ -44,7 +44,7 @@ class TrainerFailed(Exception):
 
 
 def made_initial(trainer: SiloTrainer) -> Vector:
-    """The model before any training, float32 [values]; raises `TrainerFailed`."""
+    """Return the model before any training, float32 [values]; raise `TrainerFailed` on any error."""
     try:
         return trainer.initial_model()
     except Exception as error:
@@ -52,7 +52,6 @@ def made_initial(trainer: SiloTrainer) -> Vector:
 
 
 def plain_replica(spec: RunSpec, trainer: SiloTrainer, folder: Path | None) -> PlainReplica:
-    """In the clear."""
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
@@ -69,7 +68,7 @@ def encrypted_replica(
     folder: Path | None,
     first_model: str | None,
 ) -> Replica:
-    """Under encryption; arguments as of `fedsync.cipher.silo.replica.EncryptedReplica`, with files in ``folder``."""
+    """Make the replica for encryption; arguments as of `fedsync.cipher.silo.replica.EncryptedReplica`."""
     from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites import open_suite
 
@@ -92,12 +91,12 @@ def encrypted_replica(
 
 
 def _way(schedule: Schedule | TorchSchedule | None, order: WorkOrder, steps: int) -> float:
-    """Sum of the learning rates of an order's first steps, in units of the order's."""
+    """Return the sum of the learning rates of an order's first steps, as a multiple of the order's rate."""
     return float(steps) if schedule is None else sum(islice(schedule.rates(1.0, order.max_steps), steps))
 
 
 def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
-    """Several processes that seal and open, where the update is large and the machine has processors to spare."""
+    """Make a pool of processes for sealing and opening, if the update is large and the machine has spare processors."""
     processes = min((os.cpu_count() or 1) // 2, _SEALERS)
     if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
         return None

@@ -1,18 +1,18 @@
-"""The resident trainer: one process a silo that keeps model, data and device hot between messages.
+"""Resident trainer: one process a silo that keeps model, data and device ready between messages.
 
-It listens on a Unix socket in a folder that only its owner can enter, and that no other trainer has as long as it
-lives. It listens before it loads anything, so that whoever asks learns that it does, and how long it has been at it.
+It listens on a Unix socket in a folder that only its owner can enter, and that it holds exclusively while it lives. It
+listens before it loads anything, so that clients learn that it loads, and since when.
 
-| state | what it does | goes to |
+| state | activity | goes to |
 |---|---|---|
-| loading | builds task, data and model; requests wait, and after ``load_s`` hear that it goes on | idle, failed |
-| idle | waits for requests | working; ends after a time without any, sooner when another run's trainer asks for room |
+| loading | builds task, data and model; requests wait, and after ``load_s`` learn that loading goes on | idle, failed |
+| idle | waits for requests; ends after a timeout, a shorter one if another run's trainer needs the memory | working |
 | working | answers a request, or has an order in work; never ends by itself | idle |
-| failed | refuses what waits, as there is no trainer | ends |
-| hanging | tells who asks that its order failed, see `fedsync.silo.session.hangs` | ends |
+| failed | refuses pending requests, as there is no trainer | ends |
+| hanging | reports the order's failure to waiting clients, see `fedsync.silo.session.hangs` | ends |
 
-It ends in any state when told to (`Quit`), when its owner process is gone, and when its folder is. The times are longer
-where this process alone knows what its masks were. What has to survive is in its folder.
+It ends in any state on `Quit`, when its owner process is gone, and when its folder is gone. The timeouts are longer
+while only this process knows its masks. Its folder holds all data that must survive.
 
 Usage: ``python -m fedsync.silo.session.resident_trainer FOLDER``
 """
@@ -65,27 +65,22 @@ if TYPE_CHECKING:
     from fedsync.silo.session.service import TrainerService
 
 _IDLE_S, _IDLE_UNREVEALED_S = 900.0, 86_400.0
-"""A trainer that was not asked for so long [s] ends; the second, if it is the only one to know what its masks are."""
+"""Idle timeout of a trainer [s]; the second applies while only this trainer knows its masks."""
 
 _ROOM_S, _ROOM_UNREVEALED_S = 30.0, 900.0
-"""A trainer that was not asked for so long [s] makes room for that of another run; the second as above."""
+"""Idle timeout if another run's trainer needs the memory [s]; the second as above."""
 
 _FAILED_S = 10.0
-"""How long a trainer that cannot be built waits for somebody to tell why, and one that hangs for who is asking [s]."""
+"""Wait of a trainer that failed to load or hangs for a client that takes the reason [s]."""
 
 _LOOK_S = 1.0
 _LOG_BYTES = 10_000_000
 _IN_MEMORY_BYTES = 262_144
-"""A larger answer goes to whoever asks as a file."""
+"""Size above which an answer travels as a file [bytes]."""
 
 
 class _Server:
-    """Answers requests on the socket, a thread each.
-
-    Args:
-        folder: of the trainer.
-        lock: on the folder.
-    """
+    """Server of requests on the socket, one thread each."""
 
     def __init__(self, folder: Path, lock: FolderLock) -> None:
         self._folder = folder
@@ -95,7 +90,7 @@ class _Server:
         self._failure_known = False
         self._settled = threading.Event()
         self._began_s = self._asked_at_s = time.monotonic()
-        # Who comes in is counted under this lock, and nobody leaves without it.
+        # Connections are counted under this lock, and the process ends only under this lock.
         self._entrance = threading.Lock()
         self._inside = self._asking = 0
         self._state, self._since = "", ""
@@ -103,12 +98,11 @@ class _Server:
         self._listener = listen(folder / SOCKET)
 
     def start(self) -> None:
-        """Let callers in, and end this process once there is no more use for it."""
+        """Accept connections, and end this process once it is idle for long."""
         for work in (self._let_in, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
     def loaded(self, service: TrainerService) -> None:
-        """Answer from now on what had to wait."""
         with self._entrance:
             self._service, self._asked_at_s = service, time.monotonic()
             service.on_hang = lambda: (self._folder / SOCKET).unlink(missing_ok=True)
@@ -116,7 +110,7 @@ class _Server:
         self._settled.set()
 
     def fails(self, error: Exception) -> None:
-        """Refuse everything that waits, and end."""
+        """Refuse all waiting requests, and end."""
         self._failure = refuse(error)
         self._settled.set()
         end_s = time.monotonic() + _FAILED_S
@@ -132,14 +126,14 @@ class _Server:
                 with self._entrance:
                     caller, _ = self._listener.accept()
                     self._inside += 1
-            except OSError:  # It hung up, or there are too many open files.
+            except OSError:  # The client hung up, or there are too many open files.
                 time.sleep(0.05)
                 continue
             caller.setblocking(True)
             connection = Connection(caller.detach())
             try:
                 threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
-            except RuntimeError:  # No more threads: this caller is turned away, the next one may be luckier.
+            except RuntimeError:  # No more threads: this client is rejected, and the next may succeed.
                 connection.close()
                 with self._entrance:
                     self._inside -= 1
@@ -158,7 +152,7 @@ class _Server:
                     answer = self._on_disk(answer)
                 send(connection, reply, answer, passing=passing)
         except (EOFError, OSError):
-            return  # Whoever asked is gone.
+            return  # The client is gone.
         finally:
             if asks:
                 self._count(-1)
@@ -166,13 +160,13 @@ class _Server:
                 self._inside -= 1
 
     def _on_disk(self, answer: Payload) -> Payload:
-        """A large answer as a file, for whoever asks to send it from there."""
+        """Write a large answer to a file, from which the client sends it on."""
         path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
         try:
             with path.open("xb") as file:
                 file.writelines(pieces(answer))
             return map_file(path)
-        except OSError:  # the disk takes no more, and memory may
+        except OSError:  # the disk is full, but memory may suffice
             path.unlink(missing_ok=True)
             return answer
 
@@ -204,7 +198,7 @@ class _Server:
             with self._entrance:
                 self._note()
                 return TrainerState(self._state, self._since), None
-        except Exception as error:  # the one who asks is to have an answer
+        except Exception as error:  # the client must get an answer
             return _refusing(refuse(error)), None
 
     def _wait_until_loaded(self, most_s: float) -> None:
@@ -217,10 +211,10 @@ class _Server:
         )
 
     def _watch(self) -> None:
-        """Keep the log short, and leave after a time without requests."""
+        """Keep the log short, and end after a time without requests."""
         while True:
             time.sleep(_LOOK_S)
-            if not self._lock.lasts:  # Somebody removed the folder: nobody finds this one, and another may be there.
+            if not self._lock.lasts:  # The folder was removed: no client finds this process, and another may run there.
                 os._exit(1)
             bound_log(self._folder / LOG, _LOG_BYTES)
             with self._entrance:
@@ -233,7 +227,7 @@ class _Server:
                 self._leave(_IDLE_UNREVEALED_S if self._unrevealed else _IDLE_S)
 
     def _give_up(self) -> NoReturn:
-        """End, for a thread does what it will never end; but first, who asks is told. Nobody else finds the socket."""
+        """End because of a hung thread, once waiting clients have their error; new clients find no socket."""
         end_s = time.monotonic() + _FAILED_S
         while self._asking and time.monotonic() < end_s:
             time.sleep(0.05)
@@ -244,7 +238,6 @@ class _Server:
         return self._service is not None and self._service.unrevealed
 
     def _note(self) -> None:
-        """Note what the trainer does, and since when."""
         if self._failure is not None:
             state = "failed"
         elif self._service is None:
@@ -255,7 +248,7 @@ class _Server:
             self._state, self._since = state, datetime.now(UTC).isoformat(timespec="seconds")
 
     def _leave(self, idle_s: float = 0.0, own: int = 0, code: int = 0) -> None:
-        """End this process if it was not asked for so long, and if nobody but ``own`` is being answered or comes in."""
+        """End this process if it is idle for ``idle_s``, with no clients but ``own`` connected or connecting."""
         socket, aside = self._folder / SOCKET, self._folder / f"{SOCKET}.old"
         with self._entrance:
             busy = self._service is not None and self._service.busy
@@ -263,7 +256,7 @@ class _Server:
             if loading or busy or self._inside > own or time.monotonic() - self._asked_at_s < idle_s:
                 return
             socket.rename(aside)
-            # Whoever found the socket before it went is at the door by then.
+            # A client that found the socket before the rename has its connection pending by then.
             if not select.select([self._listener], [], [], 0.05)[0]:
                 aside.unlink(missing_ok=True)
                 os._exit(code)
@@ -275,7 +268,7 @@ def _refusing(refused: Refused) -> Forwarded:
 
 
 def main(folder: Path) -> None:
-    """Take the folder, listen, build the trainer, and serve; where another trainer has the folder, do nothing."""
+    """Lock the folder, listen, build the trainer, and serve; do nothing if another trainer holds the folder."""
     exit_with_owner()
     guard_output()
     output_may_be_lost()  # a print in a user's code must not cost an order
@@ -288,12 +281,12 @@ def main(folder: Path) -> None:
         left.unlink(missing_ok=True)
     remove_unfinished(folder, IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
-    if logging.lastResort is not None:  # what this process logs goes to `LOG`
+    if logging.lastResort is not None:  # this process's log output goes to `LOG`
         logging.lastResort.setFormatter(TimedFormatter())
     server = _Server(folder, lock)
     server.start()
     try:
-        # Much comes with it, and torch where nothing is confined: only who has the folder is to load it.
+        # Only the lock's holder imports this, because it loads much, and torch where training is not confined.
         from fedsync.silo.session.service import TrainerService
 
         server.loaded(TrainerService(Identity.load(folder), folder, confined=True))

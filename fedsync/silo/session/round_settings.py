@@ -1,4 +1,4 @@
-"""The check of what orders say to training code beside ``train_config``: what the run's specification has."""
+"""Check of an order's settings for training code against the run's specification."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ _SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserCo
 
 
 def check_settings(order: WorkOrder, spec: RunSpec) -> None:
-    """See that an order's settings are those that the specification has for its round.
+    """Raise `ProtocolError` if an order's settings are not those of the specification for its round.
 
-    An owner may have confirmed the specification. Where it says that a function of the server's decides, any are right.
-
-    Raises:
-        ProtocolError: the server sent something else.
+    The owner may have approved the specification. Where a function of the server decides, any settings are valid.
     """
     if order.scores_only and not order.config:
         return

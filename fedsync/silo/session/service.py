@@ -1,8 +1,8 @@
-"""The silo's trainer as something that can be asked: requests in, replies out, while training goes on.
+"""Request handler of a silo's trainer: answers requests while training goes on.
 
-A `TrainerService` carries out orders in threads of their own (`fedsync.silo.session.order_queue`), so that whoever asks gets
-an answer at once: the update if it is ready, else how far it is. Whatever is asked twice is done once. An order goes
-through these states:
+A `TrainerService` carries out orders in separate threads (`fedsync.silo.session.order_queue`). So each request gets an
+answer at once: the update if it is ready, else the progress. A repeated request does its work only once. An order has
+these states:
 
 | state | `Train` of the same order | `Collect` | `Train` of one queued behind it | of another | goes to |
 |---|---|---|---|---|---|
@@ -10,12 +10,13 @@ through these states:
 | queued | waits, then `InProgress` | the same | refuses it | gives this up | in work |
 | in work | waits, then `InProgress` | the same; may halt it | queues it | halts this | done, refused, failed |
 | done | `WorkReport` and the update | the same | begins it | begins it | unknown |
-| refused | begins it, with what came now | `VersionMismatch` | begins it | begins it | in work, unknown |
+| refused | begins it, with the new payload | `VersionMismatch` | begins it | begins it | in work, unknown |
 | failed | `Refused` | the same | begins it | begins it | unknown |
 
-*Refused* is an order whose model did not continue the version that the silo holds. A service that starts knows the last
-order that is *done* on disk (`fedsync.silo.session.last_order`), and the one before it if they were queued; every other one
-is unknown to it. There are two orders at most, one queued behind the other: with the next, the one before is unknown.
+*Refused*: the order's payload did not continue the model version that the silo holds. A new service loads the last
+*done* order from disk (`fedsync.silo.session.last_order`), and the order before it if the two were queued. All other orders
+are unknown to the service. A service has at most two orders, one queued behind the other. The next order makes the
+older one unknown.
 """
 
 from __future__ import annotations
@@ -69,16 +70,15 @@ _Reply = tuple[Reply, Payload | None]
 
 
 class TrainerService:
-    """Holds one silo's trainer, its place in the data, and the order in work.
+    """Service of one silo's trainer, with the silo's position in its data and its orders.
 
     Args:
-        identity: which silo.
-        folder: where the last answer and the place in the data are kept, or None to keep them in memory only.
-        confined: as of `SiloSession`.
+        folder: keeps the last answer and the position in the data; None keeps them in memory only.
+        confined: as for `SiloSession`.
 
     Raises:
         ConfigError: task, data or device are not usable here, or the owner has not confirmed the run.
-        SiloLocked: too much that was sealed was forged; see `fedsync.silo.owner.lockout`.
+        SiloLocked: too many integrity checks failed; see `fedsync.silo.owner.lockout`.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None, *, confined: bool = False) -> None:
@@ -96,25 +96,25 @@ class TrainerService:
         self._rounds = None if spec.stop is None else spec.stop.rounds
         self._waits = bool(spec.emulate) or spec.task.own_loop
         self.hangs = False
-        """Whether something was found to hang, so that nothing more can be done here."""
+        """Whether a task hangs, so that this process is of no further use."""
         self.on_hang: Callable[[], None] = lambda: None
-        """Called then, before anybody is told."""
+        """Called on a hang, before any reply."""
         session = SiloSession(identity, spec, owner=owner, folder=folder, throttled=True, confined=confined)
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._orders = OrderQueue(self._carry_out, session.done)
         self._evaluated: tuple[tuple[EvaluateModel, bytes], Evaluation | Attestation] | None = None
-        # The session serves one order or evaluation at a time; asking how far it is does not need it.
+        # The session serves one order or evaluation at a time; progress requests do not take the lock.
         self._training = threading.Lock()
 
     @property
     def holds(self) -> int:
-        """Version of the model that is kept here; 0 in the clear."""
+        """Version of the kept model; 0 in the clear."""
         return self._session.replica.holds
 
     @property
     def unrevealed(self) -> bool:
-        """Whether the server has yet to ask for something that is lost with this process."""
+        """Whether this process holds data that the server has yet to request."""
         return self._session.replica.unrevealed
 
     @property
@@ -122,7 +122,7 @@ class TrainerService:
         return self._orders.busy
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        """Reply to the server's request, whatever it is: both as text, with bytes (uint8) beside it. Raises nothing."""
+        """Return text and payload (uint8) of the reply to a request; every error becomes a `Refused`."""
         try:
             check_approved(self._identity)
             self._session.check_open()
@@ -130,7 +130,7 @@ class TrainerService:
             if isinstance(reply, WorkReport) and self._owner.presence is not None:
                 reply = replace(reply, presence=self._owner.present())
             return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
-        except Exception as error:  # what it says is not for the server
+        except Exception as error:  # the server must not see the error's text
             return write_reply(refuse(error)), None
 
     def _handle(self, request: Request, payload: Payload | None) -> _Reply:
@@ -157,16 +157,13 @@ class TrainerService:
                 return Snapshot(version), snapshot
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
-        """Begin an order or queue it, unless that was done before, and wait for it.
-
-        What its owner allows is asked as it is taken, also where it is to wait.
-        """
+        """Begin or queue an order, unless it is known, and wait; a queued order too is checked on arrival."""
         allowed = partial(self._owner.begin, order, survey=self._surveys, rounds=self._rounds)
         job = self._orders.enter(order, received, allowed)
         return job.reply(wait_s)
 
     def _collect(self, update_id: str, wait_s: float | None, halt: bool) -> _Reply:
-        """An order that is not known was lost on its way, or with an earlier trainer: the silo lacks it."""
+        """Return an order's result; an unknown order was lost in transfer or with an earlier trainer."""
         job = self._orders.find(update_id)
         if job is None:
             return VersionMismatch(self.holds), None
@@ -175,9 +172,9 @@ class TrainerService:
         return job.reply(wait_s)
 
     def _evaluate(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation | VersionMismatch:
-        """Evaluate a model, once no order is in work or queued; what comes twice is evaluated once."""
+        """Evaluate a model once no order is running or queued; a repeated request is evaluated once."""
         what = request, digest(received, hashlib.blake2b)
-        # What comes with it continues what they bring the silo.
+        # The payload continues the model version that the pending orders bring.
         self._orders.wait()
         with self._training:
             if self._evaluated is None or self._evaluated[0] != what:
@@ -198,7 +195,7 @@ class TrainerService:
             return self._session.train(job.order, received, job.watch)
 
     def _give_up(self) -> None:
-        """A thread does what it will never end, and has what others would need."""
+        """Mark this process as unusable: the hanging thread never ends, and holds locks that others need."""
         self.on_hang()
         self.hangs = True
 
@@ -213,7 +210,7 @@ class TrainerService:
 
 
 def _received(payload: Payload | None) -> Payload:
-    """The server's bytes, as many as a silo takes."""
+    """Return the server's payload, which must be present and within the size limit."""
     if payload is None:
         raise ProtocolError(SERVER, "message", "it brings no payload")
     if payload.nbytes > MAX_SEALED_BYTES:

@@ -1,8 +1,8 @@
-"""A silo's session: it receives a model, trains, sends the update and remembers where it is in its data.
+"""Session of a silo: receives a model, trains, sends the update, and remembers its position in the data.
 
 Virtual time, Flower's simulation engine and a real silo's resident trainer all use this object, so a silo does the
-same everywhere. Not to be confused with `fedsync.silo.session.service.TrainerService`, which answers questions while a
-session is at work, or with `fedsync.model.transfer.Replica`, the session's copy of the model and its encryption.
+same everywhere. Not to be confused with `fedsync.silo.session.service.TrainerService`, which answers requests while a
+session works, or with `fedsync.model.transfer.Replica`, the session's copy of the model and its encryption.
 """
 
 from __future__ import annotations
@@ -52,28 +52,26 @@ logger = foreign.logger(__name__)
 
 _DIGEST_BYTES = 32
 _MOST_TOLD = 30_000
-"""Characters of all columns that an emulated silo tells of its table."""
+"""Limit of an emulated silo's reported table form [characters over all columns]."""
 
 OWED, OWN = "owed", "own"
-"""Beside a last order: what the next update makes up for, and what the next order may begin with; see
+"""Names of vectors beside a last order: what the next update makes up for, and what the next order may begin with; see
 `fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
 
 
 class SiloSession:
-    """One silo's part of a run. Orders come one after the other; snapshots and answers may be asked for meanwhile.
+    """One silo's part of a run. It trains one order at a time; snapshots and answers may be requested meanwhile.
 
     Args:
-        identity: which silo of the run this is.
-        spec: the run.
-        ring: finds the silo's keys by its name; asked only if the run is encrypted.
-        owner: what the silo's owner allows; None allows everything.
-        folder: where the last order and the replica are kept, or None to keep them in memory only.
-        throttled: slow the training down to the speed of the machine that the silo emulates.
-        confined: train in a process of its own, without keys and network, where the owner ships no code.
+        ring: finds the silo's keys by its name; called only if the run is encrypted.
+        owner: rules of the silo's owner; None allows everything.
+        folder: keeps the last order and the replica; None keeps them in memory only.
+        throttled: slow the training down to the speed of the emulated machine.
+        confined: train in a separate process without keys and network, where the owner admits no code of the server.
 
     Raises:
         ConfigError: data, device or keys are not usable here, or the owner does not allow the run.
-        SiloLocked: too much that was sealed was forged.
+        SiloLocked: too many integrity checks failed.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class SiloSession:
         # An emulated silo has no owner who could unlock it, so its count ends with the process.
         self.lockout = None if keys is None else Lockout(replace(keys, folder=None) if many_keys() else keys)
         self.check_open()
-        # A snapshot may be asked for while an order is in work, but not while the model changes.
+        # A snapshot may be requested while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
         if spec.survey is not None and keys is not None:
             with self._counted():
@@ -121,7 +119,7 @@ class SiloSession:
         )
         table = self._trainer.table
         same = self._trainer.frozen_digest + (b"" if table is None else digest_of(table))
-        # What columns are called stays at a real silo, like all that is in its files.
+        # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
         self.form = ModelForm.of(self._trainer.layout, _frozen(same, spec, identity, keys), told)
         self.replica: Replica = plain_replica(spec, self._trainer, folder)
@@ -139,7 +137,7 @@ class SiloSession:
             self._go_on(self._done.last)
 
     def _warn(self, spec: RunSpec) -> None:
-        """Say in the silo's own log what keeps its batches from following its speed."""
+        """Log that the silo has too few samples for its batches to follow its speed."""
         held, wanted = self._trainer.examples, spec.local.batch_size
         if held < wanted:
             logger.warning(
@@ -149,7 +147,7 @@ class SiloSession:
 
     @property
     def done(self) -> tuple[LastOrder, ...]:
-        """Orders whose answers are kept, the last one last."""
+        """Orders with kept answers, the newest last."""
         return self._done.kept
 
     @property
@@ -162,32 +160,29 @@ class SiloSession:
         return self._trainer.kept_names
 
     def initial_model(self) -> Vector:
-        """The model before any training, float32 [layout.size]; the same at every silo."""
+        """Return the model before any training, float32 [layout.size]; the same at every silo."""
         return self._trainer.initial_model()
 
     def save_model(self, path: Path, model: Vector) -> None:
-        """As `SiloTrainer.save_model`."""
         self._trainer.save_model(path, model)
 
     @property
     def sealed(self) -> bool:
-        """Whether what travels is sealed."""
         return not isinstance(self.replica, PlainReplica)
 
     def train(self, order: WorkOrder, received: Payload, watch: Watch | None = None) -> Completed:
-        """Carry out an order. What encryption takes counts as overhead.
+        """Carry out an order; time for encryption counts as overhead.
 
         Args:
-            order: what to do.
-            received: what makes it possible to have the model to start from; see `Replica.receive`.
+            received: brings the silo's model to the base version; see `Replica.receive`.
             watch: called after each step; False ends the order there.
 
         Raises:
-            OtherVersion: what came does not continue the model that is here; nothing was changed.
-            IntegrityError: what came is not what silos of the group sealed, or not for this place.
-            SiloLocked: too much of that came.
-            ProtocolError: the server sent something else.
-            Exception: whatever training raised.
+            OtherVersion: the payload does not continue the held model; nothing was changed.
+            IntegrityError: the payload is not what silos of the group sealed, or not for this place.
+            SiloLocked: too many integrity checks failed.
+            ProtocolError: the order or its payload is invalid.
+            Exception: errors of the training pass through.
         """
         if order.apart:
             self._check_apart(order.subject)
@@ -207,7 +202,7 @@ class SiloSession:
         if self._control is not None:
             self._control.trained(order, outcome.update, outcome.report)
         trained_s = perf_counter()
-        # Not even statistics of the data, such as a model's running means, change.
+        # A scoring order changes nothing, not even statistics of the data such as a model's running means.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
         update = self.replica.send(change, order, outcome.report)
         sent_s = perf_counter()
@@ -219,7 +214,7 @@ class SiloSession:
         return self._over(order, Completed(report, update), following, own)
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
-        """Train from the model, or from further on; what is evaluated is the model in any case."""
+        """Train from the model, or from the carried-over position; the evaluation always uses the model itself."""
         watch, carried = self._patient(watch, order), order.behind or order.carry
         start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
@@ -233,12 +228,9 @@ class SiloSession:
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
     def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
-        """The model that an order is about, float32 [values], and what else it left at the silo.
+        """Return the model of an order, float32 [values], and its cursor; a scoring order may mean an older model.
 
-        One that only scores may be about another than the newest.
-
-        Raises:
-            ProtocolError: it asks for figures of the test split that this silo does not tell.
+        Raises `ProtocolError` if the order asks for metrics of the test split that this silo does not disclose.
         """
         if order.scores_only and order.split is Split.TEST and not self._trainer.validates:
             raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
@@ -249,25 +241,24 @@ class SiloSession:
         return base if best is None else best, self.cursor
 
     def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor, own: Vector | None = None) -> Completed:
-        """An order is done, and the next begins there in the data; what the silo says of it."""
+        """Finish an order, save its answer and the start of the next order, and return the answer."""
         beside = {name: each for name, each in ((OWED, self.replica.owed), (OWN, own)) if each is not None}
-        # Before anybody hears of it: after a crash the order is done, or it never happened.
+        # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
         last = self._done.add(LastOrder(order, answer, cursor, beside))
         self._go_on(last)
         return last.answer
 
     def _go_on(self, last: LastOrder) -> None:
-        """The next order is the one after this."""
         self.cursor = last.cursor
         self.replica.owe(last.beside.get(OWED))
         if last.order.behind or last.order.carry:
             self._progress.keep(last.order, last.beside.get(OWN))
 
     def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
-        """Bring on a model of the silo's own.
+        """Train one of the silo's own models further.
 
-        In the federation orders begin where the last one ended in the data. Alone a silo begins at the beginning, as it
-        did there; so do the parts of the model that stay. Tuning goes on with both.
+        Orders of the run begin where the last order ended in the data. A local model begins at the start of the data,
+        and with initial private parts. A tuned model continues from the run's cursor and private parts.
         """
         before = self._own.before(order)
         if before is None:
@@ -281,10 +272,9 @@ class SiloSession:
         return report
 
     def _first(self, order: WorkOrder, received: Payload) -> Vector:
-        """The model that the first order apart begins with, float32 [values]: in the clear it came with the order.
+        """Return the start model of the first own-model order, float32 [values]; in the clear, the order brings it.
 
-        Raises:
-            ProtocolError: this silo keeps no best model, or another than the order means, as who has missed sums does.
+        Raises `ProtocolError` without a best model of the order's version: a silo that missed sums has another.
         """
         if not self.sealed:
             return self._receive(received, order.base_version)
@@ -299,10 +289,7 @@ class SiloSession:
         return best
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
-        """``watch``, which may not end an order before the samples that the owner demands are behind it.
-
-        They are enough for one that only scores.
-        """
+        """Wrap ``watch``: an order needs the owner's minimum of samples, and an order that only scores then ends."""
         if watch is None and not order.scores_only:
             return None
         least = self._owner.least_samples
@@ -314,24 +301,20 @@ class SiloSession:
         return go_on
 
     def _check_apart(self, subject: Subject) -> None:
-        """See that a run may ask for a model of the silo's own.
-
-        Raises:
-            ProtocolError: it is encrypted, and says in what silos know of it that it has no use for one.
-        """
+        """Check that a run may ask for an own model; an encrypted run must declare it, else raise `ProtocolError`."""
         if self.sealed and subject not in self._compared:
             raise ProtocolError(SERVER, "subject", f"this run asks for no {subject} model")
 
     @property
     def _shares(self) -> bool:
-        """Whether the local model may leave the silo; under encryption none does. Emulated silos have no owner."""
+        """Whether the local model may leave the silo; never under encryption. Emulated silos have no owner."""
         allowed = self._owner.share_local
         return not self.sealed and (self._emulated if allowed is None else allowed)
 
     def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation:
-        """What the server is told of a model; raises as `train`.
+        """Evaluate a model for the server; raises as `train`.
 
-        Where figures are sealed, the model is not even looked at: the server hears what the sums say that came with it.
+        With sealed metrics the model is not evaluated: the answer is the pooled figures in the sums that came with it.
         """
         if asked.owner:
             if self.sealed:
@@ -349,53 +332,47 @@ class SiloSession:
         return self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
 
     def where(self, thread: int) -> str:
-        """As `SiloTrainer.where`."""
         return self._trainer.where(thread)
 
     def answer(self, question: Payload) -> Payload:
-        """Answer what the server's aggregator asks; see `Replica.answer`.
+        """Answer a question of the server's aggregator; see `Replica.answer`.
 
-        What is refused here does not count: a trainer that was restarted has to refuse an honest question, and why it
-        does, the server knows.
+        A refusal here does not count as an integrity failure. A restarted trainer must refuse some honest questions,
+        and the server knows the reason anyway.
         """
         with self._exchange:
             self.check_open()
             return self.replica.answer(question)
 
     def snapshot(self) -> tuple[int, Payload]:
-        """Version of the model that is kept here, and the model, sealed for other silos."""
+        """Return the version of the kept model, and the model, sealed for other silos."""
         with self._exchange:
             self.check_open()
             return self.replica.holds, self.replica.snapshot()
 
     def check_open(self) -> None:
-        """See that this silo takes part.
-
-        Raises:
-            SiloLocked: it does not, because of failures of integrity in this run or another.
-        """
+        """Raise `SiloLocked` if integrity failures, in this run or another, have locked the silo."""
         if self.lockout is not None:
             self.lockout.check()
 
     def _receive(self, received: Payload, version: int) -> Vector:
-        """Have the replica take what came."""
         with self._counted():
             return self.replica.receive(received, version)
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Whatever fails within, in what was sealed, is one class of error, and counts.
+        """Turn every failure of sealed data within into `IntegrityError`, and count it.
 
-        One class, so that the server cannot tell a check from another. What befalls the machine does not count: a full
-        disk, memory that ran out, a process that was killed. Nor does what was authentic, and spoiled by a silo: that
-        tells nobody of the key who has it not, and one silo must not lock all others.
+        One class hides from the server which check failed. Faults of the machine do not count: a full disk, lack of
+        memory, a killed process. Authentic data that a silo spoiled does not count either. It tells nothing of the key
+        to anyone without the key, and one silo must not lock all others.
         """
         with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():
             try:
                 yield
             except (OtherVersion, ConfigError, OSError, MemoryError, BrokenExecutor):
                 raise
-            except TrainerFailed as error:  # nobody forged anything
+            except TrainerFailed as error:  # an error of the training, not a forgery
                 raise error.reason from error
             except Exception as error:
                 if self.lockout is None:
@@ -408,9 +385,9 @@ class SiloSession:
 
 
 def _frozen(digest: bytes, spec: RunSpec, identity: Identity, keys: Ring | None) -> str:
-    """Digests of frozen tensors and columns for the server: the same at two silos of a run, or not.
+    """Return the digest of frozen tensors and columns, by which the server compares silos of a run.
 
-    Where silos have keys it cannot try what the weights or names may be, nor tell whether another run has the same.
+    With keys the digest is concealed: the server cannot guess weights or names, nor compare runs.
     """
     digest = digest if len(digest) <= _DIGEST_BYTES else hashlib.sha256(digest).digest()
     if not digest or keys is None:

@@ -1,4 +1,4 @@
-"""A silo's place in a run: what its training code is told, and how it is to train."""
+"""Setup of a silo in a run: the facts for its training code, and its training options."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ from fedsync.train.options import LocalOptions
 
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
-    """The trainer of the silo, in this process.
-
-    Args:
-        spec: the run, with the paths of the silo's data.
-        identity: which silo.
-        many: other silos of the run share this process, so that it has no helpers.
+    """Build the silo's trainer in this process; no helper processes if ``many`` silos of the run share it.
 
     Raises:
         ConfigError: data or device are not usable here.
-        UserCodeError: training code of the user's own raised.
+        UserCodeError: the user's training code raised an error.
     """
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
@@ -31,18 +26,17 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
-    """What a task's trainer is made of: the silo, the number of silos, and the options.
+    """Return the silo, the number of silos, and the options for a task's trainer.
 
-    Raises:
-        ConfigError: there is no such device.
+    Raises `ConfigError` if the device does not exist.
     """
     machine = spec.emulate[identity.index] if spec.emulate else None
     options = replace(spec.local.build(), measured=spec.evaluation.wanted)
     if machine is not None:
-        # Emulated silos share one machine: a thread each.
+        # Emulated silos share one machine, so each uses one thread by default.
         options = replace(options, threads=options.threads or 1)
     if identity.device is not None:
-        # As the run says, where the silo's owner has not decided otherwise.
+        # The device of the run's specification applies unless the owner names another device.
         resolve(identity.device, "node configuration, device")
         options = replace(options, device=identity.device)
     if identity.processes is not None and not spec.task.own_loop:

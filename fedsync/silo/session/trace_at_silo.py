@@ -1,4 +1,4 @@
-"""At a silo: its owner's consent to an examination, and the examination, with what the silo keeps of the run."""
+"""Examination of a version's updates at a silo: the owner's consent, and the trace with the run's kept state."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ from fedsync.silo.protocol import STATE_FOLDER
 
 @dataclass(frozen=True, slots=True)
 class Consented:
-    """What an owner is shown of a consent.
+    """Consent of a silo's owner, with the facts that the owner is shown.
 
     Args:
-        consent: his.
-        notice: of what it is about.
-        known: whether his silo came to the version by these updates; None where it keeps nothing of the run.
-        unmasks: whether it takes the masks off his silo's update; None where there are none.
+        known: whether the silo reached the version by these updates; None where it keeps nothing of the run.
+        unmasks: whether the consent removes the masks of the silo's update; None where the update has no masks.
     """
 
     consent: Consent
@@ -48,14 +46,7 @@ class Consented:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What an examination came to.
-
-    Args:
-        notice: of the version.
-        findings: one of each update.
-        consents: those that count, and why others do not.
-        known: whether this silo came to the version by these updates.
-    """
+    """Result of an examination: a finding for each update, and the consents; ``known`` as for `Consented`."""
 
     notice: Notice
     findings: Sequence[Finding]
@@ -64,16 +55,12 @@ class Traced:
 
 
 def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str]) -> Consented:
-    """A consent of the silo's owner.
-
-    Args:
-        config: of the silo.
-        notice: of the version, from the server.
-        examiners: names of silos that may examine.
+    """Make a consent of the silo's owner to an examination of a version by the named silos.
 
     Raises:
-        ConfigError: there are no keys, or no such examiner, or the silo has forgotten the version.
-        ProtocolError: the notice is none, or not of what the silo came to.
+        ConfigError: there are no keys, an examiner is unknown, the silo has forgotten the version, or the book of used
+            masks is damaged.
+        ProtocolError: the server's notice is invalid, or does not fit the silo's history.
     """
     ring = _ring(config)
     read = _read(notice, ring)
@@ -94,15 +81,11 @@ def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str])
 
 
 def trace(config: SiloStartConfig, file: Path) -> Traced:
-    """Examine the updates of a version.
-
-    Args:
-        config: of the examining silo.
-        file: what the server gave out.
+    """Examine the updates of a version at the silo of ``config``, by the server's disclosure ``file``.
 
     Raises:
-        ConfigError: there are no keys, the file cannot be read, or the silo keeps nothing of the run.
-        ProtocolError: too few owners consent, or the file is not of what the silo came to.
+        ConfigError: the silo has no keys, the file cannot be read, or the silo keeps nothing of the run.
+        ProtocolError: too few owners consent, or the file does not fit the silo's history.
     """
     ring, disclosure = _ring(config), Disclosure.open(file)
     notice = _read(disclosure.notice, ring)
@@ -147,18 +130,18 @@ def _kept(config: SiloStartConfig, run: str) -> KeptRun | None:
 
 
 def _history(kept: KeptRun) -> History | None:
-    """The longest history in the copies that are whole."""
+    """Return the longest history among the undamaged copies."""
     bodies = [body for path in kept.copies if (body := undigested(path.read_bytes())) is not None]
     return max((History.from_bytes(body)[0] for body in bodies), key=lambda one: one.records.newest, default=None)
 
 
 def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[str, bytes] | None:
-    """Seeds of the masks that this silo's update shares with others; None if there are none, or they are gone.
+    """Return the mask seeds that this silo's update shares with others; None if the update has no masks or seeds.
 
-    Only those of an update that went into this very version, or began with the newest that the silo came to.
+    The update must belong to this very version, or start from the newest version that the silo reached.
 
     Raises:
-        ProtocolError: the roster in the notice is not the one that the update was masked with.
+        ProtocolError: the notice's roster is not the roster of the update's masks, or the update is older.
         ConfigError: the book of used masks is damaged.
     """
     slip = notice.slip(ring.own.name)

@@ -1,4 +1,4 @@
-"""The way from a ClientApp to the silo's resident trainer: finds it, or starts it. Imports no torch."""
+"""Client of a silo's resident trainer, used by the ClientApp: finds or starts the trainer. Imports no torch."""
 
 from __future__ import annotations
 
@@ -42,30 +42,28 @@ from fedsync.silo.session.liveness import LivenessWatch, end
 from fedsync.silo.session.trainer_folder import fits, tenant
 
 _LOAD_S = 180.0
-"""How long a message waits for a trainer that loads [s]; the trainer goes on."""
+"""Limit of a message's wait for a loading trainer [s]; the trainer goes on loading."""
 
 _LISTEN_S = 180.0
-"""How long it waits for one to be there at all [s]."""
+"""Limit of a message's wait for a trainer's socket [s]."""
 
 MOST_TRAINERS = 3
-"""Trainers that a silo has at a time, whatever runs the server names: one at work, and those of runs
-before and after it."""
+"""Limit of a silo's trainers over all runs: one at work, and those of the runs before and after it."""
 
 asked_for: ContextVar[str] = ContextVar("asked_for", default="")
-"""Value of `fedsync.common.environment.FLOWER_IDS` for the message that is answered here."""
+"""Value of `fedsync.common.environment.FLOWER_IDS` for the current message."""
 
 app_folder: ContextVar[str] = ContextVar("app_folder", default="")
-"""Folder of the Flower app that the run of the message brought along; empty for none, or if the process has it."""
+"""Folder of the Flower app that the run brought; empty for none, or if the process has the app already."""
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
 
 
 def state_folder() -> Path:
-    """Where resident trainers of this user live; short, for socket paths have at most 100 characters.
+    """Return the parent folder of this user's trainers; its path is short, as socket paths end at 100 characters.
 
-    Raises:
-        RunError: somebody else can reach into the folder.
+    Raises `RunError` if another user has access to the folder.
     """
     root = os.environ.get(STATE)
     folder = Path(root) if root else Path(tempfile.gettempdir()) / f"fedsync-{os.getuid()}"
@@ -77,20 +75,13 @@ def state_folder() -> Path:
 
 
 def trainer_folder(identity: Identity) -> Path:
-    """Folder of a silo's trainer in one run; raises as `state_folder`."""
+    """Return the folder of a silo's trainer in one run; raises as `state_folder`."""
     own = replace(identity, spec="", run_config="").dump()
     return state_folder() / hashlib.sha256(f"{identity.text.digest} {own}".encode()).hexdigest()[:16]
 
 
 class TrainerClient:
-    """Asks one silo's resident trainer; each request is a connection of its own.
-
-    Args:
-        identity: which silo of which run; another run begins anew.
-
-    Raises:
-        RunError: somebody else can reach into the folder of trainers.
-    """
+    """Client of one silo's trainer in one run; each request uses a new connection. Raises as `state_folder`."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
@@ -102,22 +93,18 @@ class TrainerClient:
         return tenant(self._folder) is not None
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        """Hand over a request, and wait for the reply for as long as the trainer lives; neither is looked into.
+        """Send a request, and wait for the reply as long as the trainer lives; neither text is parsed.
 
-        Where the trainer fails, `fedsync.silo.protocol.Refused` is the reply.
-
-        Args:
-            text: of the request.
-            payload: what comes with it, uint8.
+        A failed request gets the reply `fedsync.silo.protocol.Refused`. The payload is uint8.
 
         Raises:
             ConfigError: the trainer cannot be started.
-            RunError: it did not start, hung or died.
+            RunError: the trainer did not start, hung or died.
         """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
             with contextlib.suppress(OSError):
-                os.utime(self._folder / IDENTITY)  # How long ago it was used is told by this.
+                os.utime(self._folder / IDENTITY)  # The file's age tells when the trainer was last used.
             try:
                 send(connection, Forward(text, _LOAD_S, asked_for.get()), payload)
                 reply, answer = receive(connection)
@@ -131,7 +118,6 @@ class TrainerClient:
                 raise RunError(f"the resident trainer in {self._folder} answers {type(reply).__name__}")
 
     def _connection(self) -> Connection:
-        """A connection to the trainer, which is started if there is none."""
         process: Child | None = None
         end_s = time.monotonic() + _LISTEN_S
         while True:
@@ -143,7 +129,7 @@ class TrainerClient:
             if code:
                 raise RunError(f"the resident trainer did not start; the end of {self._folder / LOG}:\n{self._tail()}")
             if tenant(self._folder) is None and (process is None or code == 0):
-                # Ended without an error, it found another trainer there, which has ended since.
+                # Exit code 0 means that the process found another trainer here, which has ended since.
                 process = self._start()
             if time.monotonic() > end_s:
                 raise RunError(
@@ -153,7 +139,7 @@ class TrainerClient:
             time.sleep(_PAUSE_S)
 
     def _start(self) -> Child:
-        """Start a trainer; if somebody else does so too, the one that comes second ends at once."""
+        """Start a trainer; of two concurrent starts, the later process ends at once."""
         command = [*INTERPRETER, "fedsync.silo.session.resident_trainer", str(self._folder)]
         try:
             with self._one_at_a_time(), self._furnished() as output:
@@ -178,7 +164,7 @@ class TrainerClient:
 
     @contextlib.contextmanager
     def _furnished(self) -> Iterator[BinaryIO]:
-        """The trainer's log, in a folder that is made where there is room for one more; it may have been removed."""
+        """Create the trainer's folder, which cleanup may have removed, and open its log."""
         make_room(self._folder, self._identity)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._identity.save(self._folder)
@@ -187,11 +173,11 @@ class TrainerClient:
             yield output
 
     def _one_at_a_time(self) -> AbstractContextManager[bool]:
-        """No other trainer of this silo is started meanwhile: those that start count, too."""
+        """Lock other starts of this silo's trainers, because starting trainers count towards the limit."""
         return taken(self._folder.with_name(f"{self._identity.index}.starting"), _LISTEN_S)
 
     def _await_tenant(self, process: Child) -> None:
-        """Wait until the folder has a tenant, so that who looks for trainers finds this one."""
+        """Wait until the process has locked the folder, so that searches for trainers find it."""
         end_s = time.monotonic() + _LISTEN_S
         while tenant(self._folder) is None and process.poll() is None and time.monotonic() < end_s:
             time.sleep(_PAUSE_S)
@@ -204,14 +190,10 @@ class TrainerClient:
 
 
 def make_room(folder: Path, identity: Identity) -> None:
-    """Have other trainers of the same silo end that serve other runs and have nothing to do: they hold memory.
-
-    Args:
-        folder: of a trainer that is about to be started, and may not be there.
-        identity: of the trainer.
+    """End the silo's idle trainers of other runs, because they hold memory; the new ``folder`` may not exist yet.
 
     Raises:
-        LimitReached: too many go on, or trainers' folders take all the room that the silo's owner gives them.
+        LimitReached: too many trainers are at work, or the trainers' folders exceed the owner's quota.
     """
     if not (folder / IDENTITY).exists():
         check_room(folder.parent, 0)
@@ -225,11 +207,7 @@ def make_room(folder: Path, identity: Identity) -> None:
 
 
 def check_room(trainers: Path, nbytes: int) -> None:
-    """See that so many bytes more may be left in the folder of trainers.
-
-    Raises:
-        LimitReached: not as much as the silo's owner gives them.
-    """
+    """Raise `LimitReached` if the trainers' folders plus ``nbytes`` exceed the owner's quota ``state_bytes``."""
     quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
     if quota is not None and not fits(trainers, quota - nbytes):
         problem = f"what runs have left here, and ask for, has more than {quota} bytes, the owner's state_bytes"
@@ -238,7 +216,7 @@ def check_room(trainers: Path, nbytes: int) -> None:
 
 
 def stop_trainers(root: Path) -> None:
-    """End every resident trainer whose folder is in ``root``; one that cannot be told to is killed."""
+    """End every resident trainer below ``root``; kill a trainer that does not answer."""
     for folder in root.glob("*"):
         pid = tenant(folder)
         if pid is not None:
@@ -257,7 +235,7 @@ def _tell(folder: Path, request: SocketRequest) -> None:
 
 
 def _silo(folder: Path) -> tuple[int, str] | None:
-    """Whose trainer has this folder; None where that cannot be read."""
+    """Return index and name of the silo whose trainer has this folder; None where they cannot be read."""
     try:
         identity = Identity.load(folder)
         return identity.index, identity.name

@@ -1,7 +1,8 @@
-"""A trainer's folder: an exclusive lock on it, and what keeps it from filling the disk.
+"""Folder of a trainer: its exclusive lock, and limits of its disk use.
 
-The kernel's lock is one process's from before it loads anything until it is gone, however it ends, and names that
-process to whoever asks. A child does not inherit it. Old trainers' folders go, and so does the beginning of a long log.
+A process takes the kernel's lock before it loads anything. The lock lasts until the process is gone, however it ends,
+and tells others the process's id. A child process does not inherit the lock. Old folders and the beginning of a long
+log are removed.
 """
 
 from __future__ import annotations
@@ -22,25 +23,19 @@ from fedsync.common.files import remove_tree, tree_bytes
 logger = foreign.logger(__name__)
 
 _RECENT_S = 3600.0
-"""A folder that was used so recently [s] stays: its trainer may be about to start, or its run may pause."""
+"""Age below which a folder is never removed [s]: its trainer may be about to start, or its run may pause."""
 
 HOME = "room"
-"""Folder in a trainer's: that of its training process, which may write to it; emptied whenever one starts."""
+"""Subfolder of a trainer's folder that its training process may write to; emptied at each start of the process."""
 
 TENURE = "trainer.lock"
-"""File in a trainer's folder that the lock is on."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """C's ``struct flock`` on 64-bit Linux: kind, whence, start, length, process."""
 
 
 class FolderLock:
-    """An exclusive lock on a trainer's folder, until the process ends; see `take`.
-
-    Args:
-        path: of the file.
-        descriptor: of the file, with the lock; never closed.
-    """
+    """Exclusive lock on a trainer's folder, until the process ends; see `take`. ``descriptor`` is never closed."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -48,7 +43,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: Path) -> Self | None:
-        """Make a folder this process's own, or learn that it is another's: None."""
+        """Lock a folder for this process; None if another process holds it."""
         path = folder / TENURE
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -60,19 +55,19 @@ class FolderLock:
 
     @property
     def lasts(self) -> bool:
-        """Whether the folder is still there: in one made anew in its place another process may live."""
+        """Whether the locked folder still exists; another process may live in a new folder at the same place."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
-        except OSError:  # It cannot be looked at just now.
+        except OSError:  # A temporary failure to read says nothing.
             return True
 
 
 def tenant(folder: Path) -> int | None:
-    """Number of the process that has a folder, 0 if it is not one of this machine's; None if nobody has it.
+    """Return the id of the process that holds a folder, 0 if it is not on this machine; None if nobody holds it.
 
-    Not to be asked by the tenant itself: to close the file would end its tenure.
+    The holder itself must not call this, because closing the file would release its lock.
     """
     try:
         descriptor = os.open(folder / TENURE, os.O_RDONLY)
@@ -88,13 +83,7 @@ def tenant(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A trainer's folder.
-
-    Args:
-        path: of the folder.
-        nbytes: of all files in it.
-        used_s: when one of them was last written [s since the epoch].
-    """
+    """A trainer's folder; ``used_s`` is the time of its newest file [s since the epoch]."""
 
     path: Path
     nbytes: int
@@ -102,7 +91,7 @@ class Leftover:
 
 
 def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], bool]) -> list[Path]:
-    """Which folders have to go so that the rest fits, oldest first; never the newest, nor one that is busy."""
+    """Return the folders to remove until the rest fits, oldest first; never the newest, nor a busy folder."""
     total = sum(each.nbytes for each in found)
     doomed = []
     for each in sorted(found, key=lambda each: (each.used_s, each.path))[:-1]:
@@ -115,16 +104,16 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
 
 
 def fits(root: Path, quota_bytes: int) -> bool:
-    """Whether what is in ``root`` has at most so many bytes, once what may go is gone."""
+    """Remove superfluous folders, then return whether the rest of ``root`` fits into the quota."""
     found = _folders(root)
     doomed = _remove_superfluous(found, quota_bytes)
     return sum(each.nbytes for each in found if each.path not in doomed) <= quota_bytes
 
 
 def tidy(root: Path, quota_bytes: int) -> list[Path]:
-    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; returns those removed.
+    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; return the removed folders.
 
-    One that is wanted again after all is made anew, and its silo goes on as one whose disk was lost.
+    A removed folder that is needed again is created anew; its silo then continues as after the loss of its disk.
     """
     return _remove_superfluous(_folders(root), quota_bytes)
 
@@ -140,9 +129,9 @@ def _remove_superfluous(found: list[Leftover], quota_bytes: int) -> list[Path]:
 
 
 def bound_log(log: Path, most_bytes: int) -> None:
-    """Put a log that has grown longer aside as ``<name>.1``, its last ``most_bytes``, and empty it.
+    """Copy the last ``most_bytes`` of a longer log to ``<name>.1``, and empty the log.
 
-    For one that processes hold open to append to, and would go on writing to under any name.
+    A rename would not do: processes that hold the log open would go on writing to the renamed file.
     """
     older = log.with_name(f"{log.name}.1")
     try:
@@ -153,7 +142,7 @@ def bound_log(log: Path, most_bytes: int) -> None:
             older.write_bytes(file.read(most_bytes))
     except FileNotFoundError:
         return
-    except OSError:  # A full disk: to have room matters more than what was said.
+    except OSError:  # On a full disk, free space matters more than the old log.
         older.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.truncate(log, 0)
@@ -164,12 +153,12 @@ def _folders(root: Path) -> list[Leftover]:
 
 
 def _measure(folder: Path) -> Leftover:
-    nbytes, used_s = tree_bytes(folder / HOME), 0.0  # whatever a user's code made of it
+    nbytes, used_s = tree_bytes(folder / HOME), 0.0  # a user's code may have left anything here
     for path in folder.iterdir():
         for file in [path, *([] if path.name == HOME else path.rglob("*"))]:
             try:
                 status = file.lstat()
-            except FileNotFoundError:  # it went while we looked
+            except FileNotFoundError:  # removed in the meantime
                 continue
             nbytes += 0 if path.name == HOME else status.st_size
             used_s = max(used_s, status.st_mtime)

@@ -1,4 +1,4 @@
-"""Trainers that are forked: for `fedsync.common.nursery`, where several silos are emulated on one machine."""
+"""Entry points of forked trainers for `fedsync.common.nursery`, where one machine emulates several silos."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedsync.silo.session.resident_trainer import main
 
 
 def prepare(*libraries: str) -> Callable[[], bool]:
-    """Import what trainers need, and these libraries of their task; returns whether a fork is sound."""
+    """Import the modules of trainers and the task's libraries; return the test whether a fork is safe."""
     from fedsync.train.library_preload import preload, sound
 
     preload(["fedsync.silo.session.service", "fedsync.silo.session.silo_setup", *libraries])
@@ -17,5 +17,5 @@ def prepare(*libraries: str) -> Callable[[], bool]:
 
 
 def forked(arguments: list[str]) -> None:
-    """Be the trainer of the folder that the argument names."""
+    """Run the trainer of the folder that the first argument names."""
     main(Path(arguments[0]))

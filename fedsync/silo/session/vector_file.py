@@ -1,14 +1,14 @@
-"""A file of a line of JSON and the vectors that it tells of: what a trainer must find again whole, or not at all.
+"""File of one JSON line and the vectors that it describes: a trainer finds it again complete, or not at all.
 
-| bytes | what |
+| bytes | content |
 |---|---|
 | 32 | SHA-256 of the line |
-| to a multiple of 64 | a line of JSON: what the caller says, and types, sizes and SHA-256s of what follows |
+| to a multiple of 64 | JSON line: the caller's data, and types, sizes and SHA-256s of the rest |
 | as many as the line says | vectors, one after the other |
 | to the end | other bytes |
 
-Such a file is replaced as a whole. Its vectors are maps of it, and are written span by span, so that none needs to be
-in memory.
+The file is replaced as a whole. Its vectors are memory maps, and are written span by span, so no vector needs to be in
+memory as a whole.
 """
 
 from __future__ import annotations
@@ -29,34 +29,21 @@ from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 
 _ALIGNED = 64
-"""Bytes; the first vector begins at a multiple of it, so that a map of it is an array like any other."""
+"""Alignment of the first vector [bytes], so that its map is an ordinary aligned array."""
 
 _DIGEST_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VectorFile:
-    """What one has.
-
-    Args:
-        about: what the caller says of it; JSON.
-        vectors: flat arrays, by name, in their order.
-        rest: other bytes.
-    """
+    """Content of a vector file: the caller's JSON data, flat arrays in file order, and other bytes."""
 
     about: Mapping[str, Any]
     vectors: Mapping[str, NDArray[Any]]
     rest: bytes = b""
 
     def save(self, path: Path) -> Mapping[str, NDArray[Any]]:
-        """Write it; it is on disk when this returns.
-
-        Returns:
-            The vectors as maps of the file.
-
-        Raises:
-            ConfigError: the disk does not take it.
-        """
+        """Write the file durably, or raise `ConfigError`; return the vectors as maps of the file."""
         described = {name: (each.dtype.name, each.size, digest(each).hex()) for name, each in self.vectors.items()}
         rest = hashlib.sha256(self.rest).hexdigest()
         text = json.dumps({"about": self.about, "vectors": described, "rest": rest}, separators=(",", ":")).encode()
@@ -68,11 +55,7 @@ class VectorFile:
 
     @classmethod
     def load(cls, path: Path) -> VectorFile | None:
-        """What the file has; None where it is not what was written.
-
-        Raises:
-            OSError: there is none, or it cannot be read.
-        """
+        """Return the file's content; None where it is damaged. Raises `OSError` if it is missing or unreadable."""
         with path.open("rb") as file:
             line = undigested(file.read(_DIGEST_BYTES) + file.readline())
             if line is None:
@@ -82,7 +65,7 @@ class VectorFile:
             ends = begins + sum(size * np.dtype(dtype).itemsize for dtype, size, _ in described.values())
             file.seek(ends)
             rest = file.read()
-        # A shorter file has no rest that fits, a longer one has too much.
+        # A truncated file fails the digest of the rest or the size check; surplus bytes change the digest.
         if hashlib.sha256(rest).hexdigest() != said["rest"] or path.stat().st_size < ends:
             return None
         vectors = _mapped(path, described, begins)

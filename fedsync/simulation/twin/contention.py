@@ -1,7 +1,7 @@
-"""Load of others in a series of step times: none, two states that last, or whatever it is, as a trace.
+"""Detection of load by other processes in a series of step times: none, two lasting states, or a general trace.
 
-Times that only jitter do not follow each other; load does, for it stays. So a series whose neighbours are alike is
-loaded. Where two levels say nearly all of it, it is a two-state Markov chain, else a trace.
+Pure jitter has no correlation between neighbours; load has, because it lasts. So a series with similar neighbours is
+loaded. If two levels explain nearly all of the load, it is a two-state Markov chain, else a trace.
 """
 
 from __future__ import annotations
@@ -19,25 +19,20 @@ from fedsync.simulation.twin.records import Stretch
 Floats = NDArray[np.float64]
 
 FEWEST = 12
-"""Points below which nothing is called load."""
+"""Smallest number of points for any load."""
 
 LEAST = 0.1
-"""Logarithm of slow over fast below which nothing is called two states."""
+"""Smallest log ratio of slow to fast for two states."""
 
 TWO_STATES = 0.15
-"""Share of the squares within two states below which they are two; even spread that is cut in two has 0.25."""
+"""Largest share of squares within two states; an even spread that is cut in two has 0.25."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwoStates:
-    """Load that is there or not.
+    """Load with an on state, which multiplies the speed by ``factor``, and an off state.
 
-    Args:
-        factor: of speed while it is.
-        on_s: mean seconds that it stays.
-        off_s: mean seconds until it comes again.
-        on: times that it was seen to go.
-        off: times that it was seen to come.
+    ``on_s`` and ``off_s`` are mean durations [s]; ``on`` and ``off`` count the observed ends of each state.
     """
 
     factor: float
@@ -49,13 +44,12 @@ class TwoStates:
 
 @dataclass(frozen=True, slots=True)
 class LoadFound:
-    """What a series shows.
+    """Load found in a series.
 
     Args:
-        slowness: by which each point's time is to be divided to be free of load, float64 [points].
-        clean: points whose load is known well, bool [points].
-        states: if it has two.
-        pieces: the trace of speed, if it has more.
+        slowness: divisor of each point's time that removes the load, float64 [points].
+        clean: points with a reliably known load, bool [points].
+        pieces: trace of the speed, if the load is not two states.
     """
 
     slowness: Floats
@@ -65,12 +59,7 @@ class LoadFound:
 
 
 def find_load(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
-    """What load a series shows.
-
-    Args:
-        stretches: points, by time.
-        ratios: of each, its time over what the idle machine takes, float64 [points].
-    """
+    """Detect the load in points of ascending time; ``ratios`` are their times over the idle machine's, float64."""
     count, logs = len(ratios), np.log(ratios)
     idle = LoadFound(np.ones(count), np.ones(count, dtype=np.bool_))
     centred = logs - logs.mean()
@@ -78,7 +67,7 @@ def find_load(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
     if count < FEWEST or squares < count * 1e-6 or float(centred[1:] @ centred[:-1]) / squares < 2 / count**0.5:
         return idle
     slow = logs > _cut(np.sort(logs))
-    # A point that a change falls into has a bit of both.
+    # A point next to a change contains both states.
     changes = slow[1:] != slow[:-1]
     clean = ~(np.append(changes, False) | np.insert(changes, 0, False))
     if not ((clean & slow).any() and (clean & ~slow).any()):
@@ -92,7 +81,7 @@ def find_load(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
 
 
 def _cut(ordered: Floats) -> float:
-    """Between the two groups with the least squares within."""
+    """Return the cut between two groups with the least squares within the groups."""
     count = np.arange(1, len(ordered))
     left, right = np.cumsum(ordered)[:-1], np.cumsum(ordered[::-1])[:-1][::-1]
     between = left**2 / count + right**2 / (len(ordered) - count)
@@ -115,7 +104,7 @@ def _two_states(
 
 
 def _trace(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
-    """One factor an order: what is left within an order is jitter."""
+    """Return one factor an order: variation within an order is jitter."""
     orders = np.array([each.order for each in stretches])
     weights = np.array([each.steps for each in stretches])
     slowness, pieces = np.ones(len(ratios)), list[Piece]()

@@ -1,13 +1,13 @@
-"""The twin of a federation: the silo file whose simulated machines do what a run's journal shows.
+"""Fit of a federation's twin: simulated machines in a silo file that reproduce a run's journal.
 
-| what | fitted to |
+| parameter | fitted to |
 |---|---|
-| speed, curve | seconds a step by batch size; affine where sizes differ enough to show it |
-| jitter | what single steps differ by, once curve and load are taken out |
-| contention, trace | times whose neighbours are alike; see `fedsync.simulation.twin.contention` |
-| overhead | what an order takes besides its steps, without the silo's first, in which everything is loaded |
-| bandwidth, latency | transfers that silos report; the latency where sizes differ |
-| crashes | times that a silo was there and away |
+| speed, curve | seconds a step by batch size; affine if the sizes differ enough |
+| jitter | variation of single steps, after removal of curve and load |
+| contention, trace | series with similar neighbours; see `fedsync.simulation.twin.contention` |
+| overhead | duration of orders without their steps; without the silo's first order, which includes loading |
+| bandwidth, latency | transfers that silos report; the latency only if sizes differ |
+| crashes | durations of presence and absence |
 """
 
 from __future__ import annotations
@@ -29,35 +29,32 @@ from fedsync.simulation.twin.contention import Floats, LoadFound, TwoStates, fin
 from fedsync.simulation.twin.records import TRANSFER, RunRecord, SiloRecord, Stretch
 
 LEAST_CHANGE = 0.02
-"""Logarithm by which the batch differs between two orders in a row that tell of the curve."""
+"""Smallest change of the log batch between consecutive orders that tells of the curve."""
 
 FEWEST_CHANGES = 3
-"""Such pairs below which a curve is a line through the origin."""
+"""Smallest number of such pairs for a curve other than a line through the origin."""
 
 MANY_CHANGES = 8
 SIMPLER, FEW_SIMPLER = 0.5, 0.1
-"""Part of the mean error of a simpler curve that another one may have, with so many pairs and with fewer."""
+"""Largest mean error of a richer curve over the simpler curve's, with `MANY_CHANGES` pairs and with fewer."""
 
 EXACT = 0.002
-"""Mean error, as a logarithm, that needs no explanation."""
+"""Mean error, as a logarithm, below which a curve is not refined."""
 
 _FASTEST, _MOST_JITTER = 1e9, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class SiloFit:
-    """One machine as the journal shows it.
+    """Fitted machine of one silo.
 
     Args:
         config: its entry in the silo file, without a trace.
-        orders: that were seen.
-        failed: orders that ended without an update.
+        failed: number of orders without an update.
         speed_error: relative standard error of the speed.
         overheads: mean seconds of an order by kind.
         overhead_error: standard error of their sum, without transfers [s].
-        states: contention of two states, if there is any.
-        pieces: the trace of its speed, if it has one.
-        crashes: times that it was lost.
+        crashes: number of observed losses.
     """
 
     config: SiloConfig
@@ -72,13 +69,12 @@ class SiloFit:
 
     @property
     def load(self) -> str:
-        """Of others, in few words."""
+        """Load by other processes, in words."""
         if self.states is not None:
             return f"x {self.states.factor:.2f} for {self.states.on_s:.3g} s, then {self.states.off_s:.3g} s without"
         return f"a trace of {len(self.pieces)} pieces" if self.pieces else "-"
 
     def report(self) -> dict[str, Any]:
-        """For people and JSON."""
         return {
             "name": self.config.name,
             "orders": self.orders,
@@ -98,8 +94,6 @@ class SiloFit:
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Curve, jitter and load of a series."""
-
     curve: Curve
     jitter: float
     error: float
@@ -107,11 +101,7 @@ class _Speed:
 
 
 def fit_silos(record: RunRecord) -> tuple[SiloFit, ...]:
-    """Every silo that trained; a pure function of the record.
-
-    Raises:
-        FedSyncError: what a silo reports fits no machine.
-    """
+    """Fit every silo that trained; raises `FedSyncError` if a silo's reports fit no machine."""
     fits = []
     for name, silo in record.silos.items():
         if silo.stretches:
@@ -154,7 +144,7 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
 
 
 def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:
-    """Shape, then load, then level and jitter of what is left."""
+    """Fit the shape, then the load, then level and jitter of the residual."""
     times = np.array([each.step_s for each in stretches])
     batches = np.array([each.batch for each in stretches])
     steps = np.array([each.steps for each in stretches])
@@ -168,7 +158,7 @@ def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:
     level = float(np.average(ratios, weights=weights))
     variance = float(np.sum(weights * (ratios / level - 1) ** 2)) / max(len(ratios) - 1, 1)
     jitter = min(math.sqrt(math.log1p(variance)), _MOST_JITTER) if variance > 1e-10 else 0.0
-    # A machine's curve is the median of its steps, what is measured their mean.
+    # A machine's curve describes the median step, but the measured level is a mean.
     curve = curve.scaled(level / math.exp(jitter**2 / 2))
     if load.pieces:
         load = _levelled(load)
@@ -181,10 +171,10 @@ def _levelled(load: LoadFound) -> LoadFound:
 
 
 def _shape(batches: Floats, times: Floats) -> Curve:
-    """Seconds of a step by its batch, but for their level, from orders of different sizes in a row.
+    """Fit the shape of step time over batch, without its level, to consecutive orders of different sizes.
 
-    Load stays from one order to the next, and balancers answer to it by other sizes. So what tells of the shape is
-    by how much times change where sizes do. The simplest shape is kept unless another leaves far less to be explained.
+    Load lasts from one order to the next, and balancers react to load with other sizes. So the fit uses changes of time
+    at changes of size. A richer shape must explain far more than the simplest one.
     """
     changed = np.abs(np.diff(np.log(batches))) > LEAST_CHANGE
     if changed.sum() < FEWEST_CHANGES:
@@ -200,7 +190,7 @@ def _shape(batches: Floats, times: Floats) -> Curve:
 
     simpler = FEW_SIMPLER if changed.sum() < MANY_CHANGES else SIMPLER
     best, unexplained = Curve(1.0), loss(Curve(1.0))
-    # Of a step of the largest batch, the part that is there whatever its size.
+    # Fixed share of a step's time at the largest batch.
     _, share = affine(np.linspace(0.02, 0.98, 97))
     found, share = affine(np.linspace(share - 0.01, share + 0.01, 101))
     if unexplained > EXACT and found < simpler * unexplained:
@@ -214,7 +204,7 @@ def _shape(batches: Floats, times: Floats) -> Curve:
 
 
 def _overhead(silo: SiloRecord, *, transfers: bool) -> tuple[float, float, dict[str, float]]:
-    """What an order costs besides: mean, standard error, kinds. Transfers are the line's, if it has one."""
+    """Return mean, standard error and kinds of the overhead; transfers are excluded if the machine has a bandwidth."""
     later = silo.overheads[1:] or silo.overheads
     kinds = {kind: fmean(each.get(kind, 0.0) for each in later) for kind in sorted({k for each in later for k in each})}
     kinds = {kind: mean for kind, mean in kinds.items() if mean > 1e-9}
@@ -225,7 +215,7 @@ def _overhead(silo: SiloRecord, *, transfers: bool) -> tuple[float, float, dict[
 
 
 def _line(silo: SiloRecord) -> dict[str, float]:
-    """Bandwidth, and latency where transfers of several sizes tell them apart."""
+    """Return the bandwidth, and the latency if transfers of several sizes separate the two."""
     seconds = np.array([each.get(TRANSFER, 0.0) for each in silo.overheads])
     sizes = np.array(silo.sizes, dtype=np.float64)
     if seconds.max() <= 0 or sizes.max() <= 0:

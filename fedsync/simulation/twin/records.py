@@ -1,4 +1,4 @@
-"""What a journal says of machines: how long steps took, what orders cost besides, when silos were away."""
+"""Machine records from a run's journal: step times, overheads and absences of each silo."""
 
 from __future__ import annotations
 
@@ -19,24 +19,19 @@ from fedsync.observe.rounds import Round
 from fedsync.observe.shares import EndedOrder
 
 TRAVEL = "travel"
-"""Kind of overhead: what an order took beyond all that its silo reports."""
+"""Kind of overhead: duration of an order beyond everything that its silo reports."""
 
 TRANSFER = "transfer"
-"""Kind of overhead that virtual silos with a bandwidth report."""
+"""Kind of overhead reported by virtual silos with a bandwidth."""
 
 _LONGEST_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some local steps in a row.
+    """Consecutive local steps of one order, from ``at_s`` after the start of the run, of mean duration ``step_s``.
 
-    Args:
-        order: number of the order that they belong to, from 0.
-        at_s: when they began, seconds since the run did.
-        step_s: mean seconds of one.
-        steps: how many they are; of a window a part of the order's, not whole.
-        batch: samples a step.
+    ``order`` counts orders from 0; ``steps`` is fractional for a window of an order; ``batch`` is samples a step.
     """
 
     order: int
@@ -48,19 +43,18 @@ class Stretch:
 
 @dataclass(slots=True)
 class SiloRecord:
-    """What one silo did.
+    """Record of one silo.
 
     Args:
-        facts: what it said when it joined last.
-        joined_s: when it joined first.
-        stretches: its steps, in order.
-        overheads: of each order, seconds by kind.
-        sizes: bytes down and up of each order.
-        ups: seconds that it was there, from each joining on.
-        downs: seconds that it was away, each time that it came back.
-        lost_s: when it was lost, if it is away.
-        here_s: since when it is here, if it is.
-        failed: orders that ended without an update.
+        facts: facts of the last join.
+        joined_s: time of the first join.
+        overheads: seconds by kind, one entry an order.
+        sizes: transferred bytes (both directions), one entry an order.
+        ups: duration of each connected period [s].
+        downs: duration of each finished absence [s].
+        lost_s: begin of the current absence, or None.
+        here_s: begin of the current connected period, or None.
+        failed: number of orders without an update.
     """
 
     facts: SiloFacts
@@ -77,15 +71,9 @@ class SiloRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a journal says.
+    """Machine records of a run.
 
-    Args:
-        config: of the strategy that ran.
-        runtime: ``virtual``, ``local``...
-        model_bytes: size of the model.
-        emulated: entries of the run's silo file by name, where it had one.
-        silos: by name, in the order of the silo file or of joining.
-        rounds: commits.
+    ``emulated`` are the entries of the run's silo file by name. ``silos`` is in the order of this file or of joining.
     """
 
     config: StrategyConfig
@@ -97,11 +85,11 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """What the journal in a run's folder says of the machines.
+    """Read the machine records from the journal in a run's folder.
 
     Raises:
-        FedSyncError: it is no journal, a line of it is torn or cannot be, or nothing was trained; names the file.
-        OSError: it cannot be read.
+        FedSyncError: the journal is invalid or truncated, or nothing was trained; the error names the file.
+        OSError: the journal cannot be read.
     """
     path = folder / "journal.jsonl"
     header, entries = read_journal(path)
@@ -128,13 +116,13 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def seconds_a_round(rounds: Iterable[Round]) -> float | None:
-    """Mean seconds from one commit to the next; the first, before which everything is loaded, is left out."""
+    """Return the mean time between commits [s], without the first commit, whose round includes loading."""
     ends = [row.at_s for row in rounds]
     return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
 
 class _MachineReader:
-    """Follows a journal beside a `Ledger`, which says what became of each order."""
+    """Reader of journal entries, next to a `Ledger` that tracks the outcome of each order."""
 
     def __init__(self, model_bytes: int) -> None:
         self.silos: dict[str, SiloRecord] = {}
@@ -168,7 +156,6 @@ class _MachineReader:
             silo.here_s = at_s
 
     def settle(self, events: Iterable[Event]) -> None:
-        """The books have what these events brought."""
         for event in events:
             match event:
                 case WorkFailed(_, name) if name in self.silos:
@@ -195,7 +182,7 @@ class _MachineReader:
 
 
 def _stretches(number: int, begin_s: float, report: WorkReport) -> list[Stretch]:
-    """The windows of an order, each with its part of the steps; the order as one where it has none."""
+    """Return an order's windows, each with its part of the steps; without usable windows, the order as one stretch."""
     batch, speeds = report.samples / report.steps, [window.speed for window in report.windows]
     if not speeds or not all(0 < speed < math.inf for speed in speeds) or len(speeds) > report.steps:
         return [Stretch(number, begin_s, report.compute_s / report.steps, report.steps, batch)]

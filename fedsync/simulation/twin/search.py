@@ -1,8 +1,8 @@
-"""Candidates for a federation, played on its twin: ranked by time to a target, or by what silos get through.
+"""Search for a good strategy on a federation's twin, by time to a target or by throughput.
 
-With training, by successive halving: all candidates get a short time, the better third of them three times as much,
-and so on, until few are left. These are played to the target several times, each on another draw of the twin. A
-candidate is better that comes to the target earlier, or, where none does in its time, to a better accuracy.
+With training, the search is successive halving: all candidates get a short time, the best third gets three times as
+much, and so on, until few are left. The finalists are played to the target several times, each on another draw of the
+twin. A candidate is better if it reaches the target earlier or, without reaching the target, a better accuracy.
 
 Source: successive halving, Jamieson and Talwalkar 2016.
 """
@@ -27,12 +27,12 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.twin.twin import MOST_ROUNDS, Interval, Predicted, Twin
 
 KEEP = 3
-"""One of so many candidates goes on, with so many times the time."""
+"""Reduction factor: one of ``KEEP`` candidates continues, with ``KEEP`` times the time."""
 
 FINALISTS, FINAL_DRAWS = 3, 3
 
 FIRST_PART = 0.25
-"""Part of the run's time that each candidate gets first."""
+"""Share of the run's time that each candidate gets in the first rung."""
 
 _OF_THE_RUN = (
     "seed",
@@ -55,23 +55,15 @@ _OF_THE_RUN = (
 )
 
 Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]
-"""Plays a strategy with training; returns the summary."""
+"""Plays a strategy with training and returns the summary."""
 
 Watch = Callable[[str], None]
-"""Told what is played now."""
+"""Receives progress messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to train.
-
-    Args:
-        strategy: that it is made of.
-        steps: local steps of an order.
-        interval_s: of a round, where the strategy has one.
-        optimizer: of the server, "" for none.
-        config: complete.
-    """
+    """Candidate configuration of a run; ``interval_s`` is the duration of its rounds, if these are fixed."""
 
     strategy: str
     steps: int
@@ -86,15 +78,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """What became of a candidate.
+    """Result of a candidate.
 
     Args:
-        candidate: which.
-        predicted: without training; None where it was not played so.
-        seconds: to the target; None where it was not reached in every draw, or was not played to it.
-        accuracy: where it was left; None without training.
-        once_s: seconds to the target where it was played last, if it got there.
-        problem: why it could not be played.
+        predicted: prediction without training, if made.
+        seconds: time to the target [s]; None if not all draws reached the target, or without final plays.
+        accuracy: last accuracy; None without training.
+        once_s: time to the target in the last play, if reached [s].
     """
 
     candidate: Candidate
@@ -106,7 +96,6 @@ class Ranked:
 
 
 def shipped() -> list[str]:
-    """Names of all shipped strategies that do not encrypt."""
     names = sorted(path.stem for path in shipped_folder().glob("*.yaml"))
     return [name for name in names if StrategyConfig.load(name).cipher.kind == "plain"]
 
@@ -114,10 +103,10 @@ def shipped() -> list[str]:
 def candidates(
     twin: Twin, base: StrategyConfig, names: Iterable[str], steps: Sequence[int], optimizers: Sequence[str]
 ) -> tuple[list[Candidate], list[str]]:
-    """Every strategy with every number of steps and every server optimizer that go together, and why others do not.
+    """Return all valid combinations of strategy, steps and server optimizer, and the reasons against the others.
 
-    Task, data, cipher, seed and stop rules are those of ``base``; rounds that take a set time take what a silo in the
-    middle needs for the steps.
+    Task, data, cipher, seed and stop rules come from ``base``. A fixed round interval becomes the median silo's time
+    for the steps.
     """
     found, left = list[Candidate](), list[str]()
     for name in names:
@@ -155,7 +144,7 @@ def _candidate(
 
 
 def by_throughput(twin: Twin, field: Sequence[Candidate], watch: Watch) -> list[Ranked]:
-    """Without training: the more samples a second, the better; what they are worth is another question."""
+    """Rank without training: more samples a second are better. The value of a sample is not compared."""
     done = []
     for candidate in field:
         watch(str(candidate))
@@ -167,10 +156,9 @@ def by_throughput(twin: Twin, field: Sequence[Candidate], watch: Watch) -> list[
 
 
 def by_time_to(target: float, twin: Twin, field: Sequence[Candidate], train: Trains, watch: Watch) -> list[Ranked]:
-    """With training, by successive halving; the best first.
+    """Rank with training, by successive halving; the best first.
 
-    Raises:
-        FedSyncError: none could be played, as where the data are not here; says why the first could not.
+    Raises `FedSyncError` with the first reason if no candidate could be played, for example without data.
     """
     budget_s, left, out = FIRST_PART * twin.horizon_s, list(field), list[Ranked]()
     rung = 0
@@ -198,7 +186,6 @@ def _order(one: Ranked) -> tuple[bool, bool, float]:
 
 
 def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, draw: int, train: Trains) -> Ranked:
-    """One play."""
     stop = StopConfig(seconds=budget_s, rounds=twin.rounds * MOST_ROUNDS, target_accuracy=target)
     config = candidate.config.model_copy(update={"stop": stop, "seed": candidate.config.seed + draw, "export": None})
     with TemporaryDirectory(prefix="fedsync-twin-") as folder:
@@ -210,7 +197,7 @@ def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, dr
 
 
 def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, train: Trains, watch: Watch) -> Ranked:
-    """Several plays to the target."""
+    """Play a candidate to the target in several draws."""
     times, last = [], Ranked(candidate)
     for draw in range(FINAL_DRAWS):
         watch(f"to the target, {draw + 1} of {FINAL_DRAWS}: {candidate}")
@@ -223,11 +210,7 @@ def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, tra
 
 
 def strategy_file(best: Ranked, why: str) -> str:
-    """The winner as a complete strategy file, with a comment why.
-
-    Raises:
-        ConfigError: it could not be played.
-    """
+    """Return the winner as a complete strategy file with a comment; raises `ConfigError` if it could not be played."""
     if best.problem:
         raise ConfigError("--apply", f"no candidate could be played: {best.problem}", "Name others by --strategies")
     config = best.candidate.config.model_dump(mode="json")

@@ -1,8 +1,8 @@
-"""What a fitted federation would do: strategies replayed on it in virtual time, several times, with an interval.
+"""Twin of a federation: strategies replayed on fitted machines in virtual time, several times, with an interval.
 
-What was fitted is not known exactly. So each draw has other parameters, within their errors, other load, jitter and
-crashes, and traces that begin elsewhere. What an order costs besides training is known of the strategy that ran alone:
-real silos share a server, and another strategy has more or fewer of them come at the same moment.
+Fitted parameters are uncertain. So each draw has other parameters, within their errors, and other load, jitter, crashes
+and trace offsets. The overhead of an order is known only for the strategy that ran: real silos share a server,
+and another strategy makes more or fewer silos arrive at the same moment.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from fedsync.simulation.twin.fit import SiloFit, fit_silos
 from fedsync.simulation.twin.records import RunRecord, seconds_a_round
 
 DRAWS = 10
-"""Times that a strategy is replayed."""
+"""Number of replays of a strategy."""
 
 STUDENT = {3: 2.920, 10: 1.833}
-"""95 % quantile of Student's t by number of values: both ends together leave out a tenth."""
+"""95 % quantile of Student's t by number of values: two tails together leave out a tenth."""
 
 LEAST_HALF, LEAST_HALF_REAL = 0.01, 0.03
-"""Of an interval, as a share: what is written is rounded, and no machine is known better; real ones less well."""
+"""Smallest half width of an interval, as a share, on virtual and real machines: outputs are rounded, fits inexact."""
 
 OVERHEAD_SPREAD = 0.67
-"""Standard deviation of a real federation's overhead from strategy to strategy, as a logarithm: nine in ten have from a
-third to three times as much. Chosen on runs of `bench/papers/foretold.py`: five silos there, at once or by turns."""
+"""Standard deviation of a real federation's overhead between strategies, as a logarithm: nine in ten have from a third
+to three times as much. Chosen on runs of `bench/papers/foretold.py`, with five silos, concurrent or in turn."""
 
 MOST_ROUNDS = 40
-"""For each round of the run that was fitted, before a replay ends."""
+"""Limit of a replay's rounds, as a multiple of the fitted run's rounds."""
 
 _TRACE_ROWS, _TRACE_LENGTHS = 5000, 20
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A positive number with a 90 % interval for one more draw."""
+    """Positive number with a 90 % interval for one more draw."""
 
     mean: float
     low: float
@@ -60,12 +60,9 @@ class Interval:
 
     @classmethod
     def of(cls, values: list[float], wider: float = 0.0, least: float = LEAST_HALF) -> Interval:
-        """Student's, of the logarithms.
+        """Return Student's interval of the logarithms of positive ``values``; their number is a key of `STUDENT`.
 
-        Args:
-            values: positive, as many as `STUDENT` has.
-            wider: added to the half width, as a logarithm.
-            least: half width that it has at least, without that.
+        The half width is at least ``least``; then ``wider`` is added; both are logarithms.
         """
         logs, count = [math.log(value) for value in values], len(values)
         half = max(STUDENT[count] * stdev(logs) * math.sqrt(1 + 1 / count), least) + wider
@@ -73,7 +70,7 @@ class Interval:
         return cls(fmean(values), math.exp(centre - half), math.exp(centre + half))
 
     def misses(self, value: float) -> float:
-        """How far a value lies outside, as a logarithm; 0 inside."""
+        """Return the distance of a value from the interval, as a logarithm; 0 inside."""
         return max(math.log(self.low / value), math.log(value / self.high), 0.0)
 
     def __str__(self) -> str:
@@ -82,12 +79,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a strategy would do on the twin.
-
-    Args:
-        round_s: seconds from one commit to the next.
-        samples_a_second: that all silos process together.
-    """
+    """Prediction of a strategy on the twin: time between commits [s], and throughput of all silos [samples/s]."""
 
     round_s: Interval
     samples_a_second: float
@@ -95,17 +87,13 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A fitted federation.
+    """Fitted federation.
 
     Args:
-        fits: of all silos.
-        config: of the strategy that ran.
-        model_bytes: size of the model.
-        actual_s: seconds a round of the run.
-        horizon_s: how long it ran.
-        rounds: how many it had.
-        spread: see `OVERHEAD_SPREAD`; 0 where nobody shares anything.
-        wider: what intervals are wider by: by how much the run itself lay outside its own.
+        actual_s: seconds a round of the run, or None.
+        horizon_s: duration of the run [s].
+        spread: see `OVERHEAD_SPREAD`; 0 if silos share nothing.
+        wider: extra half width of intervals: the distance of the run itself from its own interval.
     """
 
     fits: tuple[SiloFit, ...]
@@ -119,33 +107,20 @@ class Twin:
 
     @classmethod
     def of(cls, record: RunRecord) -> Twin:
-        """The twin of the federation of a run.
-
-        Raises:
-            FedSyncError: what a silo reports fits no machine.
-        """
+        """Fit the twin of a run's federation; raises `FedSyncError` if a silo's reports fit no machine."""
         rounds = record.rounds
         actual_s, horizon_s = seconds_a_round(rounds), rounds[-1].at_s
         spread = 0.0 if record.runtime == "virtual" else OVERHEAD_SPREAD
         return cls(fit_silos(record), record.config, record.model_bytes, actual_s, horizon_s, len(rounds), spread)
 
     def checked(self) -> tuple[Twin, Predicted]:
-        """The run's own strategy replayed, and the twin whose intervals know how far off that is.
-
-        Raises:
-            RunError: it makes no progress on the twin.
-        """
+        """Replay the run's strategy; return a twin with intervals widened by the error, and the prediction."""
         replayed = replace(self, spread=0.0).predict(self.config)
         missed = 0.0 if self.actual_s is None else replayed.round_s.misses(self.actual_s)
         return replace(self, wider=missed), replayed
 
     def predict(self, config: StrategyConfig) -> Predicted:
-        """Replay a strategy without training, for as long as the run took.
-
-        Raises:
-            RunError: it makes no progress on the twin.
-            ConfigError: strategy and silos do not fit together.
-        """
+        """Replay a strategy without training, for the run's duration; raises as `run_timing`."""
         stop = StopConfig(seconds=self.horizon_s, rounds=self.rounds * MOST_ROUNDS)
         quiet = {"cipher": PlainConfig(kind="plain"), "stop": stop, "evaluation": EvaluationConfig(), "export": None}
         seconds, samples = [], []
@@ -164,16 +139,10 @@ class Twin:
         return Predicted(self.interval(seconds), fmean(samples))
 
     def interval(self, seconds: list[float]) -> Interval:
-        """Of what was found in some draws."""
         return Interval.of(seconds, self.wider, LEAST_HALF_REAL if self.spread else LEAST_HALF)
 
     def cluster(self, folder: Path, draw: int | None = None) -> ClusterConfig:
-        """The machines, their traces in files of a folder.
-
-        Args:
-            folder: for traces.
-            draw: number of a draw within the errors of the fit; None has the machines as fitted.
-        """
+        """Return the machines of draw number ``draw`` (None: as fitted), with traces as files in ``folder``."""
         silos = []
         for fit in self.fits:
             drawn, pieces = (fit.config, fit.pieces) if draw is None else _drawn(fit, self, draw)
@@ -185,7 +154,6 @@ class Twin:
         return ClusterConfig(silos=silos)
 
     def write(self, path: Path) -> list[Path]:
-        """Write the silo file, and its traces beside it; returns all files."""
         files, entries = [path], []
         for fit in self.fits:
             plain = fit.config.model_dump(mode="json", exclude_defaults=True)
@@ -200,7 +168,7 @@ class Twin:
 
 
 class _Kept:
-    """Keeps the books of a run, and how many samples there were by its last commit."""
+    """Listener that keeps the ledger of a run, and the number of samples at its last commit."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -215,7 +183,6 @@ class _Kept:
 
 
 def write_trace(path: Path, pieces: Iterable[Piece]) -> None:
-    """A CSV file as silo files name it."""
     lines = ["seconds,factor", *(f"{at_s:.6f},{factor:.6g}" for at_s, factor in pieces)]
     write_result(path, ("\n".join(lines) + "\n").encode())
 
@@ -223,7 +190,8 @@ def write_trace(path: Path, pieces: Iterable[Piece]) -> None:
 def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece, ...]]:
     random, of_all = generator(draw, Stream.TWIN, fit.config.name), generator(draw, Stream.TWIN)
     config = fit.config
-    # By the same time for all silos, as what slows them may be one machine; and one server is busy for all.
+    # One trace offset for all silos, because a shared machine may slow them; one overhead factor, for the shared
+    # server.
     by_s = float(of_all.uniform(0.0, twin.horizon_s))
     busy = math.exp(of_all.normal(0.0, twin.spread))
     changes: dict[str, Any] = {
@@ -232,7 +200,7 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
     }
 
     def mean_s(found_s: float, times: int) -> float:
-        """Of exponential times, of which so many were seen."""
+        """Draw the mean of exponential times, of which ``times`` were observed."""
         return found_s * (times + 1) / float(random.gamma(times + 1))
 
     if isinstance(config.contention, MarkovConfig) and fit.states is not None:
@@ -250,7 +218,7 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
 
 
 def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Piece, ...]:
-    """The same load, begun elsewhere: what came before comes after."""
+    """Rotate a load in time: the part before the new begin moves to the end."""
     holds = [factor for at_s, factor in pieces if at_s <= by_s][-1]
     later = [(at_s - by_s, factor) for at_s, factor in pieces if by_s < at_s < length_s]
     earlier = [(at_s + length_s - by_s, factor) for at_s, factor in pieces if at_s < by_s]
@@ -258,7 +226,7 @@ def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Pi
 
 
 def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
-    """Again and again, as nobody knows what comes later."""
+    """Repeat a load, because later load is unknown."""
     length_s = max(length_s, pieces[-1][0] + 1e-3)
     times = max(min(_TRACE_LENGTHS, _TRACE_ROWS // len(pieces)), 1)
     last_s = -1.0
@@ -271,7 +239,7 @@ def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
 
 
 def _rounded(value: Any) -> Any:
-    """To four digits: more were not measured."""
+    """Round to four digits, the precision of the measurement."""
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) and np.isfinite(value) else value

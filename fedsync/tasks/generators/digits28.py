@@ -1,4 +1,4 @@
-"""Handwritten digits of 28 x 28 that need no download: scikit-learn's, enlarged and bent."""
+"""Handwritten digits of 28 x 28 without a download: scikit-learn's digits, enlarged and distorted."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ _SMOOTH = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Digits28Source:
-    """Grey images, uint8 [n, 1, 28, 28], of the digits 0 to 9, each about as often as the others.
+    """Source of grey images, uint8 [n, 1, 28, 28], of the digits 0 to 9 in about equal numbers.
 
-    Every sample is one of scikit-learn's 1,797 digits of 8 x 8, enlarged with cubic splines, then turned by up to
-    14 degrees, sheared, scaled, shifted by up to 2 pixels and bent by a smooth random field. A fifth of the
-    originals is kept for test samples: no training sample shows one of them.
-
-    Args:
-        samples: to train on.
-        test_samples: to test on.
+    Every sample is one of scikit-learn's 1,797 digits of 8 x 8. It is enlarged with cubic splines, rotated by up to 14
+    degrees, sheared, scaled, shifted by up to 2 pixels, and bent by a smooth random field. A fifth of the originals is
+    reserved for test samples and never used for training samples.
 
     Source: elastic distortions: Simard, Steinkraus and Platt 2003.
     """
@@ -55,16 +51,16 @@ class Digits28Source:
 
 
 def _originals() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """All digits in 0..1, float64 [1797, 28, 28], and their classes."""
+    """All digits in 0..1, float64 [1797, 28, 28], and their classes, int64 [1797]."""
     try:
         from scipy import ndimage
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise not_installed("task.data.kind", "scikit-learn, which ships the digits,", "sim") from error
     pixels, labels = load_digits(return_X_y=True)
-    # A margin of one small pixel, so that what is turned does not leave the image.
+    # A margin of one small pixel, so that rotation keeps the digit inside the image.
     small = np.pad(pixels.reshape(-1, 8, 8) / 16, ((0, 0), (1, 1), (1, 1)))
-    # Splines are linear: what they make of the unit vectors serves all images, and takes no time.
+    # Spline interpolation is linear: one interpolation of the unit vectors serves all images.
     spline = ndimage.zoom(np.eye(10), (SIDE / 10, 1), order=3, grid_mode=True, mode="grid-constant")
     return np.clip(spline @ small @ spline.T, 0, 1), labels.astype(np.int64)
 
@@ -76,14 +72,14 @@ def _variants(
     count: int,
     rng: np.random.Generator,
 ) -> Samples:
-    """``count`` variants of the originals ``chosen``, each as often as the others or once more."""
+    """Make ``count`` variants of the originals ``chosen``; counts per original differ by at most one."""
     rows = np.resize(chosen, count)
     pieces = [_bend(images[rows[start : start + _AT_A_TIME]], rng) for start in range(0, count, _AT_A_TIME)]
     return Samples(np.concatenate(pieces)[:, None], labels[rows])
 
 
 def _bend(images: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Images, each under an affine and an elastic change of its own, uint8 [n, 28, 28]."""
+    """Distort each image by its own affine and elastic transformation, uint8 [n, 28, 28]."""
     from scipy import ndimage
 
     count = len(images)

@@ -1,4 +1,4 @@
-"""Spoken words that nobody spoke: sequences in which formants move as the word says."""
+"""Synthetic spoken words: sequences with moving formants."""
 
 from __future__ import annotations
 
@@ -18,18 +18,11 @@ _SPEAKERS = 40
 
 @dataclass(frozen=True, slots=True)
 class KeywordsSource:
-    """Sequences like log-mel features, float32 [n, frames, bands], of ``words`` classes and 40 speakers.
+    """Source of sequences like log-mel features, float32 [n, frames, bands], of ``words`` classes and 40 speakers.
 
-    A word is three formants, each a path of four corners over the bands. A speaker moves all formants up or
-    down and speaks them narrower or broader; a sample begins and ends somewhere, runs through the word at an
-    uneven pace, and has noise.
-
-    Args:
-        samples: how many; words take turns.
-        words: number of classes.
-        frames: length of a sequence.
-        bands: features of a frame.
-        noise: standard deviation; a formant's peak is 1.
+    A word is three formants; each follows a path with four corners over the bands. A speaker shifts all formants and
+    changes their width. A sample has its own start, end, uneven pace and noise (standard deviation ``noise``; a
+    formant's peak is 1). Words alternate.
     """
 
     samples: int = 4000
@@ -59,7 +52,7 @@ class KeywordsSource:
         return Samples(sounds.astype(np.float32), labels.astype(np.int64), owners.astype(np.int64)), None
 
     def _pace(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where in its word each frame is, 0..1, and whether anything is said, both [samples, frames]."""
+        """Position of each frame in its word, 0..1, and 1 while the word is spoken, both [samples, frames]."""
         begin = rng.uniform(0, 0.25, (self.samples, 1))
         end = rng.uniform(0.75, 1, (self.samples, 1))
         time = (np.linspace(0, 1, self.frames) - begin) / (end - begin)
@@ -68,7 +61,7 @@ class KeywordsSource:
 
 
 def _along(corners: NDArray[np.float64], time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Height of a path through evenly spaced corners, [n, turns], at times in 0..1, [n, frames]."""
+    """Height of a path with evenly spaced corners, [n, corners], at times in 0..1, [n, frames]."""
     place = time * (_TURNS - 1)
     left = np.minimum(place.astype(np.int64), _TURNS - 2)
     share = place - left

@@ -1,4 +1,4 @@
-"""Tables of numbers with a known truth: blobs, sparse rows with a linear rule, and ratings of low rank."""
+"""Synthetic tables with a known truth: blobs, sparse rows with a linear rule, and low-rank ratings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 @dataclass(frozen=True, slots=True)
 class BlobsSource:
-    """Points around centres, float32 [n, features]; which centre is the class.
+    """Source of points around ``blobs`` centres, float32 [n, features]; the class is the index of the centre.
 
-    Centres are drawn from a normal distribution of deviation ``apart``, points around them with deviation 1.
-
-    Args:
-        samples: how many; blobs take turns.
-        blobs: number of centres.
-        features: dimensions.
-        apart: deviation of the centres; at 1 blobs overlap, at 5 they hardly do.
+    Centres are normal with deviation ``apart``, points around them with deviation 1. Blobs overlap if
+    ``apart`` is 1, and hardly if it is 5. Samples alternate between blobs.
     """
 
     samples: int = 2000
@@ -42,17 +37,15 @@ class BlobsSource:
 
 @dataclass(frozen=True, slots=True)
 class SparseSource:
-    """Rows of many features of which few are not zero, like the words of an address, with a linear truth.
+    """Source of sparse rows with many features, like the words of an address, with a linear truth.
 
-    Feature j is drawn with a frequency in proportion to 1 / (j + 1), so that some are common and most are rare; its
-    value is 1 / sqrt(nonzeros). The truth is a vector in which ``informative`` of the more common features count.
-    Targets are 1 where ``truth * row + noise`` is above its median, or that number itself.
+    The frequency of feature j is proportional to 1 / (j + 1): some features are common and most are rare. A value is
+    1 / sqrt(nonzeros). In the truth vector, ``informative`` of the more common features are not zero. Targets are 1
+    where ``truth * row + noise`` is above its median, or that number itself.
 
     Args:
-        samples: how many.
-        features: number of columns.
-        nonzeros: values a row that are not zero; a feature drawn twice counts twice.
-        informative: features that count.
+        nonzeros: non-zero values per row; a feature drawn twice counts twice.
+        informative: number of features with an effect.
         noise: standard deviation, in units of the truth's own deviation over the rows.
         target: ``class`` or ``number``.
     """
@@ -84,18 +77,16 @@ class SparseSource:
 
 @dataclass(frozen=True, slots=True)
 class RatingsSource:
-    """Users' ratings of items, float32 [users, items], NaN where a user has not rated; targets are 0.
+    """Source of users' ratings of items, float32 [users, items], NaN if unknown; targets are 0.
 
-    A rating is the product of a user's and an item's vector of ``rank`` values, plus noise; each is known with
-    probability ``known``, and every user has rated one item at least.
+    A rating is the product of a user vector and an item vector of ``rank`` values, plus noise. A rating is known with
+    probability ``known``; every user has at least one known rating.
 
     Args:
-        users: rows.
-        items: columns.
-        rank: of the truth.
-        known: share of ratings that are known.
-        noise: standard deviation; that of the truth is 1, with ``non_negative`` 0.77.
-        non_negative: vectors have the absolute values, and ratings that noise takes below 0 are 0.
+        rank: rank of the truth.
+        known: share of known ratings.
+        noise: standard deviation; the truth's own is 1, or 0.77 with ``non_negative``.
+        non_negative: take absolute values of the vectors, and set negative ratings to 0.
     """
 
     users: int = 500

@@ -1,4 +1,4 @@
-"""Sums of a batch from a model's outputs, in torch on their device."""
+"""Sums of a batch from a model's outputs, computed by torch on the outputs' device."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from fedsync.evaluation.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERL
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts, edges
 
 IGNORED = -100
-"""Label of what no class is known of, as of PyTorch's cross-entropy; any other negative one likewise."""
+"""Label for an unknown class, as in PyTorch's cross-entropy; other negative labels mean the same."""
 
 Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Outputs, targets and numbers [n] of samples to sums, float64 [size]; of pairs, to one row a sample."""
+"""Maps outputs, targets and sample numbers [n] to sums, float64 [size]; for pairs, to one row per sample."""
 
 
 def measure_of(metric: AnyMetric) -> Measure:
-    """How the statistic of a metric is measured.
-
-    Raises:
-        ConfigError: nobody knows how.
-    """
+    """Return the function that measures a metric's statistic; raises `ConfigError` for an unknown statistic."""
     statistic = metric.statistic
     if isinstance(metric, OwnMetric):
         return _own(metric)
@@ -47,15 +43,15 @@ def measure_of(metric: AnyMetric) -> Measure:
 
 
 def labels_of(outputs: Tensor) -> Tensor:
-    """The class that outputs say: of logits [n, classes, ...] the largest, of one number each whether it is above 0."""
+    """Predicted classes: the largest of logits [n, classes, ...], or whether a single output is above 0."""
     if outputs.ndim > 1 and outputs.shape[1] > 1:
-        # Of two the same, and ten times as fast.
+        # Equal to argmax for two classes, and ten times as fast.
         return outputs[:, 1] > outputs[:, 0] if outputs.shape[1] == 2 else outputs.argmax(dim=1)
     return (outputs if outputs.ndim == 1 else outputs[:, 0]) > 0
 
 
 def _known(targets: Tensor, labels: Tensor) -> Tensor:
-    """Targets as flat whole numbers, of the shape of labels or with one channel more."""
+    """Targets as flat int64, of the labels' shape or with one more channel."""
     if targets.numel() != labels.numel():
         problem = f"outputs say {tuple(labels.shape)} classes, and targets are {tuple(targets.shape)}"
         raise ConfigError("Task.predict", problem, "Return one logit a class, or one for two, and the labels")
@@ -63,11 +59,11 @@ def _known(targets: Tensor, labels: Tensor) -> Tensor:
 
 
 def cells_of(statistic: ClassCounts | ScoreCounts, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the labels of a batch count in the sums.
+    """Positions in the sums at which the labels of a batch count.
 
     Returns:
-        True labels, int64 [labels], negative where none is known, and entries of the sums, int64 [labels, n]: -1 for
-        none, and one beyond the last for an output that is none.
+        True labels, int64 [labels], negative if unknown. Entries of the sums, int64 [labels, n]: -1 for none, and one
+        beyond the last for a NaN output.
     """
     labels = labels_of(outputs)
     truth = _known(targets, labels)
@@ -97,14 +93,13 @@ def _scores(outputs: Tensor, several: bool, classes: int) -> Tensor:
 
 @cache
 def _ends(resolution: int, device: torch.device) -> Tensor:
-    """See `edges`, on a device."""
     return torch.from_numpy(edges(resolution)).to(device)
 
 
 def _by_score(statistic: ScoreCounts, scores: Tensor, truth: Tensor) -> Tensor:
     histograms, _, bins = statistic.shape
     wanted = torch.arange(histograms, device=truth.device) + (statistic.classes == 2)
-    # A score that is none lies beyond the last bin.
+    # A NaN score falls beyond the last bin.
     places = torch.where(
         scores.isnan(), statistic.size, torch.bucketize(scores, _ends(statistic.resolution, scores.device))
     )
@@ -112,7 +107,7 @@ def _by_score(statistic: ScoreCounts, scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def _where(there: Tensor, cells: Tensor) -> Tensor:
-    """Those that are there, which most of the time are all."""
+    """Select cells by mask; skips the copy in the common case that all are selected."""
     return cells if there.all() else cells[there]
 
 
@@ -136,7 +131,7 @@ def _errors(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _overlap(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Means over classes but 0 that a sample has or is said to have; 1 where there are none, and none are said."""
+    """Mean Dice and IoU per sample, over classes other than 0 that are true or predicted; 1 if there are none."""
     said = labels_of(outputs).long()
     truth = _known(targets, said).reshape(said.shape)
     said = torch.where(truth >= 0, said, IGNORED)
@@ -183,13 +178,13 @@ def _own(metric: OwnMetric) -> Measure:
 
 
 def _blocks(numbers: Tensor, rows: Tensor) -> Tensor:
-    """Numbers [n, columns] of samples, added up in the block of each."""
+    """Sum the rows of numbers [n, columns] within each of the sample blocks."""
     groups = torch.arange(BLOCKS, device=rows.device)[:, None] == rows % BLOCKS
     return (groups.double() @ numbers).flatten()
 
 
 def _samples(outputs: Tensor, targets: Tensor, rows: Tensor) -> Tensor:
-    """Row number, risk, time and event of each sample, [n, 4]; targets are [n, 2], of times and events."""
+    """Sample number, risk, time and event of each sample, [n, 4]; targets are [n, 2], time and event."""
     if targets.ndim != 2 or targets.shape[1] != 2 or outputs.numel() != len(targets):
         problem = f"outputs are {tuple(outputs.shape)}, and targets {tuple(targets.shape)}"
         raise ConfigError("Task.predict", problem, "Return a risk for each sample, and targets [n, 2]: time and event")

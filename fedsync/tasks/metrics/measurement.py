@@ -1,8 +1,8 @@
-"""Sums of one evaluation, batch by batch.
+"""Sums of one evaluation, collected batch by batch.
 
-Small batches are put together before they are summed: of a few hundred samples, the calls take longer than the work.
-So the memory is that of the sums, of `_KEPT` outputs and their targets, and of a few numbers a sample for pairs, and
-where each sample is wanted.
+Small batches are joined before they are summed: for a few hundred samples, the calls take longer than the computation.
+Memory is limited to the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and
+per-sample results.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from fedsync.tasks.metrics.batch_statistics import cells_of, measure_of
 SumsByKey = dict[str, tuple[float, ...]]
 
 Samples = tuple[Tensor, Tensor, Tensor, bool]
-"""Outputs, targets and numbers of the samples of a batch, and whether each sample is wanted; see `Measuring.of`."""
+"""Outputs, targets, sample numbers, and whether per-sample results are wanted; see `Measuring.of`."""
 
 _KEPT = 2**16
-"""Outputs that are summed together. A batch with more is summed by itself."""
+"""Outputs that are summed together; a larger batch is summed alone."""
 
 _PAIRED = 8192
-"""Samples, one after the other, among which pairs are formed: of more, the time would grow with their square."""
+"""Consecutive samples among which pairs are formed; a limit, because time grows with the square."""
 
 _AT_A_TIME = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """What samples add, by key of the statistic.
+    """Sums of a batch by statistic key.
 
     Args:
-        sums: [size] each; of pairs, one row a sample.
-        each: number, true label and entries of the sums of each sample, [n, 2 + k], where that is wanted.
+        sums: [size] each; for pair statistics, one row per sample.
+        each: per-sample results, [n, 2 + k]: sample number, true label and entries of the sums.
     """
 
     sums: Mapping[str, Tensor]
@@ -51,7 +51,7 @@ class Summed:
 
 
 Found = Summed | Samples
-"""What one batch adds, summed or yet to be summed."""
+"""Contribution of one batch, summed or not yet summed."""
 
 
 def _entries(samples: Samples) -> int:
@@ -59,13 +59,13 @@ def _entries(samples: Samples) -> int:
 
 
 def _form(samples: Samples) -> tuple[object, ...]:
-    """What batches must have in common to be put together."""
+    """Properties that batches must share to be joined."""
     outputs, targets, _, each = samples
     return outputs.dtype, outputs.shape[1:], targets.dtype, targets.shape[1:], each
 
 
 class _Together(Protocol):
-    """Those that evaluate one silo together; see `fedsync.train.processes.rank.Rank`."""
+    """Processes that evaluate one silo together; see `fedsync.train.processes.rank.Rank`."""
 
     @property
     def size(self) -> int: ...
@@ -74,15 +74,7 @@ class _Together(Protocol):
 
 
 class Measuring:
-    """Measures what metrics want, on one device.
-
-    Args:
-        metrics: what is wanted.
-        device: of the model.
-
-    Raises:
-        ConfigError: one cannot be measured.
-    """
+    """Measurement of metrics on one device; raises `ConfigError` for a metric that cannot be measured."""
 
     def __init__(self, metrics: Sequence[AnyMetric], device: torch.device) -> None:
         self._metrics = metrics
@@ -94,32 +86,28 @@ class Measuring:
         return bool(self._measures)
 
     def of(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool = False) -> Found:
-        """What a batch adds; remembers nothing, so that a batch may be worked off again.
+        """Contribution of a batch; stateless, so that a batch may be repeated.
 
-        Args:
-            outputs: of the model for the batch.
-            targets: what is true.
-            rows: numbers of the samples in their split, int64 [n].
-            each: whether what is found of each sample is kept, too; see `Measured.judged`.
+        ``rows``, int64 [n], are sample numbers within the split. With ``each``, per-sample results are kept; see
+        `Measured.judged`.
         """
         if not self:
             return Summed({})
-        # What a user's own metric measures may be of other kinds.
+        # The outputs of a user's own metric may have other types and shapes.
         tensors = all(isinstance(part, Tensor) and part.shape[:1] == rows.shape for part in (outputs, targets))
         if not tensors or _entries((outputs, targets, rows, each)) >= _KEPT:
             return self.summed(outputs, targets, rows, each)
-        # Whoever gave them may write the next batch into them.
+        # Cloned, because the caller may reuse the tensors for the next batch.
         return outputs.clone(), targets.clone(), rows, each
 
     def summed(self, outputs: Tensor, targets: Tensor, rows: Tensor, each: bool) -> Summed:
-        """What samples add; see `of`."""
         broken = outputs.isnan().any()
         found = {key: measure(outputs, targets, rows) for key, measure in self._measures.items()}
         sums = {key: torch.where(broken, torch.nan, sums) for key, sums in found.items()}
         return Summed(sums, self._each(outputs, targets, rows) if each else {})
 
     def _each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Of statistics that count samples of classes, where each sample has one label."""
+        """Per-sample results of statistics that count classes, if each sample has one label."""
         found: dict[str, Tensor] = {}
         for key, statistic in self._statistics.items() if targets.numel() == len(targets) else ():
             if isinstance(statistic, ClassCounts | ScoreCounts):
@@ -128,12 +116,11 @@ class Measuring:
         return found
 
     def begin(self) -> Measured:
-        """What an evaluation finds; nothing so far."""
         return Measured(self._metrics, self._statistics, self._device, self.summed)
 
 
 class Measured:
-    """What one evaluation finds; see `Measuring.begin`."""
+    """Results of one evaluation; see `Measuring.begin`."""
 
     def __init__(
         self,
@@ -156,7 +143,6 @@ class Measured:
         self._each: dict[str, list[Tensor]] = {key: [] for key, each in statistics.items() if each.places}
 
     def add(self, found: Found) -> None:
-        """Count a batch in."""
         if isinstance(found, Summed):
             self._count(found)
             return
@@ -170,7 +156,6 @@ class Measured:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        """Sum what is kept, all at once."""
         if self._kept:
             *samples, each = zip(*self._kept, strict=True)
             self._kept, self._entries = [], 0
@@ -187,14 +172,10 @@ class Measured:
                 self._pairs[key].append(sums)
 
     def sums(self, samples: int, together: _Together | None = None) -> SumsByKey:
-        """All that was found, as it travels. NaN where an output was none, so that nobody takes it for a result.
+        """All sums in the form that travels; NaN if an output was NaN, so that nobody takes the result for valid.
 
-        Args:
-            samples: of the split.
-            together: processes of which each has a part of the batches.
-
-        Raises:
-            ConfigError: what was counted in does not fit the metrics.
+        ``samples`` is the size of the split; the processes ``together`` each evaluated a part of it. Raises
+        `ConfigError` if the batches do not fit the metrics.
         """
         self._sum_up()
         found = {key: sums.tolist() for key, sums in self._totals.items()}
@@ -204,7 +185,7 @@ class Measured:
         return {key: tuple(sums) for key, sums in {**found, **pairs}.items()}
 
     def judged(self, sums: SumsByKey, samples: int, together: _Together | None = None) -> JudgedSamples:
-        """What was found sample by sample, where it was kept of all; see `sums`, which comes first."""
+        """Per-sample results of statistics that have them for all samples; call `sums` first."""
         labels, cells = {}, {}
         for key, parts in self._each.items():
             count = float(sum(map(len, parts)))
@@ -215,7 +196,7 @@ class Measured:
 
 
 def _gathered(parts: list[Tensor], columns: int, samples: int, together: _Together | None) -> Tensor:
-    """Rows of all samples, [samples, columns], whichever process has them; each is there after its sample's number."""
+    """Rows of all samples from all processes, [samples, columns], ordered by sample number."""
     table = torch.zeros(samples, columns, dtype=torch.float64)
     for part in parts:
         rows = part.cpu().double()
@@ -227,7 +208,6 @@ def _gathered(parts: list[Tensor], columns: int, samples: int, together: _Togeth
 
 
 def _pairs(samples: Tensor) -> Tensor:
-    """Sums of `PairCounts`, float64 [size]."""
     table = torch.zeros(1 + BLOCKS, 4, dtype=torch.float64)
     if samples.isnan().any():
         return torch.full((table.numel(),), torch.nan, dtype=torch.float64)
@@ -249,7 +229,7 @@ def _add_pairs(table: Tensor, samples: Tensor, first: int) -> None:
         kinds = (comparable, comparable & (risk[mine, None] > risk), comparable & (risk[mine, None] == risk))
         for column, kind in enumerate(kinds, 1):
             pairs = kind.double()
-            # A pair counts for the groups of both of its samples, once where they are the same.
+            # A pair counts for the groups of both samples, but only once within the same group.
             rows, columns = member[:, mine] @ pairs.sum(dim=1), member @ pairs.sum(dim=0)
             same = (member[:, mine] @ pairs * member).sum(dim=1)
             table[0, column] += pairs.sum()

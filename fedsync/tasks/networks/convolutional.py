@@ -1,7 +1,7 @@
-"""Networks for images: LeNet-5, residual networks and a small one.
+"""Networks for images: LeNet-5, residual networks and a small network.
 
-Group norm is the default where there is a norm at all: its statistics are of the sample. Those of batch norm are of
-the silo's batches; silos that hold different classes disagree about them, and their average fits none.
+Group norm is the default norm: its statistics describe the sample. Batch norm's statistics describe the silo's batches;
+silos with different classes disagree about them, and their average fits no silo.
 """
 
 from __future__ import annotations
@@ -22,16 +22,9 @@ _BLOCKS = {"resnet20": 3, "resnet32": 5}
 
 
 def image_network(name: Network, norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A fresh network.
+    """Make a network for inputs of ``shape`` (channels, height, width); ``norm`` has no effect on LeNet-5.
 
-    Args:
-        name: which.
-        norm: of ``cnn`` and the residual networks; LeNet-5 has none.
-        shape: channels, height, width.
-        classes: outputs.
-
-    Raises:
-        ConfigError: the inputs are no images, or too small.
+    Raises `ConfigError` if the inputs are not images, or too small.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ConfigError("task.data", f"inputs of shape {shape} are no images", "Choose data of (channels, 4+, 4+)")
@@ -41,10 +34,10 @@ def image_network(name: Network, norm: Norm, shape: tuple[int, ...], classes: in
 
 
 def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two convolutions and three dense layers; 61,706 parameters on one channel and ten classes.
+    """LeNet-5: two convolutions and three dense layers; 61,706 parameters for one channel and ten classes.
 
-    With ReLU and largest values in place of the original's squashing and trained means, as is usual today. Images
-    below 32 x 32 are put into the middle of such ones, as the original does.
+    Uses ReLU and max pooling, as is common today, instead of the original's squashing function and trained means.
+    Images smaller than 32 x 32 are padded to this size, as in the original.
 
     Source: LeCun et al. 1998, Gradient-based learning applied to document recognition, section II.B; LB-BSP,
     section 5.5.
@@ -71,7 +64,6 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def small_cnn(norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two convolutions with norms and one dense layer."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
@@ -88,16 +80,10 @@ def small_cnn(norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Residual network of 6 ``blocks`` + 2 layers for small images: 20 layers with 3 blocks a stage, 32 with 5.
+    """Residual network of 6 ``blocks`` + 2 layers for small images: 20 layers with 3 blocks per stage, 32 with 5.
 
-    Three stages of 16, 32 and 64 channels, the later two beginning with a stride of 2. Shortcuts have no
-    parameters: they drop every second pixel and add channels of zeros.
-
-    Args:
-        blocks: a stage.
-        norm: after each convolution.
-        channels: of the images.
-        classes: outputs.
+    Three stages of 16, 32 and 64 channels; the second and third start with a stride of 2. Shortcuts have no parameters:
+    they drop every second pixel and add channels of zeros.
 
     Source: He et al. 2016, arXiv:1512.03385, section 4.2 (option A).
     """
@@ -118,7 +104,7 @@ class ResNet(nn.Module):
 
 
 class _Block(nn.Module):
-    """Two convolutions around which the input is added."""
+    """Residual block: the input is added to the output of two convolutions."""
 
     def __init__(self, before: int, after: int, norm: Norm) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A network for sequences."""
+"""LSTM network for sequences."""
 
 from __future__ import annotations
 
@@ -8,16 +8,9 @@ from fedsync.common.errors import ConfigError
 
 
 class LstmClassifier(nn.Module):
-    """Recurrent layers, and a dense one on what the last of them says at the end of the sequence.
+    """LSTM layers, and a dense layer on the last layer's output at the end of the sequence.
 
-    Args:
-        shape: of one sequence: frames, features.
-        hidden: width of a recurrent layer.
-        layers: how many.
-        classes: outputs.
-
-    Raises:
-        ConfigError: the inputs are no sequences.
+    ``shape`` is (frames, features); raises `ConfigError` for other shapes.
 
     Source: LB-BSP, section 5.5 (two recurrent layers).
     """

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their Python version: pickles, read without running what a pickle may ask for."""
+"""Reader of CIFAR-10 and CIFAR-100 in the Python version: pickles, read without running their code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,10 @@ _MAX_BYTES = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class CifarSource:
-    """Colour images, uint8 [n, 3, 32, 32], and classes.
+    """Source of colour images, uint8 [n, 3, 32, 32], and classes.
 
-    CIFAR-10 is ``data_batch_1`` and so on with ``test_batch``; CIFAR-100 is ``train`` with ``test``, of which the
-    fine labels count. Files that are missing are not read; one to train on must be there.
-
-    Args:
-        folder: with the files.
-        classes: 10 or 100.
+    CIFAR-10 files are ``data_batch_1`` to ``data_batch_5`` and ``test_batch``; CIFAR-100 files are ``train`` and
+    ``test``, with fine labels. At least one training file must exist; other files may be missing.
     """
 
     folder: str
@@ -68,12 +64,12 @@ class CifarSource:
 
 
 def _number(label: object) -> int:
-    """A label that fits 64 bits, or -1 for one that is none."""
+    """Return a valid label, or -1."""
     return label if type(label) is int and 0 <= label < 2**31 else -1
 
 
 class RawArray:
-    """What a pickle says of an array: shape, type and bytes. NumPy itself sees it after checks only."""
+    """Array in a pickle as raw shape, type and bytes; NumPy gets it only after checks."""
 
     def __init__(self, *_: object) -> None:
         self.state: tuple[Any, ...] = ()
@@ -82,11 +78,7 @@ class RawArray:
         self.state = state if isinstance(state, tuple) else ()
 
     def bytes_of(self, path: Path) -> NDArray[np.uint8]:
-        """The array, if it is one of unsigned bytes.
-
-        Raises:
-            ConfigError: it is not, or shape and bytes do not fit.
-        """
+        """Return the array; raises `ConfigError` if it is not of unsigned bytes, or shape and bytes do not match."""
         match self.state:
             case (int(), tuple(shape), RawType(code="u1"), bool(column_major), bytes(raw)) if all(
                 type(size) is int and size >= 0 for size in shape
@@ -97,17 +89,17 @@ class RawArray:
 
 
 class RawType:
-    """What a pickle says of an array's type: its code, for example ``u1``."""
+    """Type of an array in a pickle: its code, for example ``u1``."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which mean nothing for bytes."""
+        """Ignore byte order and flags, which have no meaning for bytes."""
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
-    """How Python 3 writes bytes for Python 2."""
+    """Decode bytes in the way Python 3 writes them for Python 2."""
     if not isinstance(text, str) or encoding != "latin1":
         raise pickle.UnpicklingError("only text in latin1 becomes bytes")
     return text.encode("latin1")
@@ -122,12 +114,12 @@ _ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-# The one in Python, not the one in C: a few bytes can make that one set aside gigabytes.
+# The unpickler in Python: in the C version, a few bytes of input can allocate gigabytes.
 class _Unpickler(pickle._Unpickler):
-    """Knows bytes, text, numbers, lists, dicts and arrays of bytes, and nothing that runs."""
+    """Unpickler for bytes, text, numbers, lists, dicts and byte arrays; it runs no code of the file."""
 
     def find_class(self, module: str, name: str, /) -> Any:
-        """A stand-in for the four names that arrays need; an error for all others."""
+        """Return a stand-in for the names that arrays need; all other names are an error."""
         try:
             return _ALLOWED[module, name]
         except KeyError:
@@ -135,10 +127,9 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read_pickle(path: Path) -> object:
-    """The content of a pickle, with `RawArray` in place of arrays; runs nothing of it.
+    """Read a pickle, with `RawArray` in place of arrays; runs no code of the file.
 
-    Raises:
-        ConfigError: not a pickle, damaged, larger than 512 MiB, or it asks for anything but arrays of bytes.
+    Raises `ConfigError` for a damaged file, over 512 MiB, or with more than arrays of bytes.
     """
     content = read_at_most(path, _MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
@@ -146,5 +137,5 @@ def read_pickle(path: Path) -> object:
     try:
         return _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:
-        # A damaged pickle can fail in any way that Python can.
+        # A damaged pickle can raise any exception.
         raise ConfigError(str(path), "not a data set in a pickle", "Copy the file again") from error

@@ -1,4 +1,4 @@
-"""IDX files: MNIST, Fashion-MNIST, EMNIST and others of their family, plain or .gz."""
+"""Reader of IDX files: MNIST, Fashion-MNIST, EMNIST and similar data sets, plain or .gz."""
 
 from __future__ import annotations
 
@@ -18,15 +18,10 @@ _UNSIGNED_BYTE = 0x08
 
 @dataclass(frozen=True, slots=True)
 class IdxSource:
-    """Grey images, uint8 [n, 1, height, width], and classes, of a folder with the files under their usual names.
+    """Source of grey images, uint8 [n, 1, height, width], and classes, from a folder with files of the usual names.
 
-    Names contain ``train-images`` and ``train-labels``; test samples, which may be missing, ``t10k-images`` or
-    ``test-images`` and the like. EMNIST's classes of letters begin at 1: ``first_class`` is taken off.
-
-    Args:
-        folder: with the files.
-        classes: how many.
-        first_class: number of the first class in the files.
+    Names contain ``train-images`` and ``train-labels``. Optional test files contain ``t10k-images`` or ``test-images``,
+    and the matching labels. EMNIST's letter classes start at 1; ``first_class`` is subtracted.
     """
 
     folder: str
@@ -58,10 +53,9 @@ class IdxSource:
 
 
 def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
-    """An array of bytes with that many axes.
+    """Read an array of bytes with ``axes`` axes.
 
-    Raises:
-        ConfigError: the file is not IDX, holds something else, or has another length than its header says.
+    Raises `ConfigError` if the file is not IDX, has other content, or its length differs from the header.
     """
     start = 4 + 4 * axes
     shape = _header(path, read_at_most(path, start), axes)
@@ -73,12 +67,12 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
 
 
 def _image_shape(path: Path) -> tuple[int, ...]:
-    """Shape (1, height, width) of one image, by the header."""
+    """Shape (1, height, width) of one image, from the header."""
     return (1, *_header(path, read_at_most(path, 16), 3)[1:])
 
 
 def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:
-    """The shape that the first bytes of a file tell."""
+    """Shape of the array, from the first bytes of a file."""
     if len(head) < 4 + 4 * axes or head[:2] != b"\0\0":
         raise ConfigError(f"{path}, byte 0", "this is not an IDX file", "Name one, unpacked or as .gz")
     if head[2] != _UNSIGNED_BYTE or head[3] != axes:

@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF writes it: JSON files of users, each with images and classes."""
+"""Reader of FEMNIST in LEAF's format: JSON files of users, each with images and classes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,10 @@ from fedsync.tasks.samples import DataShape, Samples
 
 @dataclass(frozen=True, slots=True)
 class LeafSource:
-    """Images, float32 [n, 1, side, side], classes, and the users as owners.
+    """Source of images, float32 [n, 1, side, side], classes, and users as owners.
 
-    All ``*.json`` of the folder ``train`` are read, and of ``test`` if that is there; without such folders,
-    all of the folder itself. Users are numbered in the order of their names.
-
-    Args:
-        folder: as LEAF's scripts fill it.
-        classes: how many; FEMNIST has 62.
-        side: pixels of a side.
+    Reads all ``*.json`` files of LEAF's output folder ``train``, and of ``test`` if present. Without ``train``,
+    it reads all files of ``folder`` itself. Users are numbered in the order of their names. FEMNIST has 62 classes.
     """
 
     folder: str
@@ -84,7 +79,6 @@ class LeafSource:
 
 
 def _users(path: Path) -> Mapping[str, Any]:
-    """``user_data`` of one file."""
     try:
         with reading(path), open_data(path) as stream:
             content = json.loads(stream.read())

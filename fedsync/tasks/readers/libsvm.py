@@ -1,4 +1,4 @@
-"""The text format of libsvm: one sample a line, ``label column:value column:value ...``."""
+"""Reader of libsvm's text format: one sample per line, ``label column:value column:value ...``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from fedsync.tasks.samples import DataShape, Pairs, Samples
 
 @dataclass(frozen=True, slots=True)
 class LibsvmSource:
-    """Sparse rows and targets.
+    """Source of sparse rows and targets, read by scikit-learn.
 
-    Columns count from 1 and ascend in a row. Classes may be written as they are, from 0 on; two of them also as -1
-    and 1, which become 0 and 1. What follows a ``#`` is a comment. Scikit-learn does the reading.
+    Columns count from 1 and ascend within a row. Classes are numbered from 0; two classes may also be -1 and 1, which
+    become 0 and 1. Text after ``#`` is a comment.
 
     Args:
-        file: its name.
-        features: number of columns; silos must agree on it, whatever their own rows need.
-        classes: how many, or 0 if targets are numbers.
-        test_file: of test samples, or None.
+        features: number of columns; must be equal at all silos, even if a silo's rows need fewer.
+        classes: number of classes, or 0 if targets are numbers.
     """
 
     file: str
@@ -55,7 +53,7 @@ class LibsvmSource:
         check_cells(file, shape[0] * shape[1])
         pairs = Pairs(np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32), self.features)
         filled = np.arange(shape[1]) < lengths[:, None]
-        with np.errstate(over="ignore", invalid="ignore"):  # what does not fit is complained of right below
+        with np.errstate(over="ignore", invalid="ignore"):  # values that do not fit are reported just below
             pairs.columns[filled], pairs.values[filled] = rows.indices, rows.data
             numbers, labels = targets.astype(np.float32), targets.astype(np.int64)
         check_finite(file, np.column_stack([numbers, pairs.values]))

@@ -1,4 +1,4 @@
-"""Arrays that NumPy saved: ``np.savez(file, inputs=..., targets=..., test_inputs=..., test_targets=...)``."""
+"""Reader of NumPy archives: ``np.savez(file, inputs=..., targets=..., test_inputs=..., test_targets=...)``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 @dataclass(frozen=True, slots=True)
 class NpzSource:
-    """Inputs of any shape and their targets.
+    """Source of inputs of any shape and their targets.
 
-    Inputs are uint8 (255 stands for 1) or numbers, which become float32; targets are classes or numbers. The
-    file may also hold ``owners``, int64 [n]: who each sample is from. Nothing in the file is run.
+    Inputs are uint8 (255 stands for 1) or numbers, which become float32; targets are classes or numbers. The file may
+    also hold ``owners``, int64 [n], the owner of each sample. No code in the file is run.
 
     Args:
-        file: its name.
-        classes: how many, or 0 if targets are numbers.
-        missing: NaN among the inputs stands for a value that is not known, and is no mistake.
+        classes: number of classes, or 0 if targets are numbers.
+        missing: whether NaN inputs are allowed as unknown values.
     """
 
     file: str
@@ -53,7 +52,7 @@ class NpzSource:
             return self._samples(archive, ""), self._samples(archive, "test_")
 
     def _sample_shape(self, archive: _Archive, prefix: str) -> tuple[int, ...]:
-        """Of one sample of the inputs, by their header."""
+        """Shape of one sample, from the header of the inputs."""
         shape = archive.header(f"{prefix}inputs")[0]
         if len(shape) < 2:
             problem = f"the shape is {shape}, with no axis of features"
@@ -92,7 +91,7 @@ class NpzSource:
 
 
 class _Archive:
-    """An .npz file whose arrays are checked against their headers before memory is set aside."""
+    """Archive (.npz) whose arrays are checked against their headers before memory is allocated."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -113,7 +112,7 @@ class _Archive:
         self._stream.close()
 
     def header(self, name: str) -> _Header:
-        """Shape, order and type of an array of at least one row."""
+        """Shape, order and type of an array; raises `ConfigError` if it is invalid or has no row."""
         place = f"{self._file}, {name}"
         if name not in self.names:
             problem = f"there is no such array; the file holds {len(self.names)}"
@@ -136,7 +135,7 @@ class _Archive:
         return shape, column_major, kind
 
     def array(self, name: str, length: int | None = None) -> NDArray[np.generic]:
-        """A whole array, of that many rows if it is said."""
+        """Read a whole array; checks the number of rows if ``length`` is given."""
         place = f"{self._file}, {name}"
         shape, _, _ = self.header(name)
         if length is not None and shape[0] != length:

@@ -1,4 +1,4 @@
-"""Speech Commands: one folder a word with WAV files, as log-mel features."""
+"""Reader of Speech Commands: one folder per word with WAV files, converted to log-mel features."""
 
 from __future__ import annotations
 
@@ -25,16 +25,11 @@ _QUIET = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SpeechSource:
-    """Sequences, float32 [n, frames, bands], words as classes, and speakers as owners.
+    """Source of sequences, float32 [n, frames, bands], with words as classes and speakers as owners.
 
-    Recordings are cut or filled up with silence to ``seconds``. If the folder has a ``testing_list.txt``, its
-    recordings are the test samples. A speaker is what stands before ``_nohash_`` in a file's name.
-
-    Args:
-        folder: with one folder a word.
-        words: the classes, in this order; silos must name the same.
-        seconds: length of a recording.
-        bands: mel bands.
+    Recordings are cut or padded with silence to ``seconds``. Recordings listed in an optional ``testing_list.txt`` in
+    the folder are the test samples. The speaker is the part of a file's name before ``_nohash_``. ``words``, the
+    classes in this order, must be equal at all silos.
     """
 
     folder: str
@@ -87,10 +82,9 @@ class SpeechSource:
 
 
 def read_wav(path: Path, length: int) -> NDArray[np.float64]:
-    """The first ``length`` samples in -1..1, float64 [length], of a recording; silence fills it up.
+    """First ``length`` samples of a recording in -1..1, float64 [length], padded with silence.
 
-    Raises:
-        ConfigError: not a WAV file, or not one of 16 bits, one channel and 16,000 samples a second.
+    Raises `ConfigError` unless it is a WAV file of 16 bits, one channel and 16,000 samples per second.
     """
     try:
         with reading(path), open_data(path) as stream, wave.open(stream, "rb") as recording:
@@ -106,14 +100,10 @@ def read_wav(path: Path, length: int) -> NDArray[np.float64]:
 
 
 def log_mel(samples: NDArray[np.float64], bands: int) -> NDArray[np.float32]:
-    """Logarithm of the energy in mel bands, float32 [frames, bands], less its mean over the recording.
+    """Log energy in mel bands minus its mean over the recording, float32 [frames, bands].
 
-    Frames of 25 ms every 10 ms under a Hann window; triangular bands from 20 Hz to half the rate, evenly
-    spaced in mel = 2595 log10(1 + f / 700).
-
-    Args:
-        samples: at 16,000 a second, float64 [n], at least a frame.
-        bands: how many.
+    Frames of 25 ms every 10 ms under a Hann window; triangular bands from 20 Hz to half the rate, evenly spaced in
+    mel = 2595 log10(1 + f / 700). ``samples`` are float64 [n], 16,000 per second, at least one frame.
     """
     frames = np.lib.stride_tricks.sliding_window_view(samples, FRAME)[::HOP] * np.hanning(FRAME)
     power = np.abs(np.fft.rfft(frames, _FOURIER)) ** 2

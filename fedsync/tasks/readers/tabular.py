@@ -1,7 +1,7 @@
-"""Tables: one reader of CSV for texts and numbers, with complaints that name the line, and of Parquet for numbers.
+"""Readers of tables: CSV for texts and numbers, with errors that name the line, and Parquet for numbers.
 
-Pandas reads the cells as text. It pads a row with too few cells, which would be gaps that nobody left: so rows whose
-last cell is empty are counted again.
+Pandas reads the cells as text and pads a row that has too few cells. Such padding would look like gaps, so rows with an
+empty last cell are counted again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,17 @@ csv.field_size_limit(2**31 - 1)
 
 _SEPARATORS = (",", ";", "\t", "|")
 _UNNAMED = ("", "Unnamed: 0")
-"""Names of a first column that has row numbers, as pandas writes them."""
+"""Names of a first column with row numbers, as pandas writes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One file's cells as text, stripped of surrounding blanks.
+    """Cells of one file as text, without surrounding blanks.
 
     Args:
-        file: its name, for messages.
         columns: names in the header, in the file's order.
-        cells: a pandas frame with these columns; its index has the number of each row in the file, the header being 0.
-        first: number of the first column in the file, from 1 on; 2 where row numbers stand before it.
-        separator: between cells.
+        cells: a pandas frame with these columns; the index is the row number in the file, where the header is 0.
+        first: position of the first column in the file, from 1; 2 if row numbers precede it.
     """
 
     file: str
@@ -54,19 +52,18 @@ class Table:
         return len(self.cells)
 
     def place(self, name: str, row: int, *, named: bool = False) -> str:
-        """The place of a cell, for messages: they quote nothing of the file, but a name that the run has ``named``."""
+        """Place of a cell for messages; quotes nothing of the file, except a name that the run has ``named``."""
         with _table(self.file) as stream:
             lines = (line for line, _ in _records(stream, self.separator))
             line = next(line for number, line in enumerate(lines) if number == self.cells.index[row])
         return f"{self.file}, line {line}, {self.column(name, named=named)}"
 
     def column(self, name: str, *, named: bool = False) -> str:
-        """The name of a column in messages; see `place`."""
         number = self.columns.index(name) + self.first
         return f"column {number} ({name!r})" if named else f"column {number}"
 
     def numbers(self, columns: Sequence[str]) -> NDArray[np.float32]:
-        """Cells of some columns, float32 [rows, columns]. Raises `ConfigError` where one is not a finite number."""
+        """Cells of some columns, float32 [rows, columns]; raises `ConfigError` if a cell is not a finite number."""
         check_cells(self.file, len(self) * len(columns))
         found = np.empty((len(self), len(columns)), dtype=np.float32)
         for at, name in enumerate(columns):
@@ -82,14 +79,14 @@ class Table:
 
 
 def read_table(file: str, *, header: bool = False) -> Table:
-    """Read a whole file, or its ``header`` alone. Rows without any cell are skipped.
+    """Read a whole file, or only its ``header``. Empty rows are skipped.
 
-    The delimiter is the one that the header has most of. A first column without a name has row numbers, and is left
-    out.
+    The delimiter is the most frequent candidate in the header. A first column without a name holds row numbers and is
+    left out.
 
     Raises:
-        ConfigError: no such file, not text, no rows, a header with a name twice or none, or a row of another
-            length than the header.
+        ConfigError: the file is missing, not text, or has no rows; a column name is missing or repeated; or a row's
+            length differs from the header's.
     """
     with _table(file) as stream:
         blank, head = next(((n, line) for n, line in enumerate(iter(stream.readline, "")) if line.strip()), (0, ""))
@@ -115,7 +112,7 @@ def read_table(file: str, *, header: bool = False) -> Table:
 
 
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
-    """Raise `ConfigError` at ``place`` unless ``name`` is one of the columns of ``file``."""
+    """Raise `ConfigError` at ``place`` unless ``name`` is a column of ``file``."""
     if name not in columns:
         remedy = f"Write one of the {len(columns)} names in its header, as it stands there"
         raise ConfigError(place, f"{file} has no column {name!r}", remedy)
@@ -123,7 +120,7 @@ def check_column(place: str, name: str, columns: Sequence[str], file: str) -> No
 
 @contextmanager
 def _table(file: str) -> Iterator[io.TextIOWrapper]:
-    """The text of a file. What goes wrong in it becomes `ConfigError`; what pandas says of it may quote cells."""
+    """Open a file as text; convert its errors to `ConfigError`, because pandas' own errors may quote cells."""
     try:
         with (
             reading(file, "task.files"),
@@ -135,12 +132,12 @@ def _table(file: str) -> Iterator[io.TextIOWrapper]:
         raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out") from error
     except pd.errors.ParserError as error:
         raise _malformed(file, str(error)) from error
-    except (ValueError, OverflowError, csv.Error) as error:  # UnicodeError among them
+    except (ValueError, OverflowError, csv.Error) as error:  # includes UnicodeError
         raise ConfigError(file, "not a CSV file in UTF-8", "Export it as one") from error
 
 
 def _malformed(file: str, error: str) -> ConfigError:
-    """The finding of pandas' parser, without its words."""
+    """Convert an error of pandas' parser without quoting its text."""
     if long := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", error):
         return _other_length(file, int(long[2]), int(long[3]), int(long[1]))
     if open_quote := re.search(r"EOF inside string starting at row (\d+)", error):
@@ -154,7 +151,7 @@ def _other_length(file: str, line: int, found: int, width: int) -> ConfigError:
 
 
 def _records(stream: io.TextIOWrapper, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row, blank ones among them."""
+    """First line and cells of each row, including blank rows."""
     reader, line = csv.reader(stream, delimiter=separator), 1
     for row in reader:
         yield line, row
@@ -178,13 +175,12 @@ def _header(place: str, columns: tuple[str, ...], first: int) -> tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """The rows of a table, all of numbers, as they are: standardise them first if they want it.
+    """Source of numeric table rows, without scaling: standardise the columns first if necessary.
 
     Args:
-        file: its name; ``.parquet`` or ``.pq`` is read as Parquet, all others as CSV.
-        target: column to predict, or None where nothing is (clusters, mixtures): targets are then 0.
-        classes: how many, or 0 if the target is a number.
-        ignore: columns to leave out.
+        file: path; ``.parquet`` or ``.pq`` is read as Parquet, other files as CSV.
+        target: column to predict, or None for tasks without a target (clusters, mixtures): targets are then 0.
+        classes: number of classes, or 0 if the target is a number.
     """
 
     file: str
@@ -209,12 +205,12 @@ class TableSource:
         if not self.classes:
             return Samples(inputs, cells[:, -1].copy()), None
         labels = cells[:, -1].astype(np.int64)
-        # A half is no class.
+        # A fraction is not a class; it is marked as -1.
         check_classes(self.file, np.where(labels == cells[:, -1], labels, -1), self.classes)
         return Samples(inputs, labels), None
 
     def _features(self) -> list[str]:
-        """The columns that are neither target nor ignored, by name: silos' files may have them in any order."""
+        """Sorted feature columns: neither target nor ignored. Silos' files may order columns differently."""
         names = _parquet_names(self.file) if _is_parquet(self.file) else read_table(self.file, header=True).columns
         if self.target is not None:
             check_column("task.data.target", self.target, names, self.file)
@@ -261,7 +257,7 @@ def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
 
 
 def _pyarrow() -> tuple[Any, type[Exception]]:
-    """The module pyarrow.parquet, which has no types, and its error."""
+    """Import pyarrow.parquet, which has no types, and pyarrow's error class."""
     try:
         import pyarrow
         from pyarrow import parquet

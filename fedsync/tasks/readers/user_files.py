@@ -1,6 +1,6 @@
-"""Opening a user's files, and the complaints that all readers share.
+"""File access and error messages that all readers share.
 
-A complaint names file, row and column, and never what stands there: who reads it may have no right to the file.
+An error names file, row and column, but never the cell's content: the error's reader may have no right to the data.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ _PIECE = 1 << 24
 
 
 def find(folder: str, *patterns: str) -> Path:
-    """The one file in ``folder`` that fits the first pattern that any file fits.
-
-    Raises:
-        ConfigError: no such folder, none fits, or several do.
-    """
+    """Find the single file in ``folder`` for the first pattern with a match; `ConfigError` if none or several match."""
     if not Path(folder).is_dir():
         raise ConfigError(folder, "there is no such folder", "Mend task.data.folder; it is relative to the YAML file")
     for pattern in patterns:
@@ -39,17 +35,13 @@ def find(folder: str, *patterns: str) -> Path:
 
 
 def optional(folder: str, *patterns: str) -> Path | None:
-    """As `find`, or None where no file fits."""
+    """Find a file as `find` does; None if no file matches."""
     fits = any(path.is_file() for pattern in patterns for path in Path(folder).glob(pattern))
     return find(folder, *patterns) if fits else None
 
 
 def read_at_most(path: Path, size: int) -> bytes:
-    """Up to ``size`` bytes of a file, unpacked if its name ends in .gz; never more, whatever it unpacks to.
-
-    Raises:
-        ConfigError: it cannot be read, or is not what its name says.
-    """
+    """Read at most ``size`` bytes of a file, unpacked if its name ends in .gz; `ConfigError` for a damaged file."""
     parts: list[bytes] = []
     with reading(path), open_data(path) as file, gzip.open(file) if path.suffix == ".gz" else file as stream:
         while size > 0 and (part := stream.read(min(size, _PIECE))):
@@ -60,7 +52,7 @@ def read_at_most(path: Path, size: int) -> bytes:
 
 @contextmanager
 def reading(path: Path | str, key: str = "task.data") -> Iterator[None]:
-    """Complaints of the system about a file that ``key`` names become `ConfigError`."""
+    """Convert system errors about a file, which ``key`` names, to `ConfigError`."""
     try:
         yield
     except EOFError as error:
@@ -73,7 +65,7 @@ def reading(path: Path | str, key: str = "task.data") -> Iterator[None]:
 
 
 def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> None:
-    """Raise `ConfigError`, naming the first sample whose label is not in ``0 .. classes - 1``."""
+    """Raise `ConfigError` at the first sample whose label is not in ``0 .. classes - 1``."""
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise ConfigError(
@@ -84,7 +76,7 @@ def check_classes(path: Path | str, labels: NDArray[np.int64], classes: int) -> 
 
 
 def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
-    """Raise `ConfigError`, naming the first sample (first axis) that has a value that is not a finite number."""
+    """Raise `ConfigError` at the first sample (first axis) with a value that is not finite."""
     fine = np.isfinite(values).reshape(len(values), -1).all(axis=1)
     if not fine.all():
         raise ConfigError(
@@ -95,7 +87,7 @@ def check_finite(path: Path | str, values: NDArray[np.float32]) -> None:
 
 
 def check_cells(place: str, cells: int) -> None:
-    """Raise `ConfigError` if a header promises more values than a data set may have."""
+    """Raise `ConfigError` if a header announces more values than a data set may have."""
     if cells > MAX_CELLS:
         problem = f"the header promises more than {MAX_CELLS} values"
         raise ConfigError(place, problem, "Copy the file again, or cut it to pieces")

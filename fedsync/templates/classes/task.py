@@ -1,7 +1,7 @@
-"""What is trained, and on what: change what is marked with CHANGE, and keep the rest.
+"""The task: model and data of a run. Change the places marked CHANGE, and keep the rest.
 
-FedSync runs this file at every silo, and at the server once for the shapes of the model. It never travels: each party
-keeps its own copy, at the same path.
+FedSync runs this file at every silo, and once at the server to get the model's shapes. The file is never sent: each
+party keeps its own copy, at the same path.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.utils.data import TensorDataset
 
 from fedsync import ConfigError, SiloData, SiloSlot, Task
 
-# CHANGE: numbers a sample, and classes to tell apart.
+# CHANGE: numbers per sample, and number of classes.
 READINGS = 32
 STATES = 4
 TEST_SHARE = 0.2
 
 
 class MachineTask(Task):
-    """Tell from a window of vibration in which of four states a machine is.
+    """Classifier of machine states: four classes, from a window of vibration readings.
 
     The arguments are the ``options`` of ``task`` in strategy.yaml.
 
     Args:
-        file: this silo's own data, beside this file; "" makes some up.
-        samples: so many of them, for a silo.
+        file: this silo's own data, in this file's folder; "" generates data.
+        samples: number of generated samples per silo.
     """
 
     def __init__(self, file: str = "", samples: int = 400) -> None:
@@ -37,22 +37,22 @@ class MachineTask(Task):
         self.samples = samples
 
     def model(self) -> nn.Module:
-        """CHANGE: any network. FedSync seeds torch before, so that all silos begin with the same weights."""
+        """CHANGE: any network. FedSync seeds torch before the call, so that all silos start with the same weights."""
         return nn.Sequential(nn.Linear(READINGS, 64), nn.ReLU(), nn.Linear(64, STATES))
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """This silo's samples: the same ones whenever it is asked, for the silo remembers its place in them."""
+        """This silo's samples. Return the same samples at every call: the silo remembers its position in them."""
         inputs, labels = self._read() if self.file else self._make_up(slot)
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(slot.seed))
         test, train = order.tensor_split([round(TEST_SHARE * len(labels))])
         return SiloData(TensorDataset(inputs[train], labels[train]), TensorDataset(inputs[test], labels[test]))
 
-    # Loss and score are those of classification, cross-entropy and the share of right answers. To change them, write
-    # `loss(self, model, batch)` and `score(self, model, batch)`, as the project that `fedsync new --task numbers`
-    # makes does.
+    # The defaults are a classifier's loss and score: cross-entropy, and the share of correct predictions. To change
+    # them, write `loss(self, model, batch)` and `score(self, model, batch)`; the project made by
+    # `fedsync new --task numbers` has an example.
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """CHANGE: read what lies on this silo's machine; here, what `np.savez(file, inputs=..., labels=...)` wrote."""
+        """CHANGE: read the data on this silo's machine; here, a file of `np.savez(file, inputs=..., labels=...)`."""
         path = Path(__file__).parent / self.file
         if not path.is_file():
             raise ConfigError("task.options.file", f"{path} does not exist", "Put this silo's data there")
@@ -64,7 +64,7 @@ class MachineTask(Task):
         return torch.from_numpy(inputs), torch.from_numpy(labels)
 
     def _make_up(self, slot: SiloSlot) -> tuple[Tensor, Tensor]:
-        """Data for trials: each state has its own frequency, and each silo sees one of the states more than others."""
+        """Data for trials: each state has its own frequency, and each silo has more samples of one of the states."""
         generator = torch.Generator().manual_seed((1000 * slot.seed + slot.index) % 2**63)
         labels = torch.randint(STATES, (self.samples,), generator=generator)
         often = torch.rand(self.samples, generator=generator) < 0.4

@@ -1,7 +1,7 @@
-"""What is trained, and on what: change what is marked with CHANGE, and keep the rest.
+"""The task: model and data of a run. Change the places marked CHANGE, and keep the rest.
 
-FedSync runs this file at every silo, and at the server once for the shapes of the model. It never travels: each party
-keeps its own copy, at the same path.
+FedSync runs this file at every silo, and once at the server to get the model's shapes. The file is never sent: each
+party keeps its own copy, at the same path.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch.utils.data import TensorDataset
 
 from fedsync import ConfigError, SiloData, SiloSlot, Task
 
-# CHANGE: numbers a sample.
+# CHANGE: numbers per sample.
 FEATURES = 6
 TEST_SHARE = 0.2
 
 
 class DemandTask(Task):
-    """Predict a number, such as tomorrow's demand, from what is known today.
+    """Prediction of a number, such as tomorrow's demand, from today's data.
 
     The arguments are the ``options`` of ``task`` in strategy.yaml.
 
     Args:
-        file: this silo's own data, beside this file; "" makes some up.
-        samples: so many of them, for a silo.
+        file: this silo's own data, in this file's folder; "" generates data.
+        samples: number of generated samples per silo.
     """
 
     def __init__(self, file: str = "", samples: int = 400) -> None:
@@ -35,32 +35,32 @@ class DemandTask(Task):
         self.samples = samples
 
     def model(self) -> nn.Module:
-        """CHANGE: any network. FedSync seeds torch before, so that all silos begin with the same weights."""
+        """CHANGE: any network. FedSync seeds torch before the call, so that all silos start with the same weights."""
         return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1), nn.Flatten(0))
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """This silo's samples: the same ones whenever it is asked, for the silo remembers its place in them."""
+        """This silo's samples. Return the same samples at every call: the silo remembers its position in them."""
         inputs, targets = self._read() if self.file else self._make_up(slot)
         order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(slot.seed))
         test, train = order.tensor_split([round(TEST_SHARE * len(targets))])
         return SiloData(TensorDataset(inputs[train], targets[train]), TensorDataset(inputs[test], targets[test]))
 
     def loss(self, model: nn.Module, batch: list[Tensor]) -> Tensor:
-        """CHANGE: what training lowers, a mean over the samples of the batch."""
+        """CHANGE: the loss that training minimises, a mean over the samples of the batch."""
         inputs, targets = batch
         return nn.functional.mse_loss(model(inputs), targets)
 
     def score(self, model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """CHANGE: the loss and what counts as good, more being better, each summed over the samples of the batch.
+        """CHANGE: loss and score, each summed over the samples of the batch; a larger score is better.
 
-        Reports call the second, divided by the number of samples, accuracy; here it is minus the mean squared error.
+        Reports show the score divided by the number of samples as accuracy; here it is minus the mean squared error.
         """
         inputs, targets = batch
         loss = nn.functional.mse_loss(model(inputs), targets, reduction="sum")
         return loss, -loss
 
     def _read(self) -> tuple[Tensor, Tensor]:
-        """CHANGE: read what lies on this silo's machine; here, what `np.savez(file, inputs=..., targets=...)` wrote."""
+        """CHANGE: read the data on this silo's machine; here, a file of `np.savez(file, inputs=..., targets=...)`."""
         path = Path(__file__).parent / self.file
         if not path.is_file():
             raise ConfigError("task.options.file", f"{path} does not exist", "Put this silo's data there")
@@ -72,7 +72,7 @@ class DemandTask(Task):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
     def _make_up(self, slot: SiloSlot) -> tuple[Tensor, Tensor]:
-        """Data for trials: one truth for all, of which each silo sees another region; variance about 1."""
+        """Data for trials: all silos share one true function, and each silo sees a shifted region; variance about 1."""
         generator = torch.Generator().manual_seed((1000 * slot.seed + slot.index) % 2**63)
         inputs = torch.randn(self.samples, FEATURES, generator=generator)
         inputs[:, 0] += slot.index / slot.count

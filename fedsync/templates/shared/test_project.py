@@ -1,4 +1,4 @@
-"""Run with `python -m pytest`: the project holds together, and a few rounds in virtual time learn something."""
+"""Tests of the project, for `python -m pytest`: a few rounds in virtual time improve the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def test_a_few_rounds_learn(tmp_path: Path) -> None:
-    """The accuracy of the fifth round is better than that of the first."""
+    """The accuracy of the fifth round exceeds the accuracy of the first."""
     silos = ClusterConfig.load(HERE / "silos.yaml")
     scores = []
     for rounds in (1, 5):

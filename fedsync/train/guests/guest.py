@@ -1,4 +1,4 @@
-"""A silo's own training code, called order by order: what `fedsync.client.SiloApp` holds."""
+"""Trainer for a silo's own training code in a `fedsync.client.SiloApp`."""
 
 from __future__ import annotations
 
@@ -36,26 +36,23 @@ from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 
 MOST_STATE = 65_536
-"""Characters of ``work.state`` as JSON."""
+"""Limit of ``work.state`` as JSON [characters]."""
 
 _KEPT = KeptLoader()
-"""One a process: where silos share one, in virtual time, only the workers of the last order stay."""
+"""Loader cache of the process. Silos that share a process (virtual time) keep only the last order's workers."""
 
 
 class GuestTrainer(LocalTrainer):
-    """Trains by a user's functions.
+    """Trainer that calls a user's functions.
 
-    A repeated order gives the same update as far as the functions draw random numbers from torch, NumPy or Python's
-    ``random``, and keep what an order leaves behind in the model or in ``work.state``.
+    A repeated order gives the same update under two conditions. The functions draw random numbers only from torch,
+    NumPy or Python's ``random``. They keep state between orders only in the model or in ``work.state``.
 
     Args:
-        app: the functions.
-        silo: what they are told.
-        options: how to train, as far as that is not theirs.
-        run: what the strategy file says of the model's parts.
+        run: model parts that the strategy file names.
 
     Raises:
-        ConfigError: no such device, the silo holds no training sample, or functions that do not fit together.
+        ConfigError: no such device, the silo holds no training sample, or the functions do not fit together.
         RunError: the app's setup failed.
     """
 
@@ -89,7 +86,7 @@ class GuestTrainer(LocalTrainer):
         self._parts.restore(cursor.private)
 
     def _begin(self, order: WorkOrder) -> None:
-        """Nothing: a user's function makes its own optimizer."""
+        """Do nothing: the user's function makes its own optimizer."""
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         state: dict[str, Any] = json.loads(cursor.state)
@@ -121,7 +118,7 @@ class GuestTrainer(LocalTrainer):
         )
         means = _means(work.logged)
         loss = means.pop("loss", None)
-        # What only scores changes no model: neither what travels nor what stays.
+        # An order that only evaluates changes neither the shared nor the private parts of the model.
         private = cursor.private if order.scores_only else self._parts.keep()
         left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
         return LoopResult(pace, loss, left, {**means, **missized})
@@ -138,7 +135,7 @@ class GuestTrainer(LocalTrainer):
         return paces[0]
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the weights that are loaded; nothing, where the app does not evaluate."""
+        """Evaluate the loaded weights; return an empty evaluation if the app has no evaluation function."""
         if not self._app.has("evaluate"):
             return Evaluation(0.0, 0.0, 0)
         self._model.eval()
@@ -162,7 +159,6 @@ def _used(app: SiloApp, given: object) -> InUse:
 
 
 def _means(logged: Mapping[str, list[float | torch.Tensor]]) -> dict[str, float]:
-    """Mean of each figure over the order."""
     means: dict[str, float] = {}
     for name, values in logged.items():
         if not METRIC_NAME.fullmatch(name):
@@ -175,7 +171,7 @@ def _means(logged: Mapping[str, list[float | torch.Tensor]]) -> dict[str, float]
 
 
 def _kept(state: dict[str, Any]) -> str:
-    """``work.state`` as it is kept."""
+    """Serialise ``work.state`` to JSON."""
     try:
         text = json.dumps(state, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -188,7 +184,7 @@ def _kept(state: dict[str, Any]) -> str:
 
 
 def _evaluation(found: object) -> Evaluation:
-    """Sums of what a user's evaluation says: ``{"loss": (mean, samples), "dice": (mean, samples)}``."""
+    """Convert a user's evaluation to sums: ``{"loss": (mean, samples), "dice": (mean, samples)}``."""
     place = "@app.evaluate()"
     if not isinstance(found, Mapping):
         raise ConfigError(place, f"it returned {type(found).__name__}", 'Return {"accuracy": (mean, samples)}')

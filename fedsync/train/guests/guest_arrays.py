@@ -1,4 +1,4 @@
-"""A model that is arrays by name, of whatever types, as the flat vector that travels; for code that keeps the model."""
+"""Model of named arrays of any numeric type for trainers whose model lives in user code; converts to a flat vector."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 class NamedArrays:
-    """Not to be confused with `fedsync.train.weights.Weights`, whose tensors are those of a module that trains.
+    """Named arrays of a model, with conversion to and from the flat vector that travels.
 
-    Whole numbers are rounded to the nearest on the way in. A name that stands for another's array (tied weights) does
-    not travel, and has the other's values.
+    Not to be confused with `fedsync.train.weights.Weights`, which holds the tensors of a module in training.
+    Whole numbers are rounded to the nearest when a vector is loaded. A tied name shares another name's array
+    (tied weights): it does not travel and takes the other's values.
 
     Args:
         arrays: the first model.
-        run: what the strategy file says of its parts.
-        tied: names of such, and whose array they have.
-        gradients: whether parameters have one, by name; what else there is are buffers.
+        run: model parts that the strategy file names.
+        tied: for each tied name, the name that owns the array.
+        gradients: whether a parameter has a gradient, by name; all names not listed are buffers.
 
     Raises:
-        ConfigError: there are none, or some that cannot travel, or not such parts.
+        ConfigError: no arrays, arrays of a type that cannot travel, or no such parts.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class NamedArrays:
 
     @classmethod
     def of_module(cls, module: nn.Module, run: PartPatterns = UNSAID) -> NamedArrays:
-        """Of a module's state dict; raises `ConfigError` as the constructor, and where NumPy has no such type."""
+        """Build from a module's state dict; raises `ConfigError` as the constructor, or if NumPy lacks a type."""
         owners: dict[int, str] = {}
         tied: dict[str, str] = {}
         arrays = {}
@@ -80,49 +81,39 @@ class NamedArrays:
 
     @property
     def frozen_digest(self) -> bytes:
-        """SHA-256 over names, types, shapes and values of frozen arrays; empty where there are none."""
         return frozen_digest((name, torch.from_numpy(self._first[name])) for name in self.parts.frozen)
 
     @property
     def kept_names(self) -> tuple[str, ...]:
-        """Names of the arrays that do not travel."""
         return self.parts.kept
 
     @property
     def private(self) -> Arrays:
-        """The arrays that stay at the silo, as they are now."""
+        """Arrays that stay at the silo, with their current values."""
         return {name: self.arrays[name] for name in self.parts.private}
 
     def restore(self, private: Arrays) -> None:
-        """Set private arrays to what is kept of them; to what they were at first, where nothing is."""
+        """Set private arrays to saved values, or to their first values where none are saved."""
         self.arrays = {**self.arrays, **{name: private.get(name, self._first[name]) for name in self.parts.private}}
 
     def load(self, vector: Vector) -> None:
-        """Set every array that travels.
-
-        Args:
-            vector: float32 [layout.size].
-
-        Raises:
-            ValueError: it has another length, or a value that is not finite.
-        """
+        """Set every array that travels, float32 [layout.size]; ValueError for a wrong length or non-finite value."""
         self.layout.check(vector)
         parts = self.layout.split(vector.copy())  # not the caller's memory
         new = {name: as_type(parts[self._tied.get(name, name)], self.arrays[name].dtype) for name in self.parts.shared}
         self.arrays = {**self.arrays, **new}
 
     def take(self, arrays: Arrays, place: str) -> None:
-        """Set every array to what training made of it; frozen ones may be left out.
+        """Set every array to its value after training; frozen arrays may be missing.
 
-        Raises:
-            ConfigError: names or shapes are others, or a frozen array is; says which.
+        Raises `ConfigError` if an array is missing, a shape differs, or training changed a frozen parameter.
         """
         frozen = frozenset(self.parts.frozen)
         taken: dict[str, NDArray[np.generic]] = {}
         for name, old in self.arrays.items():
             new = arrays.get(name)
             if name in frozen:
-                # What is no parameter, as a running mean, changes where nobody trains it.
+                # Frozen buffers, such as a running mean, may change without training.
                 if new is not None and name in self._gradients and not np.array_equal(new, old):
                     problem = f"training changed {name}, which is frozen and does not travel"
                     remedy = "Build it with a gradient, or name it below model.share or model.private"
@@ -137,9 +128,7 @@ class NamedArrays:
         self.arrays = {**self.arrays, **taken}
 
     def read(self) -> Vector:
-        """All arrays, float32 [layout.size], in memory of their own."""
         return self.layout.join(self.arrays)
 
     def state(self) -> Mapping[str, torch.Tensor]:
-        """As a state dict."""
         return {name: torch.from_numpy(array.copy()) for name, array in self.arrays.items()}

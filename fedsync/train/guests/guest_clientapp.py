@@ -1,11 +1,11 @@
-"""A Flower ClientApp, called order by order in the trainer's process.
+"""Trainer that calls a Flower ClientApp in the trainer's process, once per order.
 
-The one module outside ``fedsync/flower`` that imports flwr at run time, itself imported only where such an app is
-trained. Messages do not leave the process: no SuperLink has heard of them.
+This module is the only module outside ``fedsync/flower`` that imports flwr at run time; only trainers of such apps
+import it. Messages stay in the process and never pass a SuperLink.
 
-An order becomes a message of type ``train`` with the base model in ``arrays`` and what the order asks for in
-``config``. The reply's arrays minus the base are the update. What an app keeps in ``context.state`` is kept with the
-last order on disk, so an order that is repeated finds what it found the first time.
+An order becomes a message of type ``train``: ``arrays`` holds the base model, ``config`` the order's settings. The
+update is the reply's arrays minus the base. ``context.state`` is stored on disk together with the last order, so a
+repeated order starts from the same state.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ from fedsync.train.private import MOST_BYTES
 
 T = TypeVar("T")
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
-"""Records of messages, and of private arrays among what an app keeps in ``context.state``."""
+"""Names of message records, and of the private arrays in a stored ``context.state``."""
 
 _COUNTING = WorkOrder("", 0, 1, batch_size=32, max_steps=1, learning_rate=0.001, seed=0)
-"""The order by which an app is asked for the number of its samples; nobody gets its update."""
+"""Order with which an app is asked for its number of samples; the update is discarded."""
 
 _LARGER = replace(_COUNTING, batch_size=1024)
-"""The same, for an app whose answer may be how many samples it trained on."""
+"""Larger batch, for apps whose reply may give the number of samples trained instead of the number held."""
 
 
 class Counted(BaseException):
-    """A loader has told how many samples there are. Not an `Exception`: an app that catches those is to let it pass."""
+    """Signal with the number of samples; a `BaseException`, so that an app that catches `Exception` lets it pass."""
 
     def __init__(self, examples: int) -> None:
         super().__init__(examples)
@@ -74,12 +74,7 @@ class Counted(BaseException):
 
 
 class OrderSteps:
-    """The order that a message brings, for `fedsync.client.steps`.
-
-    Args:
-        order: what the server asks for.
-        begin: starts the clock of the first step; None where samples are counted only.
-    """
+    """Steps of an order, for `fedsync.client.steps`; ``begin`` is None if the app is called only to count samples."""
 
     def __init__(self, order: WorkOrder, begin: BeginPace | None) -> None:
         self.max_steps, self.batch_size = order.max_steps, order.batch_size
@@ -88,11 +83,11 @@ class OrderSteps:
         self._begin = begin
 
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
-        """The batches, up to where the order ends.
+        """Yield the batches up to the end of the order.
 
         Raises:
-            Counted: the app was called for the number of its samples, and the loader knows it.
-            ConfigError: the order's steps were counted already.
+            Counted: the app was called to count samples, and the loader knows their number.
+            ConfigError: the order already has a loop over its steps.
         """
         if self._begin is None:
             samples = getattr(loader, "dataset", None)
@@ -109,12 +104,11 @@ class OrderSteps:
         yield from counted(batches, steps, self.max_steps, None if self.sized else self.batch_size)
 
     def untimed(self) -> AbstractContextManager[None]:
-        """See `fedsync.client.untimed`."""
         return nullcontext() if self.pace is None else self.pace.untimed()
 
 
 class OrderConfig(ConfigRecord):
-    """The ``config`` record of a message; notes what an app reads in it."""
+    """``config`` record of a message that notes which keys an app reads."""
 
     def __init__(self, values: Mapping[str, Scalar], order: OrderSteps) -> None:
         super().__init__(dict(values))
@@ -132,22 +126,22 @@ class OrderConfig(ConfigRecord):
 
 @dataclass(frozen=True, slots=True)
 class FirstModel:
-    """Where an app's first model comes from.
+    """Source of an app's first model.
 
     Args:
-        make: a module, an ``ArrayRecord`` or a list of arrays comes of calling it; None where silos do not make it.
-        tensors: names, types and shapes where they do not.
+        make: returns a module, an ``ArrayRecord`` or a list of arrays; None if silos cannot make the model.
+        tensors: names, types and shapes, for a model that silos cannot make.
     """
 
     make: Callable[[], object] | None = None
     tensors: Sequence[tuple[str, str, tuple[int, ...]]] = field(default=())
 
     def arrays(self, seed: int, run: PartPatterns = UNSAID) -> NamedArrays:
-        """The model; zeros where silos do not make it.
+        """Return the model; all zeros if silos cannot make it.
 
         Raises:
-            ConfigError: nobody says what it consists of, or it is no model, or has no such parts as the run says.
-            RunError: making it failed.
+            ConfigError: neither ``make`` nor ``tensors`` is given, the result is not a model, or a part is unknown.
+            RunError: ``make`` failed.
         """
         if self.make is None:
             if not self.tensors:
@@ -172,16 +166,12 @@ class FirstModel:
 
 
 class ClientAppTrainer(LocalTrainer):
-    """Trains by a Flower ClientApp.
+    """Trainer that calls a Flower ClientApp.
 
     Args:
-        app: the app.
-        first: where its first model comes from.
-        silo: what it is told of its site.
-        partitions: number of silos that the data are dealt to.
-        options: how to train, as far as that is not the app's.
-        folder: where its ``pyproject.toml`` is, if there is one.
-        run: what the strategy file says of the model's parts.
+        partitions: number of silos among which the data are divided.
+        folder: folder of the app's ``pyproject.toml``, if it has one.
+        run: model parts that the strategy file names.
 
     Raises:
         ConfigError: no such device, no ClientApp, or no first model.
@@ -220,24 +210,19 @@ class ClientAppTrainer(LocalTrainer):
 
     @property
     def examples(self) -> int:
-        """As `LocalTrainer.examples`; the app is asked once.
-
-        Raises:
-            ConfigError: it does not say.
-            RunError: it failed.
-        """
+        """Training samples of the silo; the app is asked once. Raises `ConfigError` or `RunError` if that fails."""
         self._examples = self._examples or self._count()
         return self._examples
 
     def initial_model(self) -> Vector:
-        """As `LocalTrainer.initial_model`; raises `ConfigError` where only the server knows it."""
+        """See `LocalTrainer.initial_model`; raises `ConfigError` if only the server knows the first model."""
         if not self._knows_first:
             problem = "the server gave this run's first model, and silos cannot make it"
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
 
     def _recall(self, cursor: Cursor) -> None:
-        """A context of its own for each order: what a failed one left in it is gone."""
+        """Make a new context for each order, so that a failed order leaves nothing behind."""
         state = read_state(cursor.private)
         kept = state.array_records.pop(_PRIVATE, ArrayRecord())
         self._arrays.restore({name: array.numpy() for name, array in kept.items()})
@@ -284,14 +269,14 @@ class ClientAppTrainer(LocalTrainer):
         self._arrays.take({name: array.numpy() for name, array in arrays.items()}, REPLY)
         figures = figures_of(content)
         loss = next((figures[name] for name in LOSSES if name in figures), None)
-        # What only scores changes nothing that is kept.
+        # An order that only evaluates changes no stored state.
         if private := self._arrays.private:
             self._context.state[_PRIVATE] = ArrayRecord({name: Array(array) for name, array in private.items()})
         kept = cursor.private if order.scores_only else write_state(self._context.state)
         return LoopResult(pace, loss, Cursor(private=kept), {**metrics_of(figures), **missized})
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the arrays that are loaded; nothing, where the app does not evaluate."""
+        """Evaluate the loaded arrays; return an empty evaluation if the app has no evaluation function."""
         config = ConfigRecord({**self._silo.evaluate_config, "server-round": self._round})
         message = self._message(MessageType.EVALUATE, config)
         with own_code(self._device, self._silo.seed):
@@ -304,7 +289,7 @@ class ClientAppTrainer(LocalTrainer):
         return replace(evaluation_of(figures_of(content)), sums=sums_of(content, self._known))
 
     def _asked(self, order: WorkOrder) -> dict[str, Scalar]:
-        """What an app reads of an order; ``lr`` is what most read, and may be the run's own."""
+        """Settings of an order for the app; the run's own settings may replace ``lr``, the key that most apps read."""
         asked: dict[str, Scalar] = {"lr": order.learning_rate, **self._silo.told(order)}
         asked |= {
             "batch-size": order.batch_size,
@@ -338,7 +323,7 @@ class ClientAppTrainer(LocalTrainer):
         return reply.content
 
     def _ask(self, order: WorkOrder) -> tuple[Any, list[tuple[int, int]]]:
-        """The number of samples in the app's reply, and those of samples and batches of the loaders that it used."""
+        """Return the sample count of the app's reply, and (samples, batches) of each loader that the app used."""
         message = self._message(MessageType.TRAIN, OrderConfig(self._asked(order), OrderSteps(order, None)))
         with watched_loaders() as held, own_code(self._device, self._silo.seed):
             try:
@@ -348,14 +333,14 @@ class ClientAppTrainer(LocalTrainer):
         return told, held
 
     def _count(self) -> int:
-        """Samples of the site: as its owner says, or as the app says when it is asked to train."""
+        """Number of the site's samples: from the node configuration, or from the app's reply to a training request."""
         told = self._silo.node_config.get(EXAMPLES)
         if told is None:
             told, held = self._ask(_COUNTING)
             if held and told == held[0][1]:
-                told = held[0][0]  # an app that says len(loader) counts batches
+                told = held[0][0]  # an app that reports len(loader) counts batches
             elif isinstance(told, int | float) and told <= _COUNTING.batch_size:
-                # It may be what was trained: the loader knows better, or else a larger batch is asked for.
+                # May be the number trained in one step: trust the loader, or ask again with a larger batch.
                 told = max(told, *(samples for samples, _ in held)) if held else self._ask(_LARGER)[0]
         self._recall(Cursor())
         if not isinstance(told, int | float) or not float(told).is_integer() or told < 1:
@@ -366,11 +351,7 @@ class ClientAppTrainer(LocalTrainer):
 
 
 def write_state(state: RecordDict) -> bytes:
-    """``context.state`` as it is kept: a line of JSON, then the arrays' bytes, one after another.
-
-    Raises:
-        ConfigError: it is too large.
-    """
+    """Serialise ``context.state``: a line of JSON, then the bytes of all arrays; `ConfigError` if it is too large."""
     about: dict[str, Any] = {}
     parts: list[bytes] = []
     for name, record in state.items():
@@ -389,7 +370,6 @@ def write_state(state: RecordDict) -> bytes:
 
 
 def read_state(kept: bytes) -> RecordDict:
-    """The inverse of `write_state`."""
     text, _, values = kept.partition(b"\n")
     state, position = RecordDict(), 0
     for name, about in json.loads(text or b"{}").items():
@@ -407,7 +387,7 @@ def read_state(kept: bytes) -> RecordDict:
 
 
 def _kept(value: Any) -> Any:
-    """Of a record; bytes, which JSON has not, as an object."""
+    """Convert a record's value to JSON; bytes become an object."""
     if isinstance(value, list):
         return [_kept(each) for each in value]
     return {"bytes": b64encode(value).decode()} if isinstance(value, bytes) else value

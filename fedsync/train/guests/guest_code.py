@@ -1,4 +1,4 @@
-"""Calling code that is not FedSync's: with seeds of its own, and with errors that name its file and line."""
+"""Calls into user code, with separate random seeds and with errors that name the user's file and line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_TEXT = 400
 
 @contextmanager
 def own_code(device: torch.device, seed: int) -> Iterator[None]:
-    """A user's code runs inside: torch, NumPy and Python's ``random`` are seeded, and the caller's are untouched."""
+    """Run user code inside: seeds torch, NumPy and Python's ``random``, and restores the caller's state afterwards."""
     before = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -43,10 +43,10 @@ def own_code(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """The one guard around training code, in every runtime: what it raises becomes one sentence with a file and a line.
+    """Turn errors of user code inside into one sentence with file and line; used in every runtime.
 
     Raises:
-        UserCodeError: a file of the user's own raised, or a library on its behalf.
+        UserCodeError: a user's file raised the error, or a library that the user's code called.
         RunError: memory ran out.
     """
     try:
@@ -59,7 +59,7 @@ def guarded() -> Iterator[None]:
         stack = traceback.extract_tb(error.__traceback__)
         own, installed = _lines(stack)
         if not own and not (installed and _is_installed(Path(stack[-1].filename))):
-            raise  # FedSync's own fault
+            raise  # an error in FedSync itself
         raise UserCodeError(f"{(own or installed)[-1]}: {type(error).__name__}: {_first_line(error)}") from error
 
 
@@ -68,11 +68,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def line_of(thread: int) -> str:
-    """The innermost line at which a thread stands, or of a file of the user's own if there is one; its stack is logged.
-
-    Args:
-        thread: its number.
-    """
+    """Return a thread's innermost line in the user's files, else its innermost line; log the whole stack."""
     frame = sys._current_frames().get(thread)
     stack = [] if frame is None else traceback.extract_stack(frame)
     for line in traceback.format_list(stack):
@@ -82,7 +78,7 @@ def line_of(thread: int) -> str:
 
 
 def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str]]:
-    """Lines of the user's own files in a stack, the innermost last, and those of installed packages."""
+    """Lines of a stack in the user's own files and in installed packages; the innermost line comes last."""
     own: list[str] = []
     installed: list[str] = []
     for frame in stack:
@@ -98,7 +94,7 @@ def _lines(stack: Sequence[traceback.FrameSummary]) -> tuple[list[str], list[str
 
 @contextmanager
 def watched_loaders() -> Iterator[list[tuple[int, int]]]:
-    """Numbers of samples and of batches of each loader of PyTorch that is looped over inside."""
+    """Collect (samples, batches) of each PyTorch loader that is iterated inside the block."""
     found: list[tuple[int, int]] = []
     original = DataLoader.__iter__
 
@@ -115,9 +111,8 @@ def watched_loaders() -> Iterator[list[tuple[int, int]]]:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message; libraries explain at length."""
     try:
         lines = [line.strip() for line in str(error).splitlines()]
-    except Exception:  # it cannot say what it is
+    except Exception:  # the error's own text fails
         lines = []
     return next(filter(None, lines), "")[:_MOST_TEXT]

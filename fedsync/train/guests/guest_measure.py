@@ -1,4 +1,4 @@
-"""Metrics of a silo's own evaluation: ``measure`` among the parameters of the function under ``@app.evaluate()``."""
+"""Metrics in a silo's own evaluation code: the ``measure`` argument of the function under ``@app.evaluate()``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 
 
 class GuestMeasure:
-    """Takes outputs and targets, batch by batch, and sums what the run wants.
-
-    Args:
-        wanted: what the run wants, of which the shipped metrics are measured.
-        device: where sums are kept.
-    """
+    """Accumulator of a run's metrics over batches; only metrics shipped with FedSync are measured."""
 
     def __init__(self, wanted: Wanted, device: torch.device) -> None:
         self._measuring = Measuring(wanted.metrics(lambda: ()), device)
@@ -26,15 +21,16 @@ class GuestMeasure:
         self.samples = 0
 
     def __call__(self, outputs: Any, targets: Any, *, probabilities: bool = False) -> None:
-        """Count a batch in.
+        """Add a batch.
 
         Args:
-            outputs: tensors or arrays: a logit a class, or one for two classes; or what the metrics wanted are of.
-            targets: what is true.
-            probabilities: outputs are probabilities, as `predict_proba` gives them, [n, classes] or [n] of class 1.
+            outputs: tensors or arrays [n, ...]: logits per class, a single logit for two classes, or the values
+                that the run's metrics need.
+            targets: true values [n, ...].
+            probabilities: outputs are probabilities as from `predict_proba`, [n, classes] or [n] of class 1.
 
         Raises:
-            ConfigError: they do not fit each other; whether they fit the metrics is seen here or by `sums`.
+            ConfigError: the lengths differ. A mismatch with the metrics is raised here or by `sums`.
         """
         given, truth = (torch.as_tensor(each).to(self._device) for each in (outputs, targets))
         if len(given) != len(truth):
@@ -46,5 +42,5 @@ class GuestMeasure:
         self.samples += len(given)
 
     def sums(self) -> SumsByKey:
-        """As they travel; nothing, where nothing was counted in."""
+        """Return the sums by metric key; empty if no batch was added."""
         return self._found.sums(self.samples) if self.samples else {}

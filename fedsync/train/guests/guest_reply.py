@@ -1,4 +1,4 @@
-"""What a Flower app says: in its replies, and in its ``pyproject.toml``."""
+"""Parsers of a Flower app's replies and of its ``pyproject.toml``."""
 
 from __future__ import annotations
 
@@ -24,23 +24,19 @@ EXAMPLES = "num-examples"
 LOSSES = ("train_loss", "loss")
 _TEST_LOSSES = ("eval_loss", "test_loss", "val_loss", "loss")
 _SCORES = ("acc", "accuracy", "f1", "auc", "dice", "iou", "r2", "score")
-"""Figures of which more is better, as apps call them; ``eval_``, ``test_`` or ``val_`` may stand before one."""
+"""Metric names for which larger is better; ``eval_``, ``test_`` or ``val_`` may precede the name."""
 
 REPLY = "the app's reply"
 
 _TESTED = ("eval_", "test_", "val_")
-"""What stands before a figure of an evaluation, so that none of training has its name."""
+"""Prefixes of evaluation metrics, which keep them apart from training metrics."""
 
 _MOST_METRICS = 24
-"""Of a reply; the rest stays here. Machine and silo have some of their own."""
+"""Limit of metrics per reply; further metrics are dropped. Machine and silo add their own metrics."""
 
 
 def declared(path: Path) -> dict[str, Scalar]:
-    """What an app's ``pyproject.toml`` says of its run configuration; tables in it become names with dots.
-
-    Raises:
-        ConfigError: it is no TOML.
-    """
+    """Run configuration of an app's ``pyproject.toml``; nested tables become dotted names. `ConfigError` if invalid."""
     if not path.is_file():
         return {}
     try:
@@ -68,19 +64,19 @@ def only(records: Sequence[T], kind: str) -> T:
 
 
 def figures_of(content: RecordDict) -> dict[str, float]:
-    """The single numbers among a reply's metrics."""
+    """Single numbers among a reply's metrics; lists are left out."""
     metrics = only(list(content.metric_records.values()), "metrics")
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def sums_of(content: RecordDict, known: Container[str]) -> dict[str, tuple[float, ...]]:
-    """Sums of statistics among a reply's metrics: lists of numbers by their keys, of which the run wants the known."""
+    """Sums of statistics among a reply's metrics: lists of numbers whose key is in ``known``."""
     metrics = only(list(content.metric_records.values()), "metrics")
     return {key: tuple(map(float, each)) for key, each in metrics.items() if key in known and isinstance(each, list)}
 
 
 def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Those that travel beside the loss, under names that other programs take; what is not finite does not."""
+    """Metrics to send beside the loss: finite, within limits, with names changed to the characters a-z, 0-9 and _."""
     named = {
         re.sub(r"[^a-z0-9_]", "_", name.lower()): float(value)
         for name, value in figures.items()
@@ -90,11 +86,7 @@ def metrics_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def whole(samples: object, place: str) -> int:
-    """A number of samples that code of a silo's own tells.
-
-    Raises:
-        ConfigError: it is not whole, or out of range.
-    """
+    """Check a number of samples from user code; raises `ConfigError` if it is not whole, or out of range."""
     try:
         count = int(samples)  # type: ignore[call-overload]
         if count == samples and 0 <= count <= MAX_TEST_SAMPLES:
@@ -106,7 +98,7 @@ def whole(samples: object, place: str) -> int:
 
 
 def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
-    """Sums of what an app's evaluation says; of nothing, where it tells no loss and no score, or had no samples."""
+    """Convert an app's evaluation metrics to sums; 0 samples if it reports neither loss nor score, or no samples."""
     if EXAMPLES not in figures:
         raise ConfigError(f"{REPLY} to evaluate", f"its metrics lack {EXAMPLES}", "Say how many samples there were")
     samples = whole(figures[EXAMPLES], f"{REPLY} to evaluate, {EXAMPLES}")
@@ -124,7 +116,7 @@ def evaluation_of(figures: Mapping[str, float]) -> Evaluation:
 
 
 def tested(means: Mapping[str, tuple[float, int]]) -> dict[str, tuple[float, int]]:
-    """Other figures of an evaluation, under names that other programs take; what is not finite stays here."""
+    """Further evaluation metrics to send: finite, with an ``eval_`` prefix where no known prefix is present."""
     named = {re.sub(r"[^a-z0-9_]", "_", name.lower()): (float(mean), count) for name, (mean, count) in means.items()}
     named = {name if name.startswith(_TESTED) else f"{_TESTED[0]}{name}": pair for name, pair in named.items()}
     fine = [

@@ -1,4 +1,4 @@
-"""The limits that Linux control groups (version 2) set to this process. Elsewhere there are none."""
+"""Resource limits that Linux control groups (version 2) set for this process; empty on other systems."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 
 _MOST_BYTES = 16_384
-"""Of a file; longer ones begin with what is wanted."""
+"""Bytes read per file; in longer files the entries we need come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """A group's processor quota; ``folder`` is the group's."""
+    """Processor quota of the control group at ``folder``."""
 
     folder: Path
 
     def processors(self) -> float | None:
-        """How many processors the group may keep busy, or None without a quota."""
+        """Number of processors that the group may keep busy, or None without a quota."""
         numbers = [_number(word) for word in (read_text(self.folder / "cpu.max") or "").split()]
         match numbers:
             case [float(quota), float(period)] if quota > 0 and period > 0:
@@ -28,26 +28,26 @@ class CpuLimit:
                 return None
 
     def used_s(self) -> float | None:
-        """Processor seconds that the group has used, or None where they are not counted."""
+        """Processor seconds that the group has used, or None where the kernel does not count them."""
         used = _entry(self.folder / "cpu.stat", "usage_usec")
         return None if used is None else used / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """A group's memory limit; ``folder`` is the group's."""
+    """Memory limit of the control group at ``folder``."""
 
     folder: Path
 
     def total(self) -> float | None:
-        """The limit [bytes], or None without one."""
+        """Return the limit [bytes], or None without a limit."""
         return _number(read_text(self.folder / "memory.max"))
 
     def share(self, at_least: float = 0.0) -> float | None:
         """Share of the limit in use, or None without a limit.
 
-        File cache that the kernel would drop first does not count. That takes a look into a longer file, so
-        a share that is no larger than ``at_least`` with the cache is returned with it.
+        File cache that the kernel would drop first does not count. The cache size is in a longer file, which is
+        read only if the share with cache exceeds ``at_least``; otherwise the share includes the cache.
         """
         limit = self.total()
         used = _number(read_text(self.folder / "memory.current"))
@@ -60,13 +60,7 @@ class MemoryLimit:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All limits around this process.
-
-    Args:
-        cpu: quotas, the innermost group's first.
-        memory: memory limits, likewise.
-        home: folder of the process's own group, if there is one.
-    """
+    """All control-group limits that apply to this process, innermost group first; ``home``: its own group."""
 
     cpu: tuple[CpuLimit, ...] = ()
     memory: tuple[MemoryLimit, ...] = ()
@@ -74,11 +68,7 @@ class Limits:
 
 
 def find_limits(root: Path = Path("/")) -> Limits:
-    """The groups with a limit that this process is in.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
-    """
+    """Find the control groups of this process that set a limit; ``root`` contains ``proc`` and ``sys``."""
     groups = list(_groups(root))
     cpu = (limit for limit in map(CpuLimit, groups) if limit.processors() is not None)
     memory = (limit for limit in map(MemoryLimit, groups) if limit.share() is not None)
@@ -86,10 +76,10 @@ def find_limits(root: Path = Path("/")) -> Limits:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Folders of this process's group and of those around it. A container sees its own group as the mount."""
+    """Yield folders of this process's group and its parents. In a container, the mount is the container's own group."""
     lines = (read_text(root / "proc/self/cgroup") or "").splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-    # Mounted alone, or beside version 1.
+    # Version 2 is mounted at the root, or in "unified" beside version 1.
     mounts = (root / "sys/fs/cgroup" / name for name in ("", "unified"))
     mount = next((mount for mount in mounts if (mount / "cgroup.controllers").is_file()), None)
     if path is None or mount is None:
@@ -101,9 +91,10 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def read_text(path: Path) -> str | None:
-    """What a small file of the kernel's holds, or None if it cannot be read.
+    """Return the content of a small kernel file, or None if the file cannot be read.
 
-    Such files are read many times a second, so they stay open: the kernel makes anew what is read at their beginning.
+    Kernel files are read many times a second, so they stay open: the kernel regenerates the content at each read
+    from position 0.
     """
     try:
         return os.pread(_opened(path).descriptor, _MOST_BYTES, 0).decode("ascii", "replace")
@@ -112,7 +103,7 @@ def read_text(path: Path) -> str | None:
 
 
 class _OpenFile:
-    """A file that is open for as long as this object is."""
+    """File descriptor that is closed together with this object."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
@@ -133,7 +124,7 @@ def _number(text: str | None) -> float | None:
 
 
 def _entry(path: Path, key: str) -> float | None:
-    """The number behind a word at the beginning of a line."""
+    """Return the number after ``key`` in a file of ``key value`` lines."""
     for line in (read_text(path) or "").splitlines():
         word, _, value = line.partition(" ")
         if word == key:

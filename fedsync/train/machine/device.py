@@ -1,4 +1,4 @@
-"""Where training runs: the only file that tells a GPU from a processor."""
+"""Devices for training; the only file that distinguishes GPU and CPU."""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ from fedsync.train.machine.resources import own_memory_bytes
 
 
 def resolve(name: str, place: str = "local.device") -> torch.device:
-    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:i`` means on this machine.
-
-    Args:
-        name: one of these.
-        place: where it is written, for the error.
-
-    Raises:
-        ConfigError: the name is none of these, or there is no such GPU.
-    """
+    """Resolve ``auto``, ``cpu``, ``cuda`` or ``cuda:i``; raises `ConfigError` at ``place`` without such a device."""
     present = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not present):
         return torch.device("cpu")
@@ -43,10 +35,9 @@ def resolve(name: str, place: str = "local.device") -> torch.device:
 
 
 def several(name: str, processes: int) -> list[str]:
-    """Where so many processes train: all on the processor, or each on a GPU of its own from ``name`` on.
+    """Return the devices of several training processes: all on the CPU, or one GPU each, starting at ``name``.
 
-    Raises:
-        ConfigError: as `resolve`, or there are not so many GPUs.
+    Raises `ConfigError` as `resolve`, or if the machine has too few GPUs.
     """
     first = resolve(name)
     if first.type == "cpu":
@@ -59,12 +50,12 @@ def several(name: str, processes: int) -> list[str]:
 
 
 def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
-    """The same model, with the same tensors, called by way of `torch.compile`; ``model`` itself stays as it is.
+    """Return a compiled view of the model (`torch.compile`) that shares its tensors; ``model`` stays unchanged.
 
-    The first size of a batch is compiled for itself, the second for all sizes.
+    The first batch size gets its own compilation, the second gets a compilation for all sizes.
 
     Raises:
-        ConfigError: what the compiler itself needs is not there.
+        ConfigError: the compiler's own requirements are missing.
     """
     if backend == "inductor" and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         problem = "torch.compile for a processor calls a C++ compiler, and there is none by the name of g++"
@@ -75,14 +66,14 @@ def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all it was given, so that a clock read means something."""
+    """Wait until the device has finished all queued work, so that clock readings are meaningful."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seeded torch generators inside, of the processor and of the device; the caller's untouched outside."""
+    """Seed torch's generators of CPU and device inside the block; restore the caller's state afterwards."""
     # Not torch.manual_seed, which seeds every GPU and takes 0.2 ms even where there is none, nor fork_rng.
     generators = [torch.default_generator]
     if device.type == "cuda":
@@ -98,12 +89,9 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def channels_last(model: nn.Module) -> None:
-    """Lay out the weights of convolutions over images channel by channel within a pixel.
+    """Store the weights of 2-D convolutions in channels-last memory format; inputs follow the format of the weights.
 
-    Their inputs follow: a convolution takes the layout of its weights.
-
-    Raises:
-        ConfigError: the model has no such weights.
+    Raises `ConfigError` if the model has no such weights.
     """
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         raise ConfigError("local.channels_last", "the model has no convolution over images", "Write false")
@@ -114,10 +102,9 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def allow_determinism(device: torch.device) -> None:
-    """Give cuBLAS the fixed workspace without which its sums depend on chance; before the first CUDA call.
+    """Set the fixed cuBLAS workspace that reproducible sums need; call before the first CUDA call.
 
-    Raises:
-        ConfigError: cuBLAS has begun without.
+    Raises `ConfigError` if CUDA is already initialised without this setting.
     """
     if device.type != "cuda" or _WORKSPACE in os.environ:
         return
@@ -130,10 +117,9 @@ def allow_determinism(device: torch.device) -> None:
 
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """Inside, torch takes algorithms that give the same bits each time; outside, what it took before.
+    """Make torch use reproducible algorithms inside the block; restore the previous setting afterwards.
 
-    Raises:
-        ConfigError: the model needs an operation that has none on this device.
+    Raises `ConfigError` if the model needs an operation without a reproducible algorithm on this device.
     """
     if not enabled:
         yield
@@ -155,14 +141,14 @@ def deterministic(enabled: bool) -> Iterator[None]:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Bytes held: on a GPU the most since `gpu_memory_share` was last asked, else what this process has resident."""
+    """Bytes in use: on a GPU the peak since the last `gpu_memory_share`, on a CPU the process's resident memory."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else own_memory_bytes()
 
 
 def gpu_memory_share(device: torch.device) -> float:
-    """Share of the GPU's memory that others hold, or that training needed at its peak since the last call, 0..1.
+    """Share of GPU memory, 0..1: memory of other processes plus the peak that training needed since the last call.
 
-    Memory that torch keeps for later is free for training, so it does not count.
+    Memory that torch caches for later use is available to training, so it does not count.
     """
     free, total = torch.cuda.mem_get_info(device)
     statistics = torch.cuda.memory_stats_as_nested_dict(device)
@@ -172,20 +158,19 @@ def gpu_memory_share(device: torch.device) -> float:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory ran out, on a GPU or in torch's processor allocator."""
+    """Return whether the error means that memory ran out, on a GPU or in torch's CPU allocator."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
 
 
 def free_heap() -> None:
-    """Give back what this process has freed: of arrays below 32 MiB the C library keeps the memory for later ones."""
+    """Return freed memory to the system; the C library otherwise keeps the memory of arrays below 32 MiB for reuse."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def free_cache(device: torch.device) -> None:
-    """Give back memory that torch keeps for later."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What a silo's machine is doing while it trains, read between steps: no thread, no cost worth measuring."""
+"""Probe of a silo's machine during training; read between steps without a thread and at negligible cost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ WINDOW_S = 0.05
 MOST_WINDOWS = 64
 
 Shares = tuple[float | None, float | None]
-"""Processors available to the trainer and memory pressure, both 0..1; None where it is not known or not told."""
+"""Share of processors available to the trainer, and memory pressure, both 0..1; None if unknown or disabled."""
 
 
 class MachineProbe:
-    """Reads `Shares`, at most every 50 ms: a reading takes some 80 microseconds.
+    """Probe that reads `Shares` at most every 50 ms; a reading takes about 80 microseconds.
 
     Args:
-        device: where training runs; on a GPU, memory is the GPU's.
+        device: where training runs; on a GPU, memory means GPU memory.
         enabled: whether to measure; if not, both shares are None and there are no metrics.
-        resources: what is read, or None for this machine's.
+        resources: source of the readings, or None for this machine.
     """
 
     def __init__(self, device: torch.device, enabled: bool, resources: Resources | None = None) -> None:
@@ -36,12 +36,12 @@ class MachineProbe:
         self._peak_bytes = 0
 
     def start(self, now_s: float) -> None:
-        """Begin an order: forget what the machine did before, unless that was just now."""
+        """Begin an order: discard data from before, unless the last reading is less than 50 ms old."""
         if self._resources is not None and now_s - self._read_s >= WINDOW_S:
             self._resources.begin(now_s)
 
     def read(self, now_s: float) -> Shares:
-        """Means since the last reading; those of the last reading if that was just now."""
+        """Return means since the last reading; repeat the last reading if it is less than 50 ms old."""
         if self._resources is not None and now_s - self._read_s >= WINDOW_S:
             self._read_s = now_s
             cpu, memory = self._resources.read(now_s)
@@ -52,22 +52,19 @@ class MachineProbe:
         return self._shares
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the machine for `WorkReport.metrics`: the most memory that this process held at any reading.
-
-        On a GPU, at any time.
-        """
+        """Metrics for `WorkReport.metrics`: this process's peak memory, over all readings or, on a GPU, at any time."""
         return {"peak_memory_bytes": float(self._peak_bytes)} if self._peak_bytes else {}
 
 
 class Reader(Protocol):
-    """What a `Series` asks: a `MachineProbe`, or a stand-in."""
+    """Source of `Shares` for a `Series`: a `MachineProbe`, or a stand-in."""
 
     def read(self, now_s: float) -> Shares: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Sums over consecutive steps, so that two spans merge exactly."""
+    """Sums over consecutive steps; two spans merge exactly."""
 
     seconds: float
     samples: int
@@ -88,19 +85,14 @@ class _Span:
 
 
 def _sum(first: float | None, second: float | None) -> float | None:
-    """Of two totals; unknown if one is."""
     return None if first is None or second is None else first + second
 
 
 class Series:
-    """The course of one order as at most 64 windows.
+    """Time series of one order, with at most 64 windows.
 
-    A window closes at the first step boundary 50 ms after it opened. When there are 64, neighbours are
-    merged and windows become twice as long: any order gives a series of bounded size.
-
-    Args:
-        probe: asked once a window.
-        now_s: the time at which the first window opens.
+    A window closes at the first step boundary 50 ms after it opened. At 64 windows, neighbours merge and the window
+    length doubles, so any order gives a series of bounded size. The probe is read once per window.
     """
 
     def __init__(self, probe: Reader, now_s: float) -> None:
@@ -112,12 +104,7 @@ class Series:
         self.due_s = now_s + WINDOW_S
 
     def close(self, now_s: float, samples: int) -> None:
-        """End the window that is open.
-
-        Args:
-            now_s: now, with the device synchronised.
-            samples: processed since the order began.
-        """
+        """End the current window at ``now_s``; the device is synchronised, and ``samples`` counts the whole order."""
         seconds = now_s - self._opened_s
         cpu, memory = self._probe.read(now_s)
         sums = (None if share is None else share * seconds for share in (cpu, memory))
@@ -130,12 +117,12 @@ class Series:
         self.due_s = now_s + self._length_s
 
     def skip(self, seconds: float) -> None:
-        """So long nothing was trained that the open window is about."""
+        """Exclude time without training from the current window."""
         self._opened_s += seconds
         self.due_s += seconds
 
     def finish(self, now_s: float, samples: int) -> tuple[Window, ...]:
-        """All windows. What is left of the last one counts with its neighbour if it is short."""
+        """Return all windows; a last window shorter than half the length merges with its neighbour."""
         if samples > self._samples:
             short = now_s - self._opened_s < self._length_s / 2
             self.close(now_s, samples)

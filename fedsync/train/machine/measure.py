@@ -1,4 +1,4 @@
-"""A machine's curve: how long a local step takes, by batch size. Measured with the loop that trains."""
+"""Measurement of a machine's curve: time of a local step by batch size, measured with the training loop itself."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fedsync.train.loop import Trainer
 from fedsync.train.machine.resources import machine_memory_share
 
 _ORDER_S = 0.05
-"""An order is given as many steps as fill this time: neither the clock nor a reading of the probe shows then."""
+"""Time that the steps of an order should fill, long enough to make clock and probe errors negligible."""
 
 _MOST_STEPS = 200
 _FULL = 0.9
-"""Share of the machine's memory in use from which on no larger batch is tried."""
+"""Share of the machine's memory in use above which no larger batch is tried."""
 
 _LEARNING_RATE = 1e-9
-"""Nothing is to be learned; a rate at which nothing can diverge."""
+"""Learning rate so small that training cannot diverge; nothing needs to be learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Steps of one size.
+    """Timings of one batch size.
 
     Args:
-        batch: samples a step.
-        steps: steps an order.
-        seconds: a step, mean of each order; without the first, which warms up.
+        batch: samples per step.
+        steps: steps per order.
+        seconds: mean time of a step, per order; without the warm-up order.
     """
 
     batch: int
@@ -43,24 +43,18 @@ class StepTiming:
 
     @property
     def step_s(self) -> float:
-        """Median seconds of a step."""
         return median(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was measured on a machine.
-
-    Args:
-        timings: by ascending size.
-        memory_samples: largest batch that fits its memory, or None if none was too large.
-    """
+    """Result of a machine's measurement: timings by ascending size, and the largest batch that fits the memory."""
 
     timings: tuple[StepTiming, ...]
     memory_samples: int | None
 
     def fit(self) -> Curve:
-        """The curve ``max(c, a + b x)`` that is closest to the times; a line through the origin for one size."""
+        """Fit the curve ``max(c, a + b x)`` to the times; for a single size, a line through the origin."""
         groups = [[CurvePoint(timing.batch, seconds) for seconds in timing.seconds] for timing in self.timings]
         if len(groups) == 1:
             return Curve(self.timings[0].batch / self.timings[0].step_s)
@@ -68,29 +62,28 @@ class Measurement:
 
 
 Watch = Callable[[int, float], None]
-"""Told the batch size that is tried next, and which share of the time is gone, 0..1."""
+"""Progress callback: batch size to be tried next, and elapsed share of the time, 0..1."""
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """1, 2, 4 and so on, and ``most`` itself."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | None = None) -> Measurement:
-    """Time steps over batches of 1, 2, 4 and so on, up to the data or the memory.
+    """Time steps over batches of 1, 2, 4 and so on, up to the number of samples or the memory limit.
 
-    First each size is tried once, which warms up; sizes stop growing when a third of the time is gone. Then
-    all sizes get their turn again and again: a machine that is busy for a while is so for all of them.
+    Each size is tried once as a warm-up; sizes stop growing after a third of the time. Then all sizes are timed in
+    turn, again and again, so that a temporary load of the machine affects all sizes alike.
 
     Args:
-        trainer: of this machine.
-        limit_s: stop after about so many seconds, but not before each size was timed once.
-        repeats: timings of a size, at most.
-        watch: told of the progress.
+        trainer: trainer of this machine.
+        limit_s: approximate time limit [s]; each size is timed at least once.
+        repeats: most timings per size.
+        watch: progress callback.
 
     Raises:
         ConfigError: there are too few samples for the model.
-        RuntimeError: one single sample does not fit the memory.
+        RuntimeError: a single sample does not fit the memory.
     """
     begin_s = perf_counter()
 
@@ -106,13 +99,13 @@ def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | N
     for batch in sizes_up_to(cap or trainer.examples):
         look(batch)
         try:
-            # The second one counts: the first has memory to allocate, and kernels to choose.
+            # The second order counts: the first also allocates memory and selects kernels.
             step_s = [_step_s(trainer, batch, steps)[0] for steps in (1, 2)][1]
             fitting = _step_s(trainer, batch, 1)[1]
         except ValueError:
             if batch > 1:
                 raise
-            continue  # batch normalisation wants two samples
+            continue  # batch normalisation needs at least two samples
         if fitting is not None and fitting < batch:
             cap = fitting
             break
@@ -132,7 +125,7 @@ def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | N
 
 
 def _step_s(trainer: Trainer, batch: int, steps: int) -> tuple[float, int | None]:
-    """Mean seconds of a step, with the device synchronised, and the batch cap that the trainer ran into."""
+    """Mean time of a step [s], with the device synchronised, and the batch cap if memory ran out."""
     order = WorkOrder("probe", 0, 1, batch, steps, _LEARNING_RATE, seed=0, evaluate=False)
     report = trainer.run(order, trainer.initial_model(), Cursor()).report
     return report.compute_s / report.steps, report.batch_cap

@@ -1,4 +1,4 @@
-"""Running out of memory is not the end: a batch can be worked off in pieces, and the largest piece be found."""
+"""Recovery from out-of-memory errors: a batch is worked off in smaller pieces."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ _PRECISION = 16
 
 
 def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool]) -> int | None:
-    """The largest size that fits, to a sixteenth of itself; None if everything up to ``most`` does.
+    """Find the largest size up to ``most`` that fits, to within a sixteenth.
 
-    Sizes double from 1 until one does not fit; bisection follows.
+    Sizes double from 1 until a size does not fit; bisection follows.
 
     Args:
-        fits: tries a size; once one does not fit, no larger one does.
-        most: largest size to try, at least 1.
-        go_on: asked before each size but the first; False ends the search with what is known, which is None
-            if nothing has failed yet.
+        fits: tries a size; if a size does not fit, no larger size fits.
+        go_on: called before each size but the first; False ends the search with the current result.
 
     Returns:
-        A size that was tried and fits, 0 if 1 does not, or None.
+        A size that was tried and fits, 0 if size 1 does not fit, or None if no size has failed.
     """
     fitting, failing = 0, 1
     while fits(failing):
@@ -44,11 +42,10 @@ def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool
 
 
 class BatchCap:
-    """Learns how many samples fit the memory at once.
+    """Limit on the number of samples that fit the memory at once, learned from failures.
 
-    `largest` is the largest piece that is known to be worth trying [samples], None while memory never
-    ran out. It halves at each failure and never grows back: an order that fails now and then costs more
-    than one that always takes small pieces.
+    `largest` is the largest piece worth trying [samples], None until memory runs out. It halves at each failure and
+    never grows, because an order that fails now and then costs more than constantly small pieces.
     """
 
     def __init__(self) -> None:
@@ -57,16 +54,10 @@ class BatchCap:
     def search(
         self, work: Callable[[int], object], reset: Callable[[], None], most: int, go_on: Callable[[], bool]
     ) -> int | None:
-        """Find `largest` by trying; see `largest_fit`.
+        """Find `largest` by whole steps over a number of samples; see `largest_fit`.
 
-        Args:
-            work: does a whole step over so many samples.
-            reset: undoes what ``work`` did, and frees memory.
-            most: largest number of samples to try.
-            go_on: False ends the search.
-
-        Raises:
-            RuntimeError: whatever ``work`` raises, unless memory ran out; that too over one single sample.
+        ``reset`` undoes the effects of ``work`` and frees memory. Raises any error of ``work``, except out-of-memory
+        errors for more than one sample.
         """
 
         def fits(size: int) -> bool:
@@ -78,7 +69,7 @@ class BatchCap:
                 if size == 1 or not is_out_of_memory(error):
                     raise
             except ValueError:
-                # Batch normalisation refuses a single sample, which says nothing of memory.
+                # Batch normalisation refuses a single sample; this says nothing about memory.
                 if size > 1:
                     raise
                 done = True
@@ -92,24 +83,20 @@ class BatchCap:
         return found
 
     def piece(self, count: int, pieces: int = 1) -> int:
-        """Samples to work off at once of so many, which are to make that many pieces at least."""
+        """Number of samples to work off at once, so that ``count`` samples make at least ``pieces`` pieces."""
         size = -(-count // pieces)
         return size if self.largest is None else min(size, self.largest)
 
     def work_off(
         self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
     ) -> list[T]:
-        """Results of ``work`` on consecutive pieces of ``rows`` that fit the memory.
+        """Return the results of ``work`` on consecutive pieces of ``rows``, int64 [n >= 1], that fit the memory.
 
         Args:
-            rows: sample numbers, int64 [n], at least one.
-            work: done on each piece, with its share of ``rows``; all over again, with smaller pieces, if
-                memory runs out.
-            reset: undoes what ``work`` did so far, and frees memory.
-            pieces: how many they are where the memory takes them all, or fewer of few rows.
-
-        Raises:
-            RuntimeError: whatever ``work`` raises, unless memory ran out and a smaller piece is possible.
+            work: called on each piece with its share of ``rows``; called again for all rows, in smaller pieces, if
+                memory runs out. All other errors are raised, and this error if no smaller piece is possible.
+            reset: undoes the effects of ``work``, and frees memory.
+            pieces: least number of pieces; fewer for few rows.
         """
         count = len(rows)
         while True:
@@ -121,6 +108,6 @@ class BatchCap:
             except (RuntimeError, MemoryError) as error:
                 if size == 1 or not is_out_of_memory(error):
                     raise
-            # Not inside the handler, where the error's traceback still holds the tensors that were too large.
+            # Outside the handler: inside, the error's traceback still holds the tensors that were too large.
             reset()
             self.largest = size // 2

@@ -1,6 +1,6 @@
-"""A model that this machine has not the memory for is refused before any of it is asked for.
+"""Guard that refuses a model larger than this machine's memory, before the memory is allocated.
 
-Asking is no test: the system promises more memory than there is, and ends a process that uses what it was promised.
+A trial allocation is no test: the system promises more memory than it has, and kills the process that uses it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,27 @@ from fedsync.common.errors import ConfigError, HugeModel
 from fedsync.train.machine.cgroups import find_limits
 
 NOBODY_HAS_BYTES = 2**42
-"""Memory of no machine; what is larger need not be tried on another one [bytes]."""
+"""Memory beyond any machine: a larger model need not be tried elsewhere [bytes]."""
 
 _REMEDY = "Choose narrower or fewer layers, for example by task.hidden"
 _MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
-"""What modules make their tensors with: the size comes first, in one argument or in several."""
+"""Functions with which modules allocate tensors; the size comes first, as one argument or as several."""
 
 
 def machine_bytes() -> int:
-    """Memory that a process can have here at most [bytes]: the machine's, or less where a control group says so."""
+    """Memory that a process can have [bytes]: the machine's, or a control group's limit if that is lower."""
     limits = [total for limit in find_limits().memory if (total := limit.total()) is not None]
     return int(min([psutil.virtual_memory().total, *limits]))
 
 
 class FittingModel(TorchFunctionMode):
-    """Within, modules are made that fit the memory. A context manager.
+    """Context in which modules are built only if they fit in ``most_bytes``, by default this machine's memory.
 
-    Counts what is made for a processor, also what is thrown away again.
-
-    Args:
-        most_bytes: that they may take together; None for all that this machine has.
+    Counts every tensor allocated on the CPU, including temporary tensors. The tensor over the limit is not allocated.
 
     Raises:
-        HugeModel: they would take more than any silo has.
-        ConfigError: they would take more; in either case what goes beyond is not made.
+        HugeModel: the tensors would need more memory than any silo has.
+        ConfigError: the tensors would exceed the limit.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
@@ -55,7 +52,6 @@ class FittingModel(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Count a tensor that is about to be made."""
         given = kwargs or {}
         if func in _MAKERS and torch.device(given.get("device") or "cpu").type == "cpu":
             self._count(args, given)

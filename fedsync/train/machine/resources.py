@@ -1,6 +1,6 @@
-"""How much of its machine a trainer can have: what others take, what limits allow, where the kernel stalls it.
+"""Resources available to a trainer: load of other processes, limits, and stalls counted by the kernel.
 
-Every source is optional: what a system does not offer is left out.
+Every source is optional; sources that the system lacks are left out.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import psutil
 from fedsync.train.machine.cgroups import find_limits, read_text
 
 _STAT, _MEMINFO = Path("/proc/stat"), Path("/proc/meminfo")
-"""Linux's; read here, since psutil's way takes four times as long. Elsewhere psutil is asked."""
+"""Linux's files, read here because psutil takes four times as long; psutil serves other systems."""
 
 _TICK_S = 0.01
-"""Linux counts the processors' time in steps of this length [s]."""
+"""Resolution of Linux's processor time [s]."""
 
 
 def machine_busy_s() -> float:
-    """Seconds that the machine's processors have worked since boot, for other guests of a hypervisor too."""
+    """Processor seconds of the machine since boot, including other guests of a hypervisor."""
     words = (read_text(_STAT) or "").split(maxsplit=9)
     if len(words) > 8 and words[0] == "cpu":
         user, nice, system, _idle, _iowait, *interrupts, stolen = map(int, words[1:9])
         return (user + nice + system + sum(interrupts) + stolen) * _TICK_S
     times = psutil.cpu_times()._asdict()
-    # `user` and `nice` hold the time of guests already.
+    # `user` and `nice` already include the time of guests.
     return float(sum(times.values()) - sum(times.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice")))
 
 
@@ -43,7 +43,6 @@ def machine_memory_share() -> float:
 
 
 def own_memory_bytes() -> int:
-    """Bytes of memory that this process has resident."""
     words = (read_text(Path(f"/proc/{os.getpid()}/statm")) or "").split(maxsplit=2)
     if len(words) > 1:
         return int(words[1]) * mmap.PAGESIZE
@@ -51,21 +50,17 @@ def own_memory_bytes() -> int:
 
 
 def allowed_processors() -> int:
-    """Processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def stalled_s(path: Path | None, kind: str) -> float | None:
-    """Seconds since boot that a pressure file counts as stalled.
+    """Stalled seconds since boot, from a kernel pressure file; None if the kernel does not count them.
 
     Args:
-        path: for example ``/proc/pressure/memory``; None is no file.
-        kind: ``some`` (something waited) or ``full`` (nothing could work).
-
-    Returns:
-        None if the kernel does not count them.
+        path: for example ``/proc/pressure/memory``; None for no file.
+        kind: ``some`` (some task waited) or ``full`` (no task could work).
     """
     for line in ((path and read_text(path)) or "").splitlines():
         if line.startswith(kind):
@@ -76,44 +71,44 @@ def stalled_s(path: Path | None, kind: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """What was counted up to one moment; all in seconds."""
+    """Counter values at one moment, all in seconds."""
 
     at_s: float
     own_s: float
     busy_s: float | None
-    quotas: tuple[tuple[float | None, float | None], ...]  # processors allowed and seconds used, a group
+    quotas: tuple[tuple[float | None, float | None], ...]  # processors allowed and seconds used, per group
     cpu_stalled_s: float | None
     memory_stalled_s: float | None
 
 
 class Resources:
-    """Reads what a silo tells of its machine: means since the reading before.
+    """Reader of the machine's load for a silo's reports: means since the previous reading.
 
     The share of processors available to the trainer is the least of
 
-    - ``(allowed - others) / nominal``: others is the busy time of the machine's processors less this
-      process's own, a second, spread evenly over the processors;
+    - ``(allowed - others) / nominal``: others is the busy time per second of the machine's processors minus this
+      process's own time, spread evenly over the processors;
     - ``(quota - others in the group) / nominal`` for every control group with a quota;
-    - 1 less the share of time in which the process's own control group stood still for want of a processor
+    - 1 minus the share of time in which the process's own control group had no processor at all
       (the kernel's ``cpu.pressure``, full)
 
-    where nominal is the number of processors it may use: its affinity, or the tightest quota at first.
-    1 is a machine of one's own, busy as the trainer may keep it: what it uses is available to it.
+    where nominal is the number of processors the process may use: its affinity, or the tightest quota at the start.
+    1 means an otherwise idle machine: the trainer's own load counts as available to the trainer.
 
-    Memory pressure is ``1 - (1 - used) (1 - stalled)``: used is the share in use of the machine's memory or of
-    a control group's limit, whichever is larger, and stalled the share of time in which something waited for
-    memory (``memory.pressure``, some; of the own control group, or else of the machine).
+    Memory pressure is ``1 - (1 - used) (1 - stalled)``. ``used`` is the share in use of the machine's memory or of a
+    control group's limit, whichever is larger. ``stalled`` is the share of time in which some task waited for memory
+    (``memory.pressure``, some; of the own control group, or else of the machine).
 
-    A reading takes tens of microseconds. Processor time comes in ticks of 10 ms: over 50 ms a reading is
-    coarse, the mean of several is not.
+    A reading takes tens of microseconds. Processor time has a resolution of 10 ms: one reading over 50 ms is coarse,
+    the mean of several is not.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
-        busy_s: seconds that all processors have worked.
-        own_s: seconds that they have worked for this process.
+        root: parent folder of ``proc`` and ``sys``.
+        busy_s: processor seconds of all processors.
+        own_s: processor seconds of this process.
         used: share of the machine's memory in use, 0..1.
-        allowed: processors that this process may run on.
-        processors: of the machine.
+        allowed: number of processors that this process may run on.
+        processors: number of processors of the machine.
     """
 
     def __init__(
@@ -138,15 +133,15 @@ class Resources:
         counted = stalled_s(own, "some") is not None
         self._memory_pressure = own if counted else root / "proc/pressure/memory"
         self._before: _Counters | None = None
-        # By how much ticks have made others seem to work less than nothing; it is made up for by the next ones.
+        # Ticks can make the load of others negative; the deficit is carried over to the next readings.
         self._owed_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Forget what was before ``now_s``, a reading of any clock in seconds."""
+        """Restart the measurement at ``now_s``, the reading of any clock [s]."""
         self._before, self._owed_s = self._count(now_s), 0.0
 
     def read(self, now_s: float) -> tuple[float | None, float | None]:
-        """Processor share and memory pressure, both 0..1, since the last call or `begin`; None what is unknown."""
+        """Return processor share and memory pressure, 0..1, since the last call or `begin`; None if unknown."""
         before, after = self._before, self._count(now_s)
         self._before = after
         used = self._memory_share()

@@ -1,4 +1,4 @@
-"""Makes a fast machine behave like a slow one, for benchmarks and demonstrations on a single machine."""
+"""Emulation of slow machines on a fast machine, for benchmarks and demonstrations."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from fedsync.core.speed.curve import Curve
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """Stretches local steps to the length that an emulated machine would need.
+    """Extra time that stretches local steps to the duration on an emulated machine.
 
-    A step over b samples lasts ``max(curve.step_s(b), raw_s * fastest_ratio)`` seconds: what the curve
-    says, unless this machine is too slow for it; then all silos slow down together, and their
-    ratios still hold.
+    A step over b samples lasts ``max(curve.step_s(b), raw_s * fastest_ratio)`` seconds: the emulated duration, unless
+    this machine is too slow for it. Then all silos slow down together, and their speed ratios still hold.
 
     Args:
-        curve: of the emulated machine.
-        fastest_ratio: the fastest emulated silo's speed over this one's, at least 1.
-
-    Raises:
-        ConfigError: ``fastest_ratio`` is below 1 or not finite.
+        fastest_ratio: speed of the fastest emulated silo divided by this silo's; `ConfigError` below 1.
     """
 
     curve: Curve

@@ -1,13 +1,13 @@
-"""Several processes that train one silo: the first, which takes orders, starts and ends the others.
+"""Process group that trains one silo; the first process takes orders, starts the other processes and ends them.
 
 | the group is | an order or evaluation | goes to |
 |---|---|---|
-| forming | waits until all have loaded task, data and model | ready, or fails with the first error |
-| ready | goes to each, with base and place in the data; each does its share, and says that it is done | ready, broken |
-| broken | fails once, with what broke it; the others are killed | forming, with the next order |
+| forming | waits until all processes have loaded task, data and model | ready, or fails with the first error |
+| ready | goes to each process, with base and data position; each process reports the end of its share | ready, broken |
+| broken | fails once, with the cause; the other processes are killed | forming, with the next order |
 
-A process breaks the group when it ends, however it does, or when its share fails. Orders depend on nothing that ran
-before, so one that failed can be repeated by new processes.
+A process breaks the group when the process ends for any reason, or when its share fails. Orders do not depend on
+earlier orders, so new processes can repeat a failed order.
 """
 
 from __future__ import annotations
@@ -50,31 +50,23 @@ from fedsync.train.processes.rank import OthersGone, Rank
 from fedsync.train.silo_trainer import Outcome, Watch
 
 MakeTask = Callable[[], Task]
-"""Builds the task; it pickles."""
+"""Builds the task; must be picklable, because every process builds its own task."""
 
 logger = foreign.logger(__name__)
 
 _Asked = tuple[WorkOrder | Split, Cursor]
-"""An order, or the split of an evaluation, and the place in the data."""
+"""An order, or the split of an evaluation, with the data position."""
 
 _LAST_WORDS_S = 2.0
-"""For which a process that breaks the group may say why."""
+"""Time in which a process that breaks the group may report the reason."""
 
 
 class GroupTrainer(Trainer):
-    """Trains a task in ``options.processes`` processes, of which this is the first; see `Trainer`.
+    """Trainer of a task in ``options.processes`` processes, this process included; see `Trainer`.
 
-    The update is that of one process but for the order in which floats are summed, and for what a model makes of a
-    whole batch (batch normalisation) or draws at random (dropout): each process does that for its own rows.
-
-    Args:
-        make: builds the task, in every process.
-        slot: which silo this is.
-        options: how.
-        run: parts of the model that the run names.
-
-    Raises:
-        ConfigError: as `Trainer`, in whichever process; or the machine has fewer GPUs.
+    The update equals the update of one process, with two exceptions: the order of float sums differs, and each
+    process applies batch normalisation and dropout to its own rows only. Raises `ConfigError` as `Trainer`, in any of
+    the processes, or if the machine has too few GPUs.
     """
 
     def __init__(self, make: MakeTask, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -83,7 +75,7 @@ class GroupTrainer(Trainer):
         each = [replace(options, device=place, threads=threads, processes=1) for place in places]
         self._size = len(each)
         self._start = partial(_Group, make, slot, each, run)
-        group = self._start()  # They load while this process does.
+        group = self._start()  # The other processes load while this process loads.
         try:
             super().__init__(make(), slot, each[0], run)
             self.rank = group.form(self._device)
@@ -94,7 +86,7 @@ class GroupTrainer(Trainer):
         self._probe = MachineProbe(self._device, options.resources, Resources(own_s=self._own_s))
 
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
-        """See `Trainer.find_batch_cap`; of a batch, each process has its share."""
+        """See `Trainer.find_batch_cap`; the limits of all processes add up, as each takes a share of a batch."""
         found = super().find_batch_cap(limit_s)
         return None if found is None else found * self._size
 
@@ -107,11 +99,7 @@ class GroupTrainer(Trainer):
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """See `LocalTrainer.run`; the report is the group's.
-
-        Raises:
-            RunError: another process ended; the next order is done by new ones.
-        """
+        """See `LocalTrainer.run`; raises `RunError` if another process ends. The next order starts new processes."""
         with self._together((order, cursor), base, correction) as group:
             outcome = super().run(order, base, cursor, throttle, watch, correction)
             held = outcome.report.metrics.get("peak_memory_bytes")
@@ -122,7 +110,7 @@ class GroupTrainer(Trainer):
         return replace(outcome, report=replace(outcome.report, metrics=metrics))
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
-        """See `LocalTrainer.evaluate`; raises `RunError` likewise."""
+        """See `LocalTrainer.evaluate`; raises `RunError` as `run` does."""
         with self._together((split, cursor or Cursor()), model) as group:
             found = super().evaluate(model, cursor, split)
             group.done()
@@ -130,7 +118,7 @@ class GroupTrainer(Trainer):
 
     @contextmanager
     def _together(self, asked: _Asked, model: Vector, correction: Vector | None = None) -> Iterator[_Group]:
-        """Have the others do their share of what is done inside."""
+        """Make the other processes do their share of the work inside the block."""
         self.layout.check(model)
         group, rank = self._formed()
         try:
@@ -141,7 +129,7 @@ class GroupTrainer(Trainer):
             try:
                 yield group
             except Diverged:
-                group.done()  # All have come to the same weights.
+                group.done()  # All processes have reached the same weights, so the group stays usable.
                 raise
         except Diverged:
             raise
@@ -154,7 +142,7 @@ class GroupTrainer(Trainer):
             raise why from error
 
     def _formed(self) -> tuple[_Group, Rank]:
-        """The group, with new processes where some are gone."""
+        """Return the group; start new processes if any has ended."""
         if self._group is None or self.rank is None or not self._group.lives:
             if self._group is not None:
                 self._group.end()
@@ -173,20 +161,13 @@ class GroupTrainer(Trainer):
 
 
 class _Group:
-    """The other processes of a silo, from number 1 on.
-
-    Args:
-        make: builds the task.
-        slot: which silo.
-        each: options of every process, the first one's too.
-        run: parts of the model that the run names.
-    """
+    """Other processes of a silo's group, numbered from 1; ``each`` holds options per process, the first included."""
 
     def __init__(self, make: MakeTask, slot: SiloSlot, each: Sequence[LocalOptions], run: PartPatterns) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fedsync-group-"))
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
-        # Before processes are started: also where the interpreter ends, which would wait for them.
+        # Registered before the start of processes: at exit, the interpreter would wait for them.
         args = (self._processes, self._pipes, self._folder)
         self._finalizer = Finalize(self, _end, args=args, exitpriority=10)
         context = get_context("spawn")  # A process with threads and a GPU cannot be forked.
@@ -202,11 +183,7 @@ class _Group:
             self._pipes.append(pipe)
 
     def form(self, device: torch.device) -> Rank:
-        """Wait until all have loaded, and meet them.
-
-        Raises:
-            Exception: what one of them raised.
-        """
+        """Wait until all processes have loaded, and connect to them; raises the first error of any process."""
         try:
             self._hear()
             rank = Rank(0, len(self._processes) + 1, self._folder, device)
@@ -226,17 +203,17 @@ class _Group:
         return all(process.is_alive() for process in self._processes)
 
     def ask(self, asked: _Asked, *, corrected: bool) -> None:
-        """Have all begin; ``corrected`` where what gradients are corrected by comes behind the model."""
+        """Send an order to all processes; ``corrected``: a gradient correction follows the model."""
         with _gone():
             for pipe in self._pipes:
                 pipe.send((*asked, corrected))
 
     def done(self) -> float:
-        """Wait until all are done; returns the bytes that they hold together."""
+        """Wait until all processes are done; return the memory that they hold together [bytes]."""
         return sum(self._hear())
 
     def cpu_s(self) -> float:
-        """Processor time that they have taken [s]."""
+        """Processor time of the other processes [s]."""
         taken = 0.0
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
@@ -245,7 +222,7 @@ class _Group:
         return taken
 
     def why(self, error: BaseException) -> BaseException:
-        """What broke the group: ``error``, unless that only says that another process did."""
+        """Return the cause of a broken group: ``error``, unless it only reports the end of another process."""
         end_s = time.monotonic() + _LAST_WORDS_S
         while isinstance(error, OthersGone):
             for pipe in self._pipes:
@@ -256,7 +233,7 @@ class _Group:
                             return said
             over = time.monotonic() > end_s
             for number, process in enumerate(self._processes, 1):
-                # Who only misses another ends by itself, with a code of 1.
+                # A process that only lost its connection to another exits with code 1 by itself.
                 if process.exitcode is not None and (process.exitcode < 0 or over):
                     how = f"signal {-process.exitcode}" if process.exitcode < 0 else f"code {process.exitcode}"
                     return RunError(
@@ -269,11 +246,10 @@ class _Group:
         return error
 
     def end(self) -> None:
-        """Kill them, once."""
         self._finalizer()
 
     def _hear(self) -> list[float]:
-        """The next word of each."""
+        """Receive the next message of each process; raise the first error among the messages."""
         said = []
         with _gone():
             for pipe in self._pipes:
@@ -312,7 +288,7 @@ def _follow(
     pipe: Connection,
     first: int,
 ) -> None:
-    """Do one process's share of all that the first one, which is process ``first`` of the machine, is asked."""
+    """Do one process's share of each order of the first process, whose process id is ``first``."""
     exit_with_parent(first)
     try:
         trainer = Trainer(make(), slot, replace(options, resources=False), run)
@@ -340,6 +316,6 @@ def _follow(
 
 
 def _told(error: Exception) -> Exception:
-    """What another process can read of an error: it may not have the class, if it is of a task of one's own."""
+    """Convert an error to a class that another process can unpickle; classes of user code may be missing there."""
     known = type(error).__module__.partition(".")[0] in ("builtins", "torch", "fedsync")
     return error if known else RunError(f"{type(error).__name__}: {error}")

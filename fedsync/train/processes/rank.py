@@ -1,13 +1,13 @@
-"""One process of those that train a silo together, and what each has to hear from the others.
+"""Collective operations among the processes that train one silo together.
 
-Each process has the whole model and the whole data, and takes its share of the rows of every batch. Before the
-optimizer's step gradients are added up, weighed by the share, so that all do the step that one process would do. The
-first process decides after each step whether there is another, as budget, halt and emulated machine have it.
+Each process has the whole model and the whole data, and takes its share of the rows of every batch. Gradients are
+summed, weighted by the share, before the optimizer's step, so that all processes do the step of a single process. After
+each step the first process decides whether another step follows; it checks budget, halt and emulated machine.
 
-PyTorch's `DistributedDataParallel` adds up inside the backward pass. It has no part here: a process that works its
-share off in pieces, or again because memory ran out, or that has no row of a small batch, would leave the others
-waiting in the midst of theirs. Nor is it quicker on processors, which compute and add up by the same cores: two
-processes with 0.3 or 3.2 million parameters took the same time either way, within 5 and 12 %, and came to equal bits.
+PyTorch's `DistributedDataParallel` sums inside the backward pass and does not fit here. A process may work its share
+off in pieces, repeat it because memory ran out, or have no row of a small batch. The other processes would then wait
+inside their backward pass. `DistributedDataParallel` is not faster on CPUs either, where the same cores compute and
+sum. Two processes with 0.3 or 3.2 million parameters took the same time either way, within 5 and 12 %, with equal bits.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fedsync.common.errors import RunError
 from fedsync.model.layout import Vector
 
 _MEET_S = 120.0
-"""Within which all processes, which are there by then, have to find each other [s]."""
+"""Timeout for processes, all of which run by then, to connect to each other [s]."""
 
 _TOGETHER = timedelta(days=1)
-"""For which one process waits for another's step; that one is gone is noticed at once, by its closed socket."""
+"""Timeout for another process's step; a process that ended is noticed at once by its closed socket."""
 
 _SPAN = 2**20
 """Values of the model that are sent at a time: 4 MiB."""
@@ -42,20 +42,13 @@ _LOOPBACK = "127.0.0.1"
 
 
 class OthersGone(RunError):
-    """Another process of the group has ended, or does not answer."""
+    """Error that another process of the group has ended, or does not respond."""
 
 
 class Rank:
-    """A process's place among those that train together. Every method is called by all of them, in the same order.
+    """Place of a process in its group; all processes call every method in the same order, and process 0 decides.
 
-    Args:
-        number: of this process, from 0 on; 0 decides.
-        size: number of processes.
-        folder: where they meet; nobody else may enter it.
-        device: of this process.
-
-    Raises:
-        OthersGone: they do not all come.
+    Only the group may access ``folder``, where processes meet. Raises `OthersGone` if not all connect in time.
     """
 
     def __init__(self, number: int, size: int, folder: Path, device: torch.device) -> None:
@@ -70,20 +63,20 @@ class Rank:
             self._sums = self._words
             if device.type == "cuda" and dist.is_nccl_available():
                 self._sums = _nccl(PrefixStore("sums", store), number, size)
-        # All have met once this is done, so that the folder may go.
+        # After these sums all processes have connected, so the caller may delete the folder.
         self._sum(torch.zeros(1), self._words)
         self._sum(torch.zeros(1, device=device), self._sums)
 
     def share(self, count: int) -> tuple[int, int]:
-        """First and last plus one of this process's rows, of ``count``; shares differ by one row at most."""
+        """Range of this process's rows, of ``count``: first, last plus one. Shares differ by at most one row."""
         each, more = divmod(count, self.size)
         start = self.number * each + min(self.number, more)
         return start, start + each + (self.number < more)
 
     def add_up(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        """Have each parameter's gradient, and ``loss``, be the sum over all processes; returns the loss, a scalar.
+        """Sum each parameter's gradient and ``loss`` over all processes; return the total loss, a scalar.
 
-        A parameter without a gradient in any process has none afterwards.
+        A parameter that has no gradient in any process has none afterwards.
         """
         flat = self._flat(parameters)
         sizes = [parameter.numel() for parameter in parameters]
@@ -99,14 +92,13 @@ class Rank:
             torch._foreach_copy_([views[place] for place in there], [_gradient(parameters[place]) for place in there])
         total.copy_(loss.reshape(1))
         self._sum(flat, self._sums)
-        # To look at the device is to wait for it, so only who lacks a gradient does.
+        # Reading a device value synchronises the device, so only processes that lack a gradient do it.
         nobody = {place for place in missing if not used[place].item()}
         for place, (parameter, view) in enumerate(zip(parameters, views, strict=True)):
             parameter.grad = None if place in nobody else view.to(parameter.dtype)
         return total[0].clone()
 
     def agree(self, going: bool) -> bool:
-        """What the first process says."""
         word = torch.tensor([going])
         with _others():
             self._words.broadcast(word, 0).wait()
@@ -119,12 +111,12 @@ class Rank:
         return [float(value) for value in sums]
 
     def average(self, tensors: Sequence[Tensor], part: float) -> None:
-        """Have each tensor be the mean over all processes, of which this one weighs ``part`` of 1."""
+        """Set each tensor to the weighted mean over all processes; this process has the weight ``part``."""
         for tensor in tensors:
             self._sum(tensor.mul_(part) if part else tensor.zero_(), self._sums)
 
     def least(self, number: int | None) -> int | None:
-        """The least number that any process has; None if none has one."""
+        """Return the least number of any process; None if no process has a number."""
         found = torch.tensor([torch.iinfo(torch.int64).max if number is None else number])
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
@@ -133,7 +125,7 @@ class Rank:
         return None if found.item() == torch.iinfo(torch.int64).max else int(found.item())
 
     def spread(self, vector: Vector | None, size: int) -> Vector:
-        """The first process's ``vector``, float32 [size], in every one."""
+        """Send the first process's ``vector``, float32 [size], to every process."""
         target = np.empty(size, np.float32) if vector is None else vector
         span = torch.empty(min(_SPAN, size), dtype=torch.float32)
         for start in range(0, size, _SPAN):
@@ -147,7 +139,7 @@ class Rank:
         return target
 
     def abort(self) -> None:
-        """End what this process waits for on a GPU, which does not notice that another process is gone."""
+        """Abort pending GPU operations: a GPU does not notice the end of another process."""
         if self._sums is not self._words:
             self._sums.abort()
 
@@ -156,7 +148,7 @@ class Rank:
             group.allreduce([tensor]).wait()
 
     def _flat(self, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Room for all gradients, for a mark for each parameter that has one, and for the loss."""
+        """Buffer for all gradients, one flag per parameter that has a gradient, and the loss."""
         if self._gradients is None:
             kinds = (parameter.dtype for parameter in parameters)
             dtype = functools.reduce(torch.promote_types, kinds, torch.float32)
@@ -181,7 +173,7 @@ def _others() -> Iterator[None]:
 def _gloo(store: Store, number: int, size: int) -> Any:
     group: Any = dist.ProcessGroupGloo
     options = group._Options()
-    options._devices = [group.create_device(hostname=_LOOPBACK)]  # not for the network to listen to
+    options._devices = [group.create_device(hostname=_LOOPBACK)]  # listen on this machine only, not on the network
     options._timeout = timedelta(seconds=_MEET_S)
     made = group(store, number, size, options)
     made._set_default_timeout(_TOGETHER)

@@ -1,11 +1,11 @@
-"""What lies on the hub's disk: blobs, which silos fetch, and uploads, which silos leave.
+"""Files of the hub: blobs, which silos fetch, and uploads, which silos leave.
 
-| an upload is | until | then |
+| state of an upload | until | next state |
 |---|---|---|
-| expected | its first bytes come | begun |
-| begun | a line breaks, or another takes its place | begun: it goes on at the offset that is on disk |
-| begun | it has the length that was said | whole if the digest is right; else expected, from the beginning |
-| whole | the server takes it, or forgets it | gone from here |
+| expected | its first bytes arrive | begun |
+| begun | the connection breaks or is replaced | begun: resumes at the offset on disk |
+| begun | the announced length has arrived | whole if the digest is right; else expected, from the beginning |
+| whole | the server takes or drops it | deleted |
 """
 
 from __future__ import annotations
@@ -25,35 +25,28 @@ from fedsync.transport.questions import Blob
 
 @dataclass(slots=True)
 class Upload:
-    """A large answer on its way.
-
-    Args:
-        silo: who may leave it.
-        most: bytes that it may have.
-        path: where it is written.
-    """
+    """Upload of a large answer of at most ``most`` bytes from one silo to the file ``path``."""
 
     silo: str
     most: int
     path: Path
     writer: int = 0
-    """The connection that counts: the newest."""
+    """Number of the newest connection; earlier connections must stop."""
     whole: bool = False
     gone: bool = False
-    """Taken or forgotten."""
+    """The upload was taken or dropped."""
     digest: str = ""
     idle: asyncio.Event = field(default_factory=lambda: _set(asyncio.Event()))
     """Set while no connection sends."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while bytes are written, so that an offset that was told stays true."""
+    """Held while bytes are written, so that a reported offset stays valid."""
 
     def end(self) -> None:
-        """Have no connection go on with it; what one writes at this moment goes with it."""
+        """Stop all connections of the upload; bytes of a write in progress are deleted."""
         self.writer, self.gone = self.writer + 1, True
 
     @property
     def there(self) -> int:
-        """Bytes that are on disk."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -61,11 +54,7 @@ class Upload:
 
 
 class Blobs:
-    """Those of one run.
-
-    Args:
-        folder: of the hub's, made anew: nothing in it outlives the server's process.
-    """
+    """Blobs and uploads of one run, in subfolders of the hub's ``folder`` that each server process empties first."""
 
     def __init__(self, folder: Path) -> None:
         self._blobs, self._uploads = private_folder(folder / "blobs"), private_folder(folder / "uploads")
@@ -75,7 +64,7 @@ class Blobs:
         self._expected: dict[str, Upload] = {}
 
     def publish(self, payload: Payload) -> Blob:
-        """Lay bytes down for silos to fetch; the same bytes once."""
+        """Store a payload for silos to fetch; equal payloads are stored once."""
         data = payload.data.cast("B")
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._sizes:
@@ -85,29 +74,28 @@ class Blobs:
         return Blob(digest, self._sizes[digest])
 
     def find(self, digest: str) -> tuple[Path, int] | None:
-        """File and size of a blob; None if there is none."""
         size = self._sizes.get(digest)
         return None if size is None else (self._blobs / digest, size)
 
     def keep(self, digests: Collection[str]) -> None:
-        """Remove all other blobs; who is fetching one has it still."""
+        """Delete all other blobs; running downloads of these still complete."""
         for digest in self._sizes.keys() - set(digests):
             del self._sizes[digest]
             (self._blobs / digest).unlink(missing_ok=True)
 
     def expect(self, silo: str, most: int) -> str:
-        """Let a silo leave one answer of so many bytes; returns the ticket."""
+        """Allow a silo one upload of at most ``most`` bytes; return the ticket."""
         ticket = secrets.token_hex(16)
         self._expected[ticket] = Upload(silo, most, self._uploads / ticket)
         return ticket
 
     def upload(self, ticket: str, silo: str) -> Upload | None:
-        """The upload of a ticket, if it is this silo's."""
+        """Return the upload of a ticket if it belongs to this silo."""
         found = self._expected.get(ticket)
         return found if found is not None and found.silo == silo else None
 
     def take(self, ticket: str, silo: str) -> Payload | None:
-        """What a silo has left, uint8, a map of a file that goes with it; None where it is not whole."""
+        """Return a complete upload, uint8, as a map whose file is deleted with it; None if it is incomplete."""
         found = self.upload(ticket, silo)
         if found is None or not found.whole:
             return None
@@ -116,7 +104,6 @@ class Blobs:
         return map_file(found.path, remove=True)
 
     def forget(self, ticket: str) -> None:
-        """Nobody waits for this upload any more."""
         found = self._expected.pop(ticket, None)
         if found is not None:
             found.end()

@@ -1,18 +1,18 @@
-"""The hub's door: an ASGI app in which silos ask for questions, answer them, fetch blobs and leave uploads.
+"""HTTP interface of the hub: an ASGI app where silos get questions, send answers, fetch blobs and leave uploads.
 
-Who calls is known by the head of a request, and so is what it may send: nothing is read of anybody else, and no more
-than was announced. Every stage has a deadline. It knows nothing of Flower.
+The head of a request identifies the caller, and so determines its limits. The app reads no body of unknown callers, and
+never more than announced. Every stage has a timeout. It is independent of Flower.
 
-| request | with | answer |
+| request | parameters | response |
 |---|---|---|
 | ``POST /join`` | ``fedsync-session``: digest of the secret of a session | 204 |
-| ``GET /orders?after=N`` | | the first question behind N, held up to ``HOLD_S``; 204; 410: all is over |
-| ``POST /answers`` | ``fedsync-head`` | 204, also if nobody waits any more; 409: its upload is not whole |
-| ``GET /blobs/SHA256`` | ``range``: an offset | 200 or 206; only blobs of questions that the silo has |
-| ``HEAD /uploads/TICKET`` | | ``upload-offset``: how much is there |
-| ``PUT /uploads/TICKET`` | ``upload-{offset,length,sha256}`` | 204; 409: it does not go on there |
+| ``GET /orders?after=N`` | | the first question after N, held up to ``HOLD_S``; 204; 410: the run is over |
+| ``POST /answers`` | ``fedsync-head`` | 204, also if no longer expected; 409: its upload is incomplete |
+| ``GET /blobs/SHA256`` | ``range``: an offset | 200 or 206; only blobs of the silo's own questions |
+| ``HEAD /uploads/TICKET`` | | ``upload-offset``: bytes received |
+| ``PUT /uploads/TICKET`` | ``upload-{offset,length,sha256}`` | 204; 409: wrong offset |
 
-Each has a secret as bearer token: the join's in ``/join``, else the session's. Anybody else gets 401.
+Each request has a secret as bearer token: the join's in ``/join``, else the session's. Any other caller gets 401.
 """
 
 from __future__ import annotations
@@ -53,42 +53,35 @@ from fedsync.transport.questions import (
 logger = foreign.logger(__name__)
 
 HOLD_S = 25.0
-"""How long a request for a question is held; below what proxies and firewalls end quiet lines after."""
+"""Time that a request for a question is held [s]; below the idle timeouts of proxies and firewalls."""
 
 BODY_S = 30.0
-"""Pause between two pieces of a body after which its sender is taken for gone."""
+"""Timeout between two pieces of a body [s]."""
 
 DRAIN_S = 1.0
-"""How long an upload's broken connection may take to end, once its silo asks from where to go on."""
+"""Time that a broken upload connection gets to end when its silo asks for the offset [s]."""
 
 MOST_OPEN = 8
-"""Requests of one silo at a time."""
+"""Largest number of concurrent requests of one silo."""
 
 KNOWN = "fedsync.known"
-"""Key of a request's scope, where its caller is known."""
+"""Key in a request's scope that marks an authenticated caller."""
 
 _CLOSE = {"connection": "close"}
 _Endpoint = Callable[[Request, HubSession], Awaitable[Response]]
 
 
 class Door:
-    """The app.
-
-    Args:
-        sessions: who may call, and what is asked.
-        blobs: what is fetched and left.
-        delivered: called with each answer, and the question that it answers.
-        lock: held where sessions and blobs are changed.
-    """
+    """ASGI app of the hub; calls ``delivered`` for each answer, and holds ``lock`` to change sessions and blobs."""
 
     def __init__(
         self, sessions: Sessions, blobs: Blobs, delivered: Callable[[Queued, SiloAnswer], None], lock: RLock
     ) -> None:
         self._sessions, self._blobs, self._delivered, self._lock = sessions, blobs, delivered, lock
         self.over = False
-        """Silos are told that there is nothing more to come."""
+        """Silos are told that the run is over."""
         self.told = set[str]()
-        """Those that were."""
+        """Silos that were told so."""
         self.app = Starlette(
             routes=[
                 Route(f"{BASE}/join", self._join, methods=["POST"]),
@@ -100,7 +93,7 @@ class Door:
             ]
         )
 
-    # Who calls.
+    # Authentication.
 
     async def _join(self, request: Request) -> Response:
         digest = request.headers.get(SESSION, "")
@@ -116,7 +109,7 @@ class Door:
         return Response(status_code=204)
 
     def _known(self, answer: _Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        """Answers whoever has a session's secret, a few requests at a time, and nobody else."""
+        """Wrap an endpoint: only callers with a session's secret, at most `MOST_OPEN` requests at a time."""
 
         async def endpoint(request: Request) -> Response:
             with self._lock:
@@ -144,7 +137,7 @@ class Door:
     async def _orders(self, request: Request, session: HubSession) -> Response:
         after = _number(request.query_params.get("after", ""))
         _length(request, 0)
-        await request.body()  # what comes after it is the end of the line
+        await request.body()  # so that the next message signals the end of the connection
         with self._lock:
             self._sessions.counts_on(session, after)
         queued = session.after(after) or await self._held(request, session, after)
@@ -159,11 +152,11 @@ class Door:
         return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
 
     async def _held(self, request: Request, session: HubSession, after: int) -> Queued | None:
-        """Wait for a question; None where none comes, the line breaks, or a later request takes this one's place."""
+        """Wait for a question; None after a timeout, a disconnect, or if a newer request replaces this one."""
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the server has ended
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(woken.set)
 
         with self._lock:
@@ -199,7 +192,7 @@ class Door:
         with self._lock:
             queued = session.queued.get(head.number)
             if queued is None:
-                return Response(status_code=204)  # it was answered before, or nobody waits any more
+                return Response(status_code=204)  # answered already, or no longer expected
             payload = body[head.text :] if length > head.text else None
             beside: Payload | None = None if payload is None else np.frombuffer(payload, np.uint8)
             if head.ticket:
@@ -214,7 +207,7 @@ class Door:
             self._delivered(queued, SiloAnswer(queued.name, text, beside, relay=bool(head.relay)))
         return Response(status_code=204)
 
-    # Large bytes.
+    # Blobs and uploads.
 
     async def _blob(self, request: Request, session: HubSession) -> Response:
         digest = str(request.path_params["digest"])
@@ -245,9 +238,9 @@ class Door:
         return upload
 
     async def _offset(self, request: Request, session: HubSession) -> Response:
-        """How much of an upload is there; a connection that still sends counts no more.
+        """Report the received bytes of an upload, and invalidate a connection that still sends.
 
-        One that broke is given a moment, for what has come of it to be written.
+        A broken connection gets a moment, so that its received bytes are written.
         """
         upload = self._expected(request, session)
         with contextlib.suppress(TimeoutError):
@@ -274,7 +267,7 @@ class Door:
                 if waiting >= SPAN_BYTES:
                     await _write(upload, mine, pieces)
                     pieces, waiting = [], 0
-        finally:  # what came is kept, and the silo goes on from there
+        finally:  # received bytes are kept, and the silo resumes from there
             try:
                 await _write(upload, mine, pieces)
             finally:
@@ -300,7 +293,7 @@ def _number(text: str) -> int:
 
 
 def _length(request: Request, most: int) -> int:
-    """How much will be sent, which has to be said, before any of it is read."""
+    """Return the announced length of the body, which is mandatory, before any of it is read."""
     text = request.headers.get("content-length", "0" if most == 0 else "")
     if not text or "transfer-encoding" in request.headers:
         raise HTTPException(411, headers=_CLOSE)
@@ -310,7 +303,7 @@ def _length(request: Request, most: int) -> int:
 
 
 async def _pieces(request: Request, length: int) -> AsyncIterator[bytes]:
-    """A body as it comes, at most so many bytes; its sender is gone where a piece takes too long."""
+    """Yield the body as it arrives, at most ``length`` bytes, with a timeout for each piece."""
     stream, left = request.stream(), length
     while True:
         try:
@@ -334,7 +327,7 @@ async def _body(request: Request, length: int) -> bytes:
 
 
 async def _write(upload: Upload, mine: int, pieces: list[bytes]) -> None:
-    """Append pieces, unless another connection has taken this one's place."""
+    """Append pieces, unless a newer connection replaced this one."""
     async with upload.lock:
         if upload.writer != mine:
             raise HTTPException(409, headers=_CLOSE)
@@ -355,7 +348,7 @@ def _append(path: Path, pieces: list[bytes]) -> None:
 
 
 async def _is_whole(upload: Upload, digest: str) -> bool:
-    """Whether what is there has the digest that was announced; if not, it goes."""
+    """Whether the received bytes have the announced digest; deletes them if not."""
     found = await asyncio.to_thread(file_digest, upload.path)
     if found != digest:
         upload.path.unlink(missing_ok=True)
@@ -365,9 +358,9 @@ async def _is_whole(upload: Upload, digest: str) -> bool:
 
 
 async def _spans(path: Path, begin: int, size: int, session: HubSession) -> AsyncIterator[memoryview]:
-    """A file from the system's cache to the line; what went out counts as nobody's memory.
+    """Yield a file from the system's cache, and release its pages, so that it does not occupy memory.
 
-    It is one of the silo's open requests until its end.
+    The stream counts as one of the silo's open requests until its end.
     """
     session.open += 1
     try:

@@ -1,4 +1,4 @@
-"""The hub: the server's end of the way to its silos, past Flower's messages. See `fedsync.transport.hub.door`."""
+"""Hub: the server's own transport to its silos, instead of Flower's messages. See `fedsync.transport.hub.door`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fedsync.transport.join import Join
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloAnswer, SiloQuestion
 
 QUIET_S, STRANGER_S = 75.0, 10.0
-"""A connection without a request for so long is closed; also one whose request's head does not come to its end. The
-second holds until a request has come by somebody who is known."""
+"""Timeouts of a connection without a request, or with an incomplete request head [s]: after an authenticated request,
+and before."""
 
 _HEAD_BYTES = 16_384
 _START_S = 60.0
@@ -31,13 +31,10 @@ _CLOSE_S, _TELL_S = 2.0, 2.0
 
 
 class Hub:
-    """Gives questions to silos, and has their answers.
+    """Server end of the connection to silos: sends questions, receives answers.
 
-    Its sessions are on disk: a server that is started again in the same folder has its silos back as they call.
-
-    Args:
-        folder: for sessions and large bytes; only its owner may enter it.
-        most_connections: at a time, of silos and strangers together.
+    Sessions are on disk: after a restart in the same folder, silos continue with their next request.
+    ``most_connections`` includes unauthenticated ones.
     """
 
     def __init__(self, folder: Path, most_connections: int = 4096) -> None:
@@ -61,20 +58,15 @@ class Hub:
         key: Path | None = None,
         socket: Path | None = None,
     ) -> int:
-        """Serve in a thread of its own.
+        """Serve in a separate thread; return the port, 0 for a socket.
 
         Args:
-            host: to listen at.
-            port: likewise; 0 for a free one.
-            certificate: PEM of the server's, with ``key``; without it there is no TLS, as behind a proxy.
-            key: PEM of its private key.
-            socket: Unix socket to listen at in the place of host and port.
-
-        Returns:
-            The port; 0 of a socket.
+            port: 0 for a free port.
+            certificate: PEM of the server's certificate, with ``key``; None for no TLS, as behind a proxy.
+            socket: Unix socket to listen at, instead of host and port.
 
         Raises:
-            ConfigError: it cannot listen there, or the certificate cannot be read.
+            ConfigError: the address is unavailable, or the certificate cannot be read.
         """
         config = uvicorn.Config(
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
@@ -95,7 +87,7 @@ class Hub:
             time.sleep(0.005)
         if socket is not None:
             self._socket = socket
-            socket.chmod(0o660)  # its folder says who else may enter
+            socket.chmod(0o660)  # the folder's mode restricts access further
             return 0
         return int(self._server.servers[0].sockets[0].getsockname()[1])
 
@@ -107,7 +99,7 @@ class Hub:
             failure.append(error)
 
     def close(self, *, over: bool = True) -> None:
-        """End; where all is ``over`` silos are told that nothing more will come, else they wait for another server."""
+        """Stop. With ``over``, silos are told that the run is over; otherwise they wait for another server."""
         self._door.over = over
         with self._lock:
             for silo in self._sessions.silos:
@@ -125,38 +117,37 @@ class Hub:
 
     @property
     def run(self) -> str:
-        """Name of all sessions together."""
         return self._sessions.run
 
-    # Who is there.
+    # Silos.
 
     def invite(self, silo: str, addresses: Collection[str], authority: str) -> Join:
-        """A join for a silo, to be given to nobody else; see `Join` for the arguments."""
+        """Return a join for a silo, which no other silo may get; see `Join` for the arguments."""
         with self._lock:
             return Join(tuple(addresses), self._sessions.invite(silo), authority, self._sessions.run, silo)
 
     def peers(self) -> dict[str, str]:
-        """Silos that are here, each with what names its session: after another join it has lost what it was asked."""
+        """Return the connected silos with a session identifier, which changes if a silo has lost its questions."""
         with self._lock:
             return self._sessions.silos
 
     def returns(self, silo: str) -> bool:
-        """Whether a silo that was here before this server was started may still come back by itself."""
+        """Whether a silo of an earlier server process may still return by itself."""
         with self._lock:
             return self._sessions.returns(silo)
 
     def strike_off(self, silo: str) -> None:
-        """End what a silo has: its secrets, and its questions."""
+        """Delete a silo's secrets and questions."""
         with self._lock:
             self._sessions.strike_off(silo)
 
-    # What is asked and answered.
+    # Questions and answers.
 
     def send(self, silo: str, question: SiloQuestion) -> str | None:
-        """Ask a silo; returns the question's name, or None where the silo has no session.
+        """Send a question; return its name, or None if the silo has no session.
 
         Raises:
-            PolicyError: the payload is larger than what goes beside a text, or too many questions wait.
+            PolicyError: the payload is too large for a message, or too many questions are unanswered.
         """
         payload = question.payload
         if payload is not None and not isinstance(payload, Blob) and payload.nbytes > BESIDE_BYTES:
@@ -169,7 +160,7 @@ class Hub:
             return name
 
     def receive(self, wait_s: float = 0.0) -> list[SiloAnswer]:
-        """Answers that have come; waits so long for the first."""
+        """Return new answers; wait up to ``wait_s`` for the first."""
         found: list[SiloAnswer] = []
         try:
             found.append(self._deliveries.get(timeout=wait_s) if wait_s > 0 else self._deliveries.get_nowait())
@@ -179,7 +170,6 @@ class Hub:
             return found
 
     def forget(self, name: str) -> None:
-        """No answer to this question is waited for any more."""
         with self._lock:
             queued = self._sessions.forget(name)
             if queued is not None:
@@ -193,25 +183,24 @@ class Hub:
         self._forget_ticket(queued)
         self._deliveries.put(delivery)
 
-    # Large bytes.
+    # Blobs.
 
     def publish(self, payload: Payload) -> Blob:
-        """Lay bytes down for silos to fetch, once for all."""
         return self._blobs.publish(payload)
 
     def asked_blobs(self) -> set[str]:
-        """Digests of blobs that questions without an answer speak of."""
+        """Return the digests of blobs in unanswered questions."""
         with self._lock:
             return self._sessions.blobs
 
     def keep(self, digests: Collection[str]) -> None:
-        """Remove all other blobs."""
+        """Delete all other blobs."""
         with self._lock:
             self._blobs.keep(digests)
 
 
 class _Deadlines(H11Protocol):
-    """Closes a connection that is quiet, or a stranger's, or whose request's head does not come to its end."""
+    """HTTP protocol with timeouts for idle connections, unauthenticated connections and incomplete request heads."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -228,7 +217,7 @@ class _Deadlines(H11Protocol):
         before, self._waiting = self._waiting, self.transport.get_write_buffer_size()
         self._stuck = self._stuck + 1 if 0 < self._waiting == before else 0
         if self._stuck * STRANGER_S / 4 > BODY_S:
-            self.transport.abort()  # nothing is read of what is sent
+            self.transport.abort()  # the peer reads nothing of the response
             return
         if time.monotonic() - self._busy_s > (QUIET_S if self._known else STRANGER_S):
             self.transport.abort()

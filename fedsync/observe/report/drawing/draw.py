@@ -1,4 +1,4 @@
-"""The figures of a report but for the timeline: one function each, from `RunData` to `Picture`."""
+"""Figures of a report except the timeline: one function per figure, from `RunData` to `Picture`."""
 
 from __future__ import annotations
 
@@ -29,16 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_POINTS = 600
-"""Points of a line that are drawn; of more, as many evenly spaced."""
 MOST_SILOS = 24
-"""Silos that get a bar of their own."""
 
 _THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
 _POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
 
 
 def progress(runs: Sequence[RunData]) -> Picture | None:
-    """Accuracy of the runs; their training loss where nothing was evaluated. None where nothing was trained."""
+    """Draw accuracy, or else training loss, against time; None if the runs have neither."""
     scored = any(point.accuracy is not None for run in runs for point in run.points)
     if not scored and not any(point.loss for run in runs for point in run.points):
         return None
@@ -71,7 +69,7 @@ def progress(runs: Sequence[RunData]) -> Picture | None:
 def _lines(
     ax: Axes, runs: Sequence[RunData], value_of: Callable[[Point], float | None], against: Literal["time", "rounds"]
 ) -> bool:
-    """Draw a line a run over the commits that have a value; returns whether some were left out."""
+    """Draw one line per run over the commits with a value; returns True if points were left out."""
     from matplotlib.ticker import MaxNLocator
 
     thinned = False
@@ -89,7 +87,7 @@ def _lines(
 
 
 def metric(runs: Sequence[RunData], name: str) -> Picture | None:
-    """A figure that silos report, pooled over each round. None where no commit has it."""
+    """Draw a figure that silos report, pooled over each round; None if no commit has the figure."""
     totals = {run.label: run.summary["metrics"][name] for run in runs if name in run.summary.get("metrics", {})}
     if not any(name in point.metrics for run in runs for point in run.points):
         return None
@@ -111,9 +109,9 @@ def _final(run: RunData, scored: bool) -> str:
 
 
 def batch_sizes(run: RunData) -> Picture | None:
-    """Batch size of every order against the time at which it was sent; of many silos, how they spread.
+    """Draw the batch size of every order against its dispatch time; for many silos, median and range.
 
-    None where it was always the same.
+    None if all orders have the same batch size.
     """
     if len({span.batch_size for span in run.orders}) < 2:
         return None
@@ -160,7 +158,7 @@ def _spread(ax: Axes, orders: Sequence[OrderSpan], pieces: int = 60) -> None:
 
 
 def speeds(run: RunData) -> Picture | None:
-    """Forecast against measured speed of every order; None where there is no forecast."""
+    """Draw forecast against measured speed of every order; None without forecasts."""
     pairs = [
         (span.silo, span.predicted, span.speed)
         for span in run.orders
@@ -199,7 +197,7 @@ def speeds(run: RunData) -> Picture | None:
 
 
 def waiting(runs: Sequence[RunData]) -> Picture | None:
-    """Of one run, where every silo's time went; of several, the share of it that every silo waited."""
+    """Draw every silo's use of time for one run, or every silo's share of waiting for several runs."""
     names = sorted({silo["name"] for run in runs for silo in run.summary["silos"]}, key=natural)
     if not names or not any(run.summary["seconds"] for run in runs):
         return None
@@ -254,11 +252,10 @@ def _several(ax: Axes, runs: Sequence[RunData], names: Sequence[str]) -> None:
 
 
 def staleness(runs: Sequence[RunData]) -> Picture | None:
-    """How many versions old the updates were when they were committed."""
     counts = [run.updates_by_staleness for run in runs]
     if not any(counts):
         return None
-    # A lonely bar would fill the figure.
+    # A minimum width, because a single bar would fill the whole figure.
     most = max(3, *(max(count, default=0) for count in counts))
     step = -(-(most + 1) // 20)
     with canvas() as (figure, ax):

@@ -1,4 +1,4 @@
-"""Figures of how good the models are: metrics over rounds with their spread over silos, ROC and calibration curves."""
+"""Figures of model quality: metrics over rounds with their spread over silos, ROC and calibration curves."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_POINTS = 250
-"""Versions of a line that are drawn; of more, as many evenly spaced."""
 MOST_LINES = 5
-"""Silos that have a line of their own; of more, bands show the spread."""
+"""Maximum number of silos with separate lines; for more silos, bands show the spread."""
 MOST_BANDS = 3
-"""Runs whose silos are a band; bands of more would hide each other."""
+"""Maximum number of runs with bands; more bands would hide each other."""
 
 
 def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
-    """A metric of every version, pooled, with what single silos found. None where no version has it."""
+    """Draw a pooled metric of every version, and its values at single silos; None if no version has the metric."""
     told = [(run, thin(run.results.rounds.get(metric, ()), MOST_POINTS)) for run in runs]
     if not any(rows for _, rows in told):
         return None
@@ -44,7 +43,7 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
     found = [(short(value), short(row.pooled)) for _, rows in told for row in rows for value in row.silos.values()]
     shared = len(silos) > 1 and all(own == pooled for own, pooled in found)
     if shared:
-        silos = set()  # their lines would hide each other
+        silos = set()  # identical lines would hide each other
     with canvas() as (figure, ax):
         for index, (run, rows) in enumerate(told):
             label = "pooled" if len(runs) == 1 else name_of(run.label)
@@ -64,7 +63,7 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
 
 
 def over_seeds(groups: Sequence[SeedGroup], metric: str) -> Picture | None:
-    """A metric of every version, pooled: the mean over a strategy's seeds, and their range. None where none has it."""
+    """Draw mean and range of a pooled metric over each strategy's seeds; None if no version has the metric."""
     told = []
     for group in groups:
         runs = [{row.round: row.pooled for row in run.results.rounds.get(metric, ())} for run in group.runs.values()]
@@ -107,7 +106,7 @@ def _caption(runs: Sequence[RunData], silos: set[str], thinned: bool) -> str:
 
 
 def _spread(ax: Axes, rows: Sequence[RoundNumbers], index: int, *, alone: bool) -> None:
-    """What single silos found: lines of a few in a figure of one run, else bands."""
+    """Draw the values of single silos: as lines for a few silos of a single run, else as bands."""
     names = sorted({silo for row in rows for silo in row.silos}, key=natural)
     if alone and len(names) <= MOST_LINES:
         for number, name in enumerate(names, start=1):
@@ -128,7 +127,7 @@ def _spread(ax: Axes, rows: Sequence[RoundNumbers], index: int, *, alone: bool) 
 
 
 def roc(runs: Sequence[RunData]) -> Picture | None:
-    """True against false positive rate of the pooled scores of each run's models. None where there are none."""
+    """Draw true against false positive rate of each run's pooled scores; None if there are none."""
     lines = _of_findings(runs, lambda found: found.roc)
     if not lines:
         return None
@@ -145,7 +144,7 @@ def roc(runs: Sequence[RunData]) -> Picture | None:
 
 
 def calibration(runs: Sequence[RunData]) -> Picture | None:
-    """Share of the class against the mean score, of the pooled scores of each run's models in spans."""
+    """Draw the share of the class against the mean score, per span of each run's pooled scores; None without scores."""
     lines = _of_findings(runs, lambda found: found.calibration)
     if not lines:
         return None
@@ -169,7 +168,7 @@ def calibration(runs: Sequence[RunData]) -> Picture | None:
 def _of_findings(
     runs: Sequence[RunData], curve_of: Callable[[Findings], Sequence[tuple[float, ...]]]
 ) -> list[tuple[str, Sequence[tuple[float, ...]]]]:
-    """Curves with their labels: of one run all models on the test split, of several the main one of each."""
+    """Return labelled curves: of one run, all models on the test split; of several runs, the main finding of each."""
     if len(runs) > 1:
         mains = [(run.label, run.results.main) for run in runs[:SERIES]]
         return [(label, curve_of(main)) for label, main in mains if main is not None and curve_of(main)]

@@ -1,7 +1,7 @@
-"""The cross-site matrix as a table with coloured cells: numbers that can be read, copied and searched.
+"""Cross-site matrix as an HTML table with coloured cells.
 
-A table and not a picture: 20 silos with two models of their own each have 840 cells, of which a table is a tenth of
-the bytes.
+Readers can copy and search the numbers of a table. A table also takes a tenth of a picture's bytes: 20 silos with two
+own models each make 840 cells.
 """
 
 from __future__ import annotations
@@ -13,21 +13,14 @@ from fedsync.observe.report.results import SUBJECTS, CrossSiteTable, Estimate, s
 from fedsync.observe.report.style import thin
 
 SHADES = 7
-"""From the worst to the best of a matrix; the style sheet has a colour for each."""
+"""Number of colours from worst to best; the style sheet defines each colour."""
 MOST_SILOS = 40
-"""Columns of a matrix; of more silos, as many evenly spaced."""
 SPACIOUS = 8
-"""Silos up to which intervals stand in the cells; with more, they show when a cell is pointed at."""
+"""Maximum number of silos with intervals inside the cells; with more silos, tooltips show the intervals."""
 
 
 def heat_map(matrix: CrossSiteTable, metric: str, *, lower: bool) -> str:
-    """One metric of all models at all silos, as HTML; "" where single silos are sealed.
-
-    Args:
-        matrix: of the run.
-        metric: its name.
-        lower: less is better.
-    """
+    """Return one metric of all models at all silos as HTML; "" if metrics are sealed."""
     if not matrix.silos:
         return ""
     columns = thin(range(len(matrix.silos)), MOST_SILOS)
@@ -63,7 +56,7 @@ class _Scale:
         self._least, self._most, self._lower = least, most, lower
 
     def shade(self, value: float) -> int:
-        """0 for the worst, ``SHADES - 1`` for the best."""
+        """Return the colour index, from 0 for the worst to ``SHADES - 1`` for the best."""
         if self._most <= self._least:
             return SHADES // 2
         share = (value - self._least) / (self._most - self._least)
@@ -71,7 +64,6 @@ class _Scale:
 
     @property
     def key(self) -> str:
-        """What the colours mean, worst to best."""
         worst, best = (self._most, self._least) if self._lower else (self._least, self._most)
         shades = "".join(f'<span class="h{shade}">&nbsp;</span>' for shade in range(SHADES))
         scale = f'{short(worst)} <span aria-hidden="true">{shades}</span> {short(best)}'
@@ -90,7 +82,7 @@ def _cell(cell: Estimate | None, scale: _Scale, spacious: bool) -> str:
 
 
 def gains(matrix: CrossSiteTable, metric: str) -> tuple[list[str], list[list[str]]]:
-    """What federation brought each silo over its own local model: head and rows of a table, positive is better."""
+    """Return head and rows of each silo's improvement over its own local model; positive is better."""
     subjects: Mapping[str, Mapping[str, Estimate | None]] = matrix.gain.get(metric, {})
     if not any(cell is not None for row in subjects.values() for cell in row.values()):
         return [], []
@@ -100,7 +92,6 @@ def gains(matrix: CrossSiteTable, metric: str) -> tuple[list[str], list[list[str
 
 
 def signed(cell: Estimate | None) -> str:
-    """A gain in words."""
     if cell is None or cell.value is None:
         return "not estimable"
     ends = "[no interval]" if cell.low is None or cell.high is None else f"[{cell.low:+.3f}, {cell.high:+.3f}]"

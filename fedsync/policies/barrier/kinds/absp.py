@@ -1,4 +1,4 @@
-"""Aggressive synchronisation: when the first silo has finished, the others stop where they are."""
+"""Aggressive synchronisation (A-BSP): the first finisher stops the other silos."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from fedsync.policies.schema import PartOfOne, Positive, register
 
 @dataclass(frozen=True, slots=True)
 class AbspState:
-    """Of `Absp`.
-
-    Args:
-        planned: samples of each order of the superstep, by silo.
-        asked_s: when the silos at work were last asked how far they are; minus infinity before.
-        halted: whether they were told to stop.
-    """
+    """State of `Absp`; ``planned`` holds the samples per order of the superstep, by silo."""
 
     planned: Mapping[str, int] = field(default_factory=dict)
     asked_s: float = float("-inf")
@@ -28,26 +22,26 @@ class AbspState:
 @register("a-bsp")
 @dataclass(frozen=True, slots=True)
 class Absp(BarrierPolicy[AbspState]):
-    """Stop everybody once the first has finished and ``sync_ratio`` of all samples are processed.
+    """Barrier that stops all silos once the first has finished and ``sync_ratio`` of all samples are processed.
 
-    All silos get the same order. When the first is in, the share of the superstep's samples that are
-    processed, those of the updates and those that the others tell of, is compared with R_s: at or above it,
-    the others are told to stop after their current step; below, they are asked how far they are, again
-    every ``report_s``. A silo's own update tells too, so a driver that cannot reach busy silos runs plain
-    BSP. R_s = 1 is BSP, and R_s = 0 stops everybody at the first finisher.
+    All silos get the same order. From the first update on, the barrier computes the processed share of the superstep's
+    samples, from the updates and from the progress that busy silos report. At a share of R_s or more, it tells the busy
+    silos to stop after their current step. Below R_s, it asks for their progress every ``report_s``. Updates count as
+    progress, so a driver that cannot reach busy silos runs plain BSP. R_s = 1 is BSP; R_s = 0 stops all silos at the
+    first finisher.
 
-    What a silo had no time for comes first in its next order (section 3.3.1): that is the sampler's doing.
-    A silo that failed or was lost leaves the superstep with its share; one that joins waits for the next.
+    Samples that a silo did not process come first in its next order (section 3.3.1); the sampler does this. The share
+    of a failed or lost silo leaves the superstep. A silo that joins waits for the next superstep.
 
-    Source: A-BSP, section 3.2.1, Algorithm 1. There tasks report all the time; here nobody is asked before
-    the first has finished, since nothing depends on it.
+    Source: A-BSP, section 3.2.1, Algorithm 1. In the paper, tasks report continuously. Here no silo is asked before
+    the first has finished, because nothing depends on its progress until then.
     """
 
     sync_ratio: PartOfOne = 0.5
-    """Share of all samples of the round that have to be processed; R_s in the paper. 1 is ``bsp``."""
+    """Share of the round's samples that must be processed before the others stop; R_s in the paper. 1 is ``bsp``."""
 
     report_s: Positive = 1.0
-    """Seconds between two questions how far silos are [s]."""
+    """Seconds between two progress requests to the busy silos [s]."""
 
     rounds = True
     most_ahead = 0
@@ -62,7 +56,6 @@ class Absp(BarrierPolicy[AbspState]):
         return AbspState()
 
     def decide(self, state: AbspState, view: ClusterView) -> tuple[AbspState, Verdict]:
-        """Commit and release all when all are in; otherwise see whether that may be hurried; O(n)."""
         busy = [name for name, silo in view.silos.items() if silo.order is not None]
         if not busy:
             planned, verdict = begin(view)
@@ -83,7 +76,7 @@ class Absp(BarrierPolicy[AbspState]):
 
     @staticmethod
     def _processed(planned: Mapping[str, int], busy: list[str], view: ClusterView) -> float:
-        """R_p: samples done of samples planned, both over the silos with an update or at work."""
+        """R_p: processed samples / planned samples, both over the silos with an update or an order in work."""
         done = sum(meta.samples for meta in view.pending.values())
         total = sum(planned.get(meta.silo, meta.samples) for meta in view.pending.values())
         for name in busy:
@@ -95,11 +88,7 @@ class Absp(BarrierPolicy[AbspState]):
 
 
 def begin(view: ClusterView) -> tuple[dict[str, int], Verdict]:
-    """The next superstep of a barrier that commits and releases all when nobody is at work; O(n).
-
-    Returns:
-        Samples of each order, by silo, and the verdict.
-    """
+    """Begin a superstep once no silo is busy; return the samples per order, by silo, and the verdict. O(n)."""
     planned = {name: view.work[name].steps * view.work[name].batch_size for name in view.silos}
     commit = tuple(view.pending) if view.silos else ()
     reason = f"all {len(commit)} updates are in" if commit else f"{len(planned)} silos begin"

@@ -9,22 +9,21 @@ from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.schema import register
 
 WAIT = Verdict(reason="waiting for the silos still at work")
-"""The answer to all arrivals of a round but the last."""
 
 
 @register("bsp")
 @dataclass(frozen=True, slots=True)
 class Bsp(BarrierPolicy[None]):
-    """Wait for everybody, then go on together.
+    """Barrier that waits for all silos and then releases all together.
 
-    A silo that failed its order is not waited for: it sits the round out and goes on with the others.
+    A silo that failed its order skips the round and joins the next.
 
     Source: the baseline of all the papers, for example LB-BSP, section 2.1.
     """
 
     complete: bool = False
-    """A silo that failed its order, or has just come, gets one before the round ends: all that are there are in each
-    round. One that fails three times in a row is set aside, and not waited for."""
+    """Whether each round includes every present silo: a silo that failed its order, or has just joined, gets an order
+    before the round ends. A silo that fails three times in a row is set aside, and the round does not wait for it."""
 
     lockstep = True
     rounds = True
@@ -35,7 +34,6 @@ class Bsp(BarrierPolicy[None]):
     def init(self) -> None: ...
 
     def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
-        """Commit and release all as soon as nobody is busy."""
         if view.anyone_busy:
             return None, WAIT
         if not view.silos:

@@ -1,4 +1,4 @@
-"""FedBuff: commit whenever so many updates are in."""
+"""FedBuff: commits of a fixed number of updates."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from fedsync.policies.schema import PositiveInt, register
 @register("buffered")
 @dataclass(frozen=True, slots=True)
 class Buffered(BarrierPolicy[Failures]):
-    """Commit every ``size`` updates, the oldest first; nobody waits: FedBuff.
+    """FedBuff barrier: every ``size`` updates are committed, the oldest first, and no silo waits.
 
-    A silo never waits: it uploads, takes the newest model and trains again, so a fast silo may have several
-    updates in one commit. Since everybody goes on, any ``size`` is reached, be it more than there are silos.
-    With size 1 this is ASP.
+    A silo takes the newest model as soon as it has uploaded its update. So a fast silo may have several updates in one
+    commit, and ``size`` may exceed the number of silos. With size 1 this is ASP.
 
-    Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1. The coefficients are the aggregation's
-    part: eta_g / K * s(staleness).
+    Source: FedBuff (Nguyen et al. 2022, arXiv:2106.06639), Algorithm 1. The aggregation sets the coefficients,
+    eta_g / K * s(staleness).
     """
 
     size: PositiveInt
-    """Updates of a commit, whoever sent them; K in the paper."""
+    """Updates per commit, from any silos; K in the paper."""
 
     @property
     def most_ahead(self) -> float:
@@ -40,7 +39,6 @@ class Buffered(BarrierPolicy[Failures]):
         return {}
 
     def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:
-        """Commit full buffers, one by one; then release whoever is idle; O(idle)."""
         idle = view.idle
         failures = failed(state, idle, view)
         if len(view.pending) >= self.size:

@@ -1,24 +1,22 @@
-"""FedCompass: work is measured out so that silos of unequal speed arrive in groups.
+"""FedCompass: work sized so that silos of unequal speed arrive in groups.
 
-A *group* is a set of silos that is expected to arrive together. It has an expected time and, a little later, a
-latest time, at which it is committed with whoever is in.
+A *group* is a set of silos that should arrive together. It has an expected time and a later latest time. At its latest
+time, the updates that have arrived are committed.
 
-- A silo whose speed is unknown does the fewest steps, in no group; its update is committed as it comes.
-- A silo that goes on joins the group in whose remaining time it can do most, but not fewer than ``min_steps`` and
-  not more than ``max_steps``; if there is none, it founds one.
-- A founder chooses its steps so that the silos of another group can meet it after they have arrived there: for
-  each group still to come, the time at which its fastest member would end ``max_steps`` more if it went on at the
-  group's latest time. Of those that it can reach with at most ``max_steps``, it takes the one that gives it most,
-  but not fewer than ``min_steps``; if it can reach none, ``max_steps``.
+- A silo of unknown speed does ``min_steps`` steps, outside any group. Its update is committed on arrival.
+- A silo that continues joins the group in whose remaining time it can do the most steps, between ``min_steps`` and
+  ``max_steps``. If no group fits, it founds a group.
+- A founder chooses its steps so that another group can meet it after that group has ended. The meeting time is the
+  group's latest time plus ``max_steps`` steps of the group's fastest member. Among the groups that it can meet with
+  at most ``max_steps``, it takes the one with the most steps, but at least ``min_steps``; else ``max_steps``.
 
-Nobody can wait for ever: a group is over when none of its silos is at work, or at its latest time. A silo that failed
-or was lost has left its group. A silo that was too late is in no group any more: it goes on at once, and its update
-waits for the next commit. (In the authors' implementation a late arrival that comes before the group's timer may
-empty a group that others have arrived in; the group is deleted, and they are never answered.)
+No silo waits for ever: a group ends when none of its silos is busy, or at its latest time. A failed or lost silo leaves
+its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit. (In the
+authors' implementation, a late arrival before the group's timer may empty a group that other silos have reached. The
+group is deleted, and those silos never get an answer.)
 
-The rules are those of the authors' scheduler (APPFL, ``CompassScheduler``) but for these: it lets an unknown silo do
-``max_steps``; of two groups that give a silo the same number of steps it takes the younger; and it counts overhead
-as if it grew with the steps.
+The authors' scheduler (APPFL, ``CompassScheduler``) differs in three rules. It gives an unknown silo ``max_steps``, it
+prefers the younger of two groups that allow equally many steps, and it scales overhead with the steps.
 """
 
 from __future__ import annotations
@@ -37,13 +35,7 @@ from fedsync.policies.schema import PositiveInt, register
 
 @dataclass(frozen=True, slots=True)
 class ArrivalGroup:
-    """Silos that arrive together.
-
-    Args:
-        members: names; arrived or at work.
-        expected_s: when they are to arrive (T_a).
-        latest_s: when the group is committed at the latest (T_max).
-    """
+    """Silos that should arrive together at ``expected_s`` (T_a in the paper), by ``latest_s`` (T_max) at the latest."""
 
     members: tuple[str, ...]
     expected_s: float
@@ -52,13 +44,7 @@ class ArrivalGroup:
 
 @dataclass(frozen=True, slots=True)
 class CompassState:
-    """Of `Compass`.
-
-    Args:
-        failures: of idle silos.
-        groups: open groups.
-        late: silos at work whose group is over.
-    """
+    """State of `Compass`; ``late`` names the busy silos whose group has ended."""
 
     failures: Failures = field(default_factory=dict)
     groups: tuple[ArrivalGroup, ...] = ()
@@ -67,14 +53,14 @@ class CompassState:
 
 @dataclass(frozen=True, slots=True)
 class SiloPace:
-    """What a silo can do: ``overhead_s + steps * step_s``."""
+    """Predicted duration of an order: ``overhead_s + steps * step_s``."""
 
     step_s: float
     overhead_s: float
 
     def steps(self, seconds: float) -> int:
         """Steps that fit; 0 or negative if none do."""
-        # Whoever is to arrive at an instant just so must not lose a step to rounding.
+        # The tolerance keeps a silo that arrives exactly on time from losing a step to rounding.
         return math.floor((seconds - self.overhead_s) / self.step_s + 1e-6)
 
     def seconds(self, steps: int) -> float:
@@ -84,22 +70,22 @@ class SiloPace:
 @register("fedcompass")
 @dataclass(frozen=True, slots=True)
 class Compass(BarrierPolicy[CompassState]):
-    """Between ``min_steps`` and ``max_steps`` for each silo, so that they arrive in groups: FedCompass.
+    """FedCompass barrier: each silo gets ``min_steps`` to ``max_steps`` steps, so that silos arrive in groups.
 
-    The time of a step comes from the silo's forecast, and to it comes what its last order cost besides training:
-    the paper speaks of local steps a second only, but what has to meet are arrivals.
+    A duration is the forecast step time plus the overhead of the silo's last order. The paper counts only local steps
+    per second, but arrivals are what has to coincide.
 
     Source: FedCompass (Li et al. 2024, arXiv:2309.14675), the Compass scheduler.
     """
 
     min_steps: PositiveInt = 20
-    """Least local steps of an order; Q_min in the paper."""
+    """Fewest local steps of an order; Q_min in the paper."""
 
     max_steps: PositiveInt = 100
     """Most local steps of an order; Q_max in the paper."""
 
     latest_factor: Annotated[float, Ge(1)] = 1.2
-    """How long a group is waited for, as a multiple of its expected duration; lambda in the paper."""
+    """Longest wait for a group, as a multiple of its expected duration; lambda in the paper."""
 
     sets_steps = True
 
@@ -111,7 +97,6 @@ class Compass(BarrierPolicy[CompassState]):
         return CompassState()
 
     def decide(self, state: CompassState, view: ClusterView) -> tuple[CompassState, Verdict]:
-        """Close groups that are over, commit, and only then measure out work for whoever is idle."""
         failures = failed(state.failures, view.idle, view)
         groups, late, complete = self._close(state, view)
         waiting = {name for group in groups for name in group.members if view.silos[name].order is None}
@@ -125,7 +110,7 @@ class Compass(BarrierPolicy[CompassState]):
 
     @staticmethod
     def _close(state: CompassState, view: ClusterView) -> tuple[list[ArrivalGroup], frozenset[str], bool]:
-        """Groups that go on, who is late, and whether a group is over that somebody has arrived in."""
+        """Return the open groups, the late silos, and whether a group with an arrived member has ended."""
         sent = {meta.silo for meta in view.pending.values()}
         working = {name for name, silo in view.silos.items() if silo.order is not None}
         groups: list[ArrivalGroup] = []
@@ -143,7 +128,7 @@ class Compass(BarrierPolicy[CompassState]):
 
     @staticmethod
     def _newcomer(state: CompassState, view: ClusterView, waiting: set[str]) -> bool:
-        """Whether the update of a silo is in that never had a group."""
+        """Whether a silo that never had a group has sent an update."""
         for meta in view.pending.values():
             silo = view.silos.get(meta.silo)
             if silo is not None and silo.order is None and meta.silo not in waiting and meta.silo not in state.late:
@@ -151,7 +136,6 @@ class Compass(BarrierPolicy[CompassState]):
         return False
 
     def _release(self, state: CompassState, view: ClusterView, waiting: set[str]) -> tuple[CompassState, Verdict]:
-        """Measure out work for the idle silos, the fastest first."""
         paces = {name: self._pace(view, name) for name in view.silos}
         idle = [name for name in ready(state.failures, view.idle, view) if name not in waiting]
         idle.sort(key=lambda name: pace.step_s if (pace := paces[name]) is not None else 0.0)
@@ -188,7 +172,7 @@ class Compass(BarrierPolicy[CompassState]):
         return SiloPace(silo.forecast.step_s(view.work[name].batch_size), silo.overhead_s)
 
     def _join(self, groups: list[ArrivalGroup], pace: SiloPace, now_s: float) -> tuple[int | None, int]:
-        """The group in whose time the silo can do most, and how much; None if it fits in none."""
+        """Return the index of the group that allows the most steps, and the steps; (None, 0) if no group fits."""
         best, most = None, 0
         for index, group in enumerate(groups):
             steps = pace.steps(group.expected_s - now_s)
@@ -199,7 +183,7 @@ class Compass(BarrierPolicy[CompassState]):
     def _found(
         self, groups: list[ArrivalGroup], paces: dict[str, SiloPace | None], pace: SiloPace, now_s: float
     ) -> int:
-        """Steps of a founder, so that the fastest of another group can meet it."""
+        """Steps of a founder, so that the fastest member of another group can meet it."""
         most = 0
         for group in groups:
             known = [other for name in group.members if (other := paces.get(name)) is not None]

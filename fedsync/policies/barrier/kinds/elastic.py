@@ -1,4 +1,4 @@
-"""Elastic bulk synchronous parallel: supersteps that end where the silos' predicted steps meet."""
+"""Elastic bulk synchronous parallel (ElasticBSP): supersteps that end where the silos' predicted steps meet."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from fedsync.policies.schema import PositiveInt, register
 @register("elastic")
 @dataclass(frozen=True, slots=True)
 class Elastic(BarrierPolicy[None]):
-    """Give each silo the number of local steps that lets all finish together.
+    """Barrier that gives each silo the number of local steps with which all silos finish together.
 
-    After each superstep the ends of every silo's next steps are predicted,
+    After each superstep, the barrier predicts the ends of every silo's next steps:
 
         e_k = overhead + k step_s(batch),    k = floor, ..., R    [s from now]
 
-    one end a silo is chosen so that ``max - min`` is least, the earliest on ties (`find_sync_point`), and each
-    silo is sent off with its own k. Speeds come from the forecasts, overheads from each silo's last order;
-    silos that nobody has measured count as the median of the others. As long as that is all, everybody
-    does the configured number of steps: that is the paper's monitoring phase.
+    It chooses one end per silo so that ``max - min`` is least, the earliest on ties (`find_sync_point`). Each silo gets
+    its own k. Step times come from the forecasts, overheads from each silo's last order. An unmeasured silo counts as
+    the median of the measured silos. While no silo is measured, all silos do the configured number of steps: the
+    paper's monitoring phase.
 
-    In the paper a step is an iteration with a push of its gradients, so a barrier costs nothing but
-    waiting. Here the steps between two barriers are local and are paid for once, with one model each way,
-    and equal silos, which meet after any number of steps, would meet after each. So a superstep has at
-    least ``floor`` steps of every silo; 1 is the paper's rule.
+    In the paper, a step is an iteration that pushes its gradients, so a barrier costs only waiting. Here each superstep
+    also pays for one model transfer each way, and equal silos would meet after every step. So each silo does at least
+    ``floor`` steps; the paper's rule is 1.
 
     Raises:
         ValueError: both are given and ``floor`` exceeds ``lookahead``.
@@ -40,15 +39,15 @@ class Elastic(BarrierPolicy[None]):
     """
 
     lookahead: PositiveInt | None = None
-    """Most local steps that a silo gets, R in the paper; left out, twice ``local.steps``. A silo that is f times as
-    fast as the slowest can use it up only after ``R / f`` of the slowest's steps."""
+    """Most local steps of an order; R in the paper. Default: twice ``local.steps``. A silo that is f times as fast as
+    the slowest uses all R steps only if the slowest does ``R / f`` steps."""
 
     floor: PositiveInt | None = None
-    """Least local steps that a silo gets; left out, half of ``local.steps``; 1 in the paper."""
+    """Fewest local steps of an order; 1 in the paper. Default: half of ``local.steps``."""
 
     # `naive` tries R^n combinations: for tests only.
     method: Literal["sweep", "zipline", "zipline_opt", "zipline_opt_bs", "full_grid_scan", "grid_scan"] = "sweep"
-    """How the instant is searched; all but the two scans are exact, and ``sweep`` is the fastest."""
+    """Search method for the meeting time. All methods but the two scans are exact, and ``sweep`` is the fastest."""
 
     most_ahead = 0
     sets_steps = True
@@ -61,7 +60,6 @@ class Elastic(BarrierPolicy[None]):
     def init(self) -> None: ...
 
     def decide(self, state: None, view: ClusterView) -> tuple[None, Verdict]:
-        """Commit all and release all, each with its steps, as soon as nobody is busy."""
         idle = view.idle
         if len(idle) < len(view.silos):
             return None, Verdict(reason="waiting for the silos still at work")
@@ -73,7 +71,6 @@ class Elastic(BarrierPolicy[None]):
         return None, Verdict(commit=tuple(view.pending), release=idle, steps=steps, reason=reason)
 
     def _steps(self, idle: tuple[str, ...], view: ClusterView) -> tuple[dict[str, int], str]:
-        """Local steps of each silo, and why."""
         measured = {}
         for name in idle:
             silo = view.silos[name]
@@ -93,7 +90,6 @@ class Elastic(BarrierPolicy[None]):
         )
 
     def _window(self, configured: int) -> tuple[int, int]:
-        """Least and most local steps, around the configured number where they are not given."""
         low = self.floor if self.floor is not None else max(configured // 2, 1)
         high = self.lookahead if self.lookahead is not None else max(2 * configured, low)
         return min(low, high), high

@@ -1,23 +1,23 @@
-"""Flexible synchronous parallel: rounds of so many seconds instead of so many steps.
+"""Flexible synchronous parallel (FSP): rounds of a fixed time instead of a fixed number of steps.
 
-BSP fixes the work of a round, and the slowest silo says how long it takes. FSP fixes the time: every silo trains until
-the interval is over, however far that is, so nobody waits for anybody. Fast silos then do more steps, which the
-aggregation has to allow for (FedNova). What is to be chosen is the length: short rounds bring fresh parameters
-often, long ones pay for fewer barriers (`fedsync.policies.barrier.intervals`).
+BSP fixes the work of a round, and the slowest silo sets its duration. FSP fixes the duration: every silo trains until
+the interval ends, so no silo waits for another. Fast silos then do more steps, for which the aggregation must correct
+(FedNova). The round length is a trade-off: short rounds give fresh parameters often, long rounds have fewer barriers
+(`fedsync.policies.barrier.intervals`).
 
-A round goes through these states; between two decisions only time and arrivals change anything:
+Between two decisions, only time and arrivals change the state of a round:
 
-| state | what happened | decision | next |
+| state | event | decision | next |
 |---|---|---|---|
-| none in work | somebody is idle | all idle silos get an order, with a budget that ends at the deadline | in work |
-| in work, before the deadline | all are in | commit | none |
-| in work, before the deadline | one is through with its data | the others are told to stop | in work, halted |
-| in work, before the deadline | one comes that has time for a step | it joins | in work |
-| after the deadline | those of ``wait_for`` are in | commit | none |
-| after ``grace`` | those still out are known silos | commit; they are late | none |
-| in work | nobody is at work any more, and nothing fits | | none |
+| no round | a silo is idle | all idle silos get an order, with a budget that ends at the deadline | open |
+| open, before the deadline | all updates are in | commit | no round |
+| open, before the deadline | a silo has finished its data | the other silos are told to stop | open, halted |
+| open, before the deadline | a silo arrives that has time for a step | the silo joins | open |
+| after the deadline | the silos of ``wait_for`` are in | commit | no round |
+| after ``grace`` | the missing silos have a known overhead | commit; the missing silos are late | no round |
+| open | no silo is busy, and no update is from this round | | no round |
 
-What is late comes into the next commit, or is discarded (`Late`). A rollback makes what began before it worthless.
+A late update joins the next commit or is discarded (`Late`). A rollback discards updates that began before it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from fedsync.policies.schema import Choice, Chosen, Count, PartOfOne, Positive, 
 
 
 class Late(Choice):
-    """What becomes of an update that started from an older version than the current one.
+    """Treatment of an update that started from an older version than the current one.
 
-    - ``drop``: it is discarded by name.
-    - ``next``: the next commit takes it in.
-    - ``stale``: the same; says that the aggregation is expected to weigh it by its staleness.
+    - ``drop``: discarded by name.
+    - ``next``: part of the next commit.
+    - ``stale``: part of the next commit; the aggregation must weigh it by its staleness.
     """
 
     DROP = "drop"
@@ -53,25 +53,26 @@ class Late(Choice):
 
 @dataclass(frozen=True, slots=True)
 class WaitFor(Settings):
-    """After the deadline wait only for ``sample_size`` silos."""
+    """Sample of silos that a round waits for after its deadline."""
 
     sample_size: Count
-    """Silos that the round waits for after the deadline; 0 commits on the dot."""
+    """Number of silos that the round waits for after the deadline; 0 commits at the deadline."""
 
     sampling: Sampling = Sampling.DYNAMIC
-    """How they are drawn, round by round: ``basic`` the same, ``dynamic`` anew, ``grouped`` half fast and half slow."""
+    """Method of drawing these silos each round: ``basic`` always draws the same silos, ``dynamic`` draws new ones,
+    ``grouped`` draws half from the fast and half from the slow silos."""
 
     symmetric = False
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What an order of one silo costs besides training.
+    """Time of one silo's order besides training.
 
     Args:
-        clock: of the silo, when this was learned.
-        seconds: smoothed over its orders, but for the first.
-        orders: how many there were.
+        clock: `SiloView.clock` at the last measurement.
+        seconds: moving average over the silo's orders, without the first once there is a second [s].
+        orders: number of measured orders.
     """
 
     clock: int
@@ -81,15 +82,13 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class FspRound:
-    """A round in work.
+    """Round in progress; times are on the clock of `ClusterView.now_s`.
 
     Args:
-        begin_s: when its orders went out.
-        deadline_s: when the updates should be in.
-        patience_s: when those that are still out, of silos that are known, are late.
-        members: silos that were given an order in it.
-        awaited: of these, the ones to wait for after the deadline.
-        halted: whether the others were told to stop.
+        patience_s: time at which missing updates of silos with a known overhead are late.
+        members: silos that got an order in the round.
+        awaited: members to wait for after the deadline.
+        halted: whether the busy silos have been told to stop.
     """
 
     begin_s: float
@@ -102,14 +101,12 @@ class FspRound:
 
 @dataclass(frozen=True, slots=True)
 class FspState:
-    """Of `Fsp`.
+    """State of `Fsp`.
 
     Args:
-        interval: state of the interval policy.
-        round: in work, or None between two.
-        overheads: by silo, of those that have finished an order.
-        rounds: how many rounds there were.
-        fresh: updates that began before this version are from before a rollback.
+        round: round in progress, None between two rounds.
+        rounds: number of rounds begun.
+        fresh: least version that an update may start from; older updates are from before a rollback.
     """
 
     interval: Any
@@ -122,56 +119,50 @@ class FspState:
 @register("fsp")
 @dataclass(frozen=True, slots=True)
 class Fsp(BarrierPolicy[FspState]):
-    """Rounds of so many seconds for everybody; how much a silo gets done in them is its own affair.
+    """Barrier with rounds of a fixed time, in which each silo does as many steps as it can.
 
-    Coordination is semi-centralised: a silo stops by itself after ``interval - delta_i``, where delta_i is
-    its own overhead (start, transfer, evaluation...), learned from order to order by an exponential moving
-    average, so that all updates come in together at ``interval``. (The first order starts processes and
-    loads data: its overhead is forgotten once there is a second.) The last step may run over the budget by
-    ``overrun`` of its length; at 0.5 too long and too short balance out.
+    Coordination is semi-centralised: a silo stops by itself after ``interval - delta_i``, so that all updates arrive
+    together at ``interval``. The silo's overhead delta_i (start, transfer, evaluation...) is an exponential moving
+    average over its orders. The first order starts processes and loads data, so the second measurement replaces it.
+    The last step may exceed the budget by ``overrun`` of its length; at 0.5, overshoot and undershoot balance.
 
-    An interval that overhead would fill is stretched to twice the median of those who begin, so that half
-    of them train for half of the round at least. Without that every order would be one step, and late.
+    An interval that overhead would fill is stretched to twice the median overhead of the idle silos. Then half of them
+    train for at least half of the round. Otherwise every order would be one step, and late.
 
-    A round is committed
+    A round is committed when all updates are in, else at the deadline once the silos of ``wait_for`` are in, else when
+    ``grace`` has passed. A silo that never finished an order has no known delta_i, so the round waits for it.
 
-    - once all are in, or else
-    - at the deadline, once those of ``wait_for`` are in, or else
-    - when ``grace`` is over, with what is there. A silo that never finished an order has no known delta;
-      it is waited for.
+    An order covers at most ``passes`` over the silo's data: more steps from the same parameters are of little use. The
+    first silo that has finished its passes stops the others. (The paper computes gradients at fixed parameters, so a
+    second pass is redundant; local steps move the parameters, so ``passes`` may exceed 1.)
 
-    Nobody gets an order of more than ``passes`` over its data: with an interval that long, more steps from
-    the same parameters are of little use. Who is through before the deadline tells so by being there, and
-    the others are told to stop where they are. (The paper computes gradients at fixed parameters, so a
-    second pass is redundant; local steps move on, so here it need not be 1.)
-
-    A silo that comes late joins the round in work if there is time for a step, else the next one. One that
-    failed, or that nobody knows yet, joins the next one. An update that began with an older version is late.
+    A silo that arrives late joins the current round if there is time for a step, else the next round. A silo that
+    failed, or whose speed is unknown, joins the next round. An update that began with an older version is late.
 
     Source: FSP, sections 3.1, 3.3 and 5.2; ``wait_for`` is PSP's sampling (section 10.4.1) of a commit.
     """
 
     interval: Annotated[IntervalPolicy[Any], Chosen("interval")]
-    """How long each round is."""
+    """Policy that sets the length of each round."""
 
     overrun: PartOfOne = 0.5
-    """Share of its last step by which a silo may be late."""
+    """Share of its last step by which a silo may exceed its time budget."""
 
     grace: Annotated[float, Ge(0)] = 0.5
-    """How long stragglers are waited for, as a share of the interval."""
+    """Wait for missing silos after the deadline, as a share of the interval."""
 
     passes: Positive = 1.0
-    """Most that a silo goes through its data in one round; whoever is through ends the round for all."""
+    """Most passes over its data that a silo makes in one round. The first silo to finish them ends the round."""
 
     late: Late = Late.NEXT
-    """What becomes of updates that come too late: discarded, part of the next commit, or the same and discounted. What
-    began before a rollback is discarded in any case."""
+    """Treatment of late updates: ``drop`` discards them, ``next`` adds them to the next commit, ``stale`` does the same
+    and requires a discount for staleness. Updates from before a rollback are always discarded."""
 
     wait_for: WaitFor | None = None
-    """After the deadline wait only for a few; left out, for all."""
+    """Sample of silos to wait for after the deadline. Default: all silos of the round."""
 
     smoothing: Share = 0.5
-    """Weight of the newest measurement in what a silo's orders cost besides training."""
+    """Weight of the newest measurement in the moving average of a silo's overhead."""
 
     sets_steps = True
     needs_examples = True
@@ -204,7 +195,6 @@ class Fsp(BarrierPolicy[FspState]):
         return FspState(self.interval.init())
 
     def decide(self, state: FspState, view: ClusterView) -> tuple[FspState, Verdict]:
-        """Begin a round, or see whether the one in work is over; O(n)."""
         state = replace(state, overheads=self._learned(state.overheads, view))
         fit = [meta for meta in view.pending.values() if meta.base_version == view.version]
         refused = tuple(meta.update_id for meta in view.pending.values() if self._refuses(meta, state, view))
@@ -216,10 +206,9 @@ class Fsp(BarrierPolicy[FspState]):
             return self._close(state, state.round, view, fit, refused, why)
         return self._go_on(state, state.round, view, fit, refused, out)
 
-    # The four things that can happen.
+    # The decisions.
 
     def _begin(self, state: FspState, view: ClusterView, refused: tuple[str, ...]) -> tuple[FspState, Verdict]:
-        """Give all idle silos an order for a new round."""
         idle = view.idle
         state = replace(state, round=None)
         if not idle:
@@ -259,14 +248,14 @@ class Fsp(BarrierPolicy[FspState]):
         refused: tuple[str, ...],
         why: str,
     ) -> tuple[FspState, Verdict]:
-        """Commit what fits, and the late ones that are not refused; learn from the former."""
+        """Commit the round's updates and the accepted late ones; the interval policy learns only from the former."""
         left_out = set(refused)
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]
         seen = IntervalRound(
             seconds=max(view.now_s - round.begin_s, 1e-9),
             cost_s=sum(costs) / len(costs) if costs else 0.0,
-            loss=mean_loss(fit) or 0.0,  # sealed, they are looked at by no interval that is allowed then
+            loss=mean_loss(fit) or 0.0,  # only intervals that ignore losses are allowed with sealed metrics
         )
         after = replace(state, round=None, interval=self.interval.observe(state.interval, seen))
         folded = len(commit) - len(fit)
@@ -282,10 +271,10 @@ class Fsp(BarrierPolicy[FspState]):
         refused: tuple[str, ...],
         out: list[str],
     ) -> tuple[FspState, Verdict]:
-        """Let stragglers join; tell the others to stop once somebody has gone through its data."""
+        """Let late arrivals join; tell the other silos to stop once a silo has finished its data."""
         done = next((meta.silo for meta in fit if meta.samples >= self.passes * meta.examples), None)
         halt = done is not None and not round.halted
-        # One that joined and went, or joined again, sits the round out.
+        # A silo that joined and left, or joined again, skips the rest of the round.
         joins = () if done is not None else tuple(n for n in view.idle if self._may_join(n, round, state, view))
         round = replace(round, halted=round.halted or halt, members=round.members.union(joins))
         reason = f"{done} is through with its data: stop" if halt else f"waiting for {len(out)} silos"
@@ -303,7 +292,7 @@ class Fsp(BarrierPolicy[FspState]):
         )
 
     def _over(self, round: FspRound, overheads: Mapping[str, Overhead], out: list[str], now_s: float) -> str | None:
-        """Why the round is over, or None. It has an update at least."""
+        """Return why the round is over, or None. The round must have at least one update."""
         if not out:
             return "all are in"
         if now_s >= round.deadline_s and self.wait_for is not None and round.awaited.isdisjoint(out):
@@ -313,14 +302,14 @@ class Fsp(BarrierPolicy[FspState]):
         return None
 
     def _next(self, now_s: float, round: FspRound) -> float | None:
-        """The next instant at which time alone may end the round."""
+        """Return the next time at which the round may end without an arrival."""
         instants = (round.patience_s,) if self.wait_for is None else (round.deadline_s, round.patience_s)
         return next((at_s for at_s in instants if at_s > now_s), None)
 
     # Parts of orders.
 
     def _learned(self, overheads: Mapping[str, Overhead], view: ClusterView) -> dict[str, Overhead]:
-        """Overheads of the silos that are here, with whatever orders ended since."""
+        """Return the overheads of the present silos, with the orders that ended since."""
         learned = {}
         for name, silo in view.silos.items():
             known = overheads.get(name)
@@ -352,13 +341,12 @@ class Fsp(BarrierPolicy[FspState]):
 
     @staticmethod
     def _budgets(names: tuple[str, ...], seconds: float, state: FspState) -> dict[str, float]:
-        """What is left of ``seconds`` for training; with nothing left it is still one step."""
+        """Return the training seconds left for each silo; with 0 s, a silo still does one step."""
         nothing = Overhead(0, 0.0)
         return {name: max(seconds - state.overheads.get(name, nothing).seconds, 0.0) for name in names}
 
     @staticmethod
     def _may_join(name: str, round: FspRound, state: FspState, view: ClusterView) -> bool:
-        """Whether there is time for a step of a silo that has no order in this round."""
         forecast, overhead = view.silos[name].forecast, state.overheads.get(name)
         if name in round.members or forecast is None or overhead is None:
             return False
@@ -367,11 +355,10 @@ class Fsp(BarrierPolicy[FspState]):
 
 
 def _usual_overhead_s(names: tuple[str, ...], overheads: Mapping[str, Overhead]) -> float:
-    """Median of what is known, 0 if that is nothing."""
     known = [overheads[name].seconds for name in names if name in overheads]
     return median(known) if known else 0.0
 
 
 def _at_work(view: ClusterView) -> list[str]:
-    """Silos that work from the current version."""
+    """Silos that train from the current version."""
     return [name for name, silo in view.silos.items() if silo.order and silo.order.base_version == view.version]

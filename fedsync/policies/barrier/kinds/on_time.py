@@ -1,4 +1,4 @@
-"""Rounds that end when they would, had all sizes been right: nobody waits for a silo of which too little was known."""
+"""Barrier that ends a round when well-chosen batch sizes would have ended it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from fedsync.policies.schema import NonNegative, Positive, register
 
 @dataclass(frozen=True, slots=True)
 class OnTimeState:
-    """Of `OnTime`.
-
-    Args:
-        planned: samples of each order of the round, by silo.
-        begun_s: when the round began.
-        asked_s: when the silos at work were last asked how far they are; minus infinity before.
-        heard: steps that a silo at work told of last, and when, by silo.
-        halted: whether they were told to stop.
-    """
+    """State of `OnTime`; ``planned`` holds samples per order, ``heard`` the last reported steps and the report time."""
 
     planned: Mapping[str, int] = field(default_factory=dict)
     begun_s: float = 0.0
@@ -36,33 +28,33 @@ class OnTimeState:
 @register("on-time")
 @dataclass(frozen=True, slots=True)
 class OnTime(BarrierPolicy[OnTimeState]):
-    """Wait for everybody, but no longer than a round of the right sizes would have taken.
+    """Barrier that waits for all silos, but no longer than a round with the right batch sizes would take.
 
-    A balancer can be wrong: in the first round nothing is known of the machines, and later others may use one of
-    them. What counts is the speed v_i of each silo in this round: if it is in, by what its training took; if it is
-    at work, by how far it says it is, or by its forecast. All n samples of the round, shared in proportion to speed,
-    would have taken T = n / sum_i v_i seconds of training.
+    A balancer can be wrong: in the first round no speeds are known, and later other jobs may use a machine. So this
+    barrier measures the speed v_i of each silo in the current round: from the duration of its training if its update is
+    in, else from its reported progress or its forecast. If all n samples of the round were shared in proportion to
+    speed, training would take T = n / sum_i v_i seconds.
 
-    - If nobody will take more than ``slack`` longer than T, all are waited for until then.
-    - Else all who are still at work are told to stop after the step that they are in at T, or at once if it has
-      passed. What they had no time for comes first in their next orders.
+    - If no silo will take more than ``slack`` longer than T, the barrier waits for all silos until then.
+    - Otherwise all busy silos are told to stop after the step that they are in at T, or at once if T has passed.
+      Unprocessed samples come first in their next orders.
 
-    Silos are asked how far they are once the first is in and somebody will be late, or nothing is known of it, or half
-    of ``slack`` is over; again every ``report_s``. Nobody is stopped before. Where all finish together, or nearly,
-    this is BSP, and nobody is asked. The right sizes follow for the next round, for who stopped early has shown its
-    speed. A silo that tells of no step, and has no forecast, counts as standing still: then T comes out later. A driver
-    that cannot reach busy silos runs plain BSP.
+    The barrier asks for progress once the first update is in and a silo will be late, a speed is unknown, or half of
+    ``slack`` has passed. It asks again every ``report_s`` and stops no silo before the first request. Where all silos
+    finish nearly together, this is BSP without requests. Stopped silos have shown their speed, so the next round gets
+    the right sizes. A silo without a reported step or a forecast counts as standing still, which makes T later. A
+    driver that cannot reach busy silos runs plain BSP.
 
-    Not to be confused with `Absp`, which stops everybody at the first finisher once a fixed share is processed, also
-    where sizes are right, so its rounds get shorter and hold less; and not with ``capped`` and ``deadline``, whose
-    late silos go on, for nothing or for the next commit.
+    Not to be confused with `Absp`, which stops all silos at the first finisher once a fixed share is processed, even
+    where sizes are right, so its rounds are shorter and hold fewer samples. Also not to be confused with ``capped`` and
+    ``deadline``, whose late silos continue; their updates are dropped or join the next commit.
     """
 
     slack: NonNegative = 0.1
-    """By what share of the right time a round may be longer before silos are stopped."""
+    """Share of the right round time by which a round may be longer before silos are stopped."""
 
     report_s: Positive = 1.0
-    """Seconds between two questions how far silos are [s]."""
+    """Seconds between two progress requests to the busy silos [s]."""
 
     unequal_steps = True
     mixes_rounds = False
@@ -76,13 +68,12 @@ class OnTime(BarrierPolicy[OnTimeState]):
         return OnTimeState()
 
     def decide(self, state: OnTimeState, view: ClusterView) -> tuple[OnTimeState, Verdict]:
-        """Commit and release all when all are in; otherwise see whether that takes too long; O(n)."""
         busy = {name: silo.order for name, silo in view.silos.items() if silo.order is not None}
         if not busy:
             planned, verdict = begin(view)
             return OnTimeState(planned, view.now_s), verdict
         waiting = f"waiting for {len(busy)} silos"
-        # In its last step nobody can be stopped.
+        # A silo cannot be stopped during its last step.
         late = tuple(name for name, order in busy.items() if view.silos[name].progress_steps < order.max_steps - 1)
         if not view.pending or not late or state.halted:
             return state, Verdict(reason=waiting)
@@ -94,7 +85,7 @@ class OnTime(BarrierPolicy[OnTimeState]):
             return replace(state, halted=True), Verdict(stop_now=late, reason=reason)
         if view.now_s < ask_s:
             return state, Verdict(wake_at_s=min(due_s, ask_s), reason=waiting)
-        # If the time is over already, answers come first.
+        # After the due time, ask for progress once before stopping silos.
         again_s = view.now_s + self.report_s
         wake_s = due_s if view.now_s < due_s < again_s else again_s
         reason = f"{waiting}, which are asked how far they are"
@@ -102,7 +93,6 @@ class OnTime(BarrierPolicy[OnTimeState]):
 
     @staticmethod
     def _listen(state: OnTimeState, view: ClusterView) -> OnTimeState:
-        """With what silos have told of since."""
         if view.now_s <= state.begun_s:
             return state
         told = {name: silo.progress_steps for name, silo in view.silos.items() if silo.progress_steps > 0}
@@ -110,11 +100,11 @@ class OnTime(BarrierPolicy[OnTimeState]):
         return replace(state, heard={**state.heard, **news}) if news else state
 
     def _times(self, state: OnTimeState, view: ClusterView) -> tuple[float, float]:
-        """When who is at work is to say how far it is, and when it is to stop [s]."""
+        """Return when to ask the busy silos for progress, and when to stop them [s]."""
         total, speeds = 0, list[float]()
         for meta in view.pending.values():
             silo = view.silos.get(meta.silo)
-            # One of another round came late, and a barrier around this one has let it.
+            # A surrounding barrier may let late updates of another round pass; skip them.
             if silo is not None and meta.base_version == view.version:
                 total += state.planned.get(meta.silo, meta.samples)
                 seconds = silo.since_s - state.begun_s - silo.overhead_s
@@ -130,14 +120,14 @@ class OnTime(BarrierPolicy[OnTimeState]):
         right_s = total / speed if speed > 0 else math.inf
         if last_s <= (1 + self.slack) * right_s < math.inf:
             return state.begun_s + (1 + self.slack / 2) * right_s, state.begun_s + (1 + self.slack) * right_s
-        # Silos stop after the step that they are in: half a step later, in the mean.
+        # Silos stop at the end of their current step, on average half a step later.
         return state.begun_s, state.begun_s + right_s - step_s / 2
 
     @staticmethod
     def _speed(state: OnTimeState, name: str, order: WorkOrder, forecast: Curve | None) -> float:
-        """Of a silo at work, in this round [samples/s]; 0 if nothing is known."""
+        """Speed of a busy silo in this round [samples/s]; 0 if unknown."""
         if name in state.heard:
             steps, at_s = state.heard[name]
-            # It is half through the step that it is in, in the mean.
+            # On average the silo is half through its current step.
             return (steps + 0.5) * order.batch_size / (at_s - state.begun_s)
         return 0.0 if forecast is None else order.batch_size / forecast.step_s(order.batch_size)

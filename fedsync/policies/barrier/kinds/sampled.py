@@ -1,19 +1,19 @@
-"""Probabilistic synchronous parallel: BSP and SSP that look at a few silos instead of all.
+"""Probabilistic synchronous parallel (PSP): BSP and SSP that check a sample of the silos instead of all.
 
-A silo's *lag* behind another is how many orders fewer it has done. SSP lets nobody be more than s ahead of the slowest,
-so one slow silo holds everybody. PSP asks of beta others, drawn at random, whether one of them lags by more than s.
-The slowest is seldom drawn where beta is small, so most go on, and yet nobody runs away: with n silos the chance to
-miss all of k laggards is about (1 - k/n)^beta at each look, and it is looked again with each arrival. So the mean lag
-stays bounded, where ASP's grows without end.
+The *lag* of a silo behind another is the number of orders by which it has done fewer. SSP lets no silo be more than s
+ahead of the slowest, so one slow silo holds all others. PSP draws beta other silos at random and checks whether one of
+them lags by more than s. With a small beta, the slowest silo is seldom drawn, so most silos continue. Still, no silo
+runs away: with n silos, a check misses all of k laggards with probability about (1 - k/n)^beta, and each arrival
+triggers a new check. So the mean lag stays bounded, while the mean lag of ASP grows without bound.
 
-| state of a silo | what happened | decision | next |
+| state of a silo | event | decision | next |
 |---|---|---|---|
-| at work | its update arrives | it is committed at once | idle |
-| idle, at most s ahead of the slowest | | released without a draw | at work |
-| idle, further ahead | nobody in its sample lags by more than s | released | at work |
-| idle, further ahead | somebody does | held | waiting |
-| waiting | an update arrives | a new sample, or what is left of the old one (``basic``, no ``redraw``) | as idle |
-| idle | its order failed | held until the next commit, or until nobody is at work | as idle |
+| busy | its update arrives | the update is committed at once | idle |
+| idle, at most s ahead of the slowest | | released without a draw | busy |
+| idle, further ahead | no silo in its sample lags by more than s | released | busy |
+| idle, further ahead | a silo in its sample lags by more than s | held | waiting |
+| waiting | an update arrives | a new sample, or the rest of the old one (``basic``, no ``redraw``) | as idle |
+| idle | its order failed | held until the next commit, or until no silo is busy | as idle |
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from fedsync.policies.schema import Choice, Count, register
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Silos to draw from: all of one view, or its fast and its slow ones."""
+    """Silos to draw from: all silos of a view, or its fast and slow silos."""
 
     fast: Sequence[str]
     slow: Sequence[str]
     quick: frozenset[str] = field(init=False)
-    """The fast ones, to be looked up."""
+    """The fast silos as a set, for fast membership tests."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "quick", frozenset(self.fast))
 
 
 class Sampling(Choice):
-    """How a sample is chosen.
+    """Method of drawing a sample.
 
-    - ``basic``: once; it changes only when a silo comes or goes.
-    - ``dynamic``: anew each time.
-    - ``grouped``: anew each time, one half from the fast silos and one from the slow ones. What an odd size
-      has left over comes from the slow, what a group is too small for from the other.
+    - ``basic``: one draw; the sample changes only when a silo joins or leaves.
+    - ``dynamic``: a new sample each time.
+    - ``grouped``: a new sample each time, half from the fast and half from the slow silos. The odd silo comes from the
+      slow group; a group that is too small is filled up from the other.
 
     Source: PSP, sections 10.5.2 and 10.6.3.
     """
@@ -65,16 +65,9 @@ class Sampling(Choice):
     def choose(
         self, names: Iterable[str], size: int, view: ClusterView, silo: str = "", round: int = 0
     ) -> tuple[str, ...]:
-        """``size`` of ``names``, or all if there are fewer, without replacement.
+        """Draw ``size`` (beta) of ``names``, all in ``view``, without replacement; all if there are fewer.
 
-        The choice depends on (run seed, silo, round), on who is there and, if grouped, on the forecasts.
-
-        Args:
-            names: to choose from, all of them in ``view``.
-            size: beta.
-            view: for the seed, and for the step times of the groups.
-            silo: for whom.
-            round: which of its samples.
+        The result depends on (run seed, silo, round), on ``names`` and, if grouped, on the forecasts.
         """
         match self:
             case Sampling.BASIC:
@@ -90,7 +83,7 @@ class Sampling(Choice):
                 )
 
     def pools(self, view: ClusterView) -> Pools:
-        """The silos from which `draw` takes one half each, in orders that only the view decides."""
+        """Return the pools for `draw`, in an order that depends on the view alone."""
         names = view.names
         if self is not Sampling.GROUPED:
             return Pools((), names)
@@ -105,15 +98,11 @@ class Sampling(Choice):
         ticks: int,
         keeps: bool,
     ) -> tuple[str, ...]:
-        """``size`` of the silos but ``silo``, without replacement, in O(size).
+        """Draw ``size`` (beta) of the silos other than ``silo``, all if there are fewer, in O(size).
 
         Args:
-            pools: of the same view.
-            size: beta; all others, if there are fewer.
-            view: for the seed and the model version.
-            silo: for whom.
-            ticks: the orders that it has done.
-            keeps: not another sample for each model version.
+            ticks: number of orders that ``silo`` has done.
+            keeps: whether the sample stays the same across model versions.
         """
         coordinates = silo if keeps else f"{view.version}/{silo}"
         key = derive_seed(view.seed, Stream.SAMPLE, coordinates, 0 if self is Sampling.BASIC else ticks)
@@ -127,10 +116,10 @@ class Sampling(Choice):
 
 
 def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]:
-    """``size`` of ``names``, but not ``but``, uniformly without replacement; all of them, if there are no more.
+    """Draw ``size`` of ``names`` without ``but``, uniformly without replacement; all if there are no more.
 
-    Draws places until there are enough different ones, eight from each hash of (key, 0), (key, 1) and so on. For four
-    that takes 3 us, where setting up a generator alone takes 9; of half the names and more it takes one nevertheless.
+    Each hash of (key, 0), (key, 1) and so on gives eight positions. A draw of four takes 3 us; setting up a generator
+    alone takes 9 us. For half of the names and more, a generator is used.
     """
     if 2 * size >= len(names):
         others = [name for name in names if name != but]
@@ -139,7 +128,7 @@ def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]
     block = 0
     while len(drawn) - (but in drawn) < size:
         for (number,) in struct.iter_unpack(">Q", blake2b(b"%d/%d" % (key, block)).digest()):
-            # The number of names does not divide 2^64, which favours some by less than 1 in 10^14.
+            # The number of names does not divide 2^64; the bias is less than 1 in 10^14.
             drawn[names[number % len(names)]] = None
         block += 1
     drawn.pop(but, None)
@@ -147,17 +136,17 @@ def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]
 
 
 def _step_s(name: str, view: ClusterView) -> float:
-    """Predicted seconds of one local step; infinite while nobody knows, so that the silo counts as slow."""
+    """Predicted seconds of one local step; infinite if unknown, so that the silo counts as slow."""
     forecast = view.silos[name].forecast
     return inf if forecast is None else forecast.step_s(view.work[name].batch_size)
 
 
 def two_groups(step_s: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Names of the fast and of the slow, by 2-means on their step times [s]; O(n log n).
+    """Split names into fast and slow silos by 2-means on their step times [s]; O(n log n).
 
-    On a line the two clusters are a cut in the sorted times, so the best of the n - 1 cuts is the exact
-    optimum: the one with the least sum of squares, ``sum t^2 - (sum t)^2 / count`` on each side. Where
-    all times are equal there are no groups, and all count as slow. An infinite time is slow.
+    In one dimension, two clusters are a cut in the sorted times. The best of the n - 1 cuts has the least sum of
+    squares, ``sum t^2 - (sum t)^2 / count`` on each side, and is the exact optimum. If all times are equal, all silos
+    count as slow. An infinite time counts as slow.
     """
     names = sorted(step_s, key=lambda name: (step_s[name], name))
     times = np.array([step_s[name] for name in names])
@@ -165,7 +154,7 @@ def two_groups(step_s: Mapping[str, float]) -> tuple[list[str], list[str]]:
     if len(times) == 0 or times[0] == times[-1]:
         known = len(times) if len(times) < len(names) else 0
         return names[:known], names[known:]
-    times = times / times[-1]  # squares of any unit stay in range
+    times = times / times[-1]  # keeps the squares in range for any unit
     counts = np.arange(1, len(times))
     left, right = np.cumsum(times)[:-1], np.cumsum(times[::-1])[::-1][1:]
     # The total of squares is the same for every cut.
@@ -175,7 +164,7 @@ def two_groups(step_s: Mapping[str, float]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class WatchedSample:
-    """Whom a waiting silo still watches, drawn when it had done ``ticks`` orders."""
+    """Silos that a waiting silo still watches, drawn when it had done ``ticks`` orders."""
 
     ticks: int
     names: tuple[str, ...]
@@ -183,14 +172,7 @@ class WatchedSample:
 
 @dataclass(frozen=True, slots=True)
 class SampledState:
-    """Of `Sampled`.
-
-    Args:
-        clocks: of all silos.
-        failures: of idle silos.
-        waiting: whom those watch that wait and keep their samples.
-        news: `Index.news` when they were looked at, None if there was no index.
-    """
+    """State of `Sampled`; ``waiting`` holds kept samples, ``news`` the last seen `Index.news` (None without index)."""
 
     clocks: Clocks = field(default_factory=Clocks)
     failures: Failures = field(default_factory=dict)
@@ -201,37 +183,36 @@ class SampledState:
 @register("sampled")
 @dataclass(frozen=True, slots=True)
 class Sampled(BarrierPolicy[SampledState]):
-    """Wait only when more than ``staleness`` orders ahead of one of ``sample_size`` others.
+    """Barrier in which a silo waits only while more than ``staleness`` orders ahead of one of ``sample_size`` others.
 
-    Each update is committed as it arrives. When a silo has finished an order, beta of the others are drawn without
-    replacement. It waits while one of them lags more than ``staleness`` orders behind it. It looks again whenever an
-    update has arrived, and then at others: a draw depends on the run's seed, the silo, the orders it has done and the
-    model version, so that a wake-up at which nothing has arrived draws nothing anew. A ``basic`` sample is always the
-    same. Whoever is gone is not waited for. The slowest silo never waits, so somebody always works.
+    Each update is committed as it arrives. When a silo has finished an order, the barrier draws beta of the others
+    without replacement. The silo waits while one of them lags more than ``staleness`` orders behind it. Each arriving
+    update triggers a new check with a new sample. A draw depends on the run's seed, the silo, its finished orders and
+    the model version, so a wake-up without an arrival repeats the last draw. A ``basic`` sample never changes. Silos
+    that have left are ignored. The slowest silo never waits, so at least one silo always works.
 
     beta = 0 is `Asp`; beta = n - 1 is `Ssp`; staleness 0 is pBSP, above that pSSP.
 
-    Without ``redraw`` whoever a silo has seen close enough is not looked at again. Then a silo that lags is missed by
-    nobody who has drawn it: less spread, down to a silo that is slow for good setting everybody's pace, and less
-    progress.
+    Without ``redraw``, a silo that was close enough once is not checked again, and each silo that has drawn a laggard
+    waits for it. The spread is smaller, but a permanently slow silo sets the pace of all, and progress drops.
 
-    Source: PSP, sections 10.4.1 and 10.5.2; the barrier function there samples whenever it is evaluated. There a
-    worker may draw itself, which tells it nothing; here it draws from the others. What stays fixed in ``basic``
-    is each silo's own sample, not one for all: one for all would let its members never wait for the rest.
+    Source: PSP, sections 10.4.1 and 10.5.2. In the paper, the barrier samples at every evaluation, and a worker may
+    draw itself, which gives no information. ``basic`` fixes one sample per silo, not one sample for all: members of a
+    shared sample would never wait for the other silos.
     """
 
     sample_size: Count
-    """Silos that a silo looks at; beta in the paper. 0 is ``asp``, all others ``ssp``."""
+    """Number of other silos that a silo checks; beta in the paper. 0 is ``asp``, all others is ``ssp``."""
 
     staleness: Count = 0
-    """Orders that a silo may be ahead of those; 0 is pBSP, more is pSSP."""
+    """Orders that a silo may be ahead of the silos in its sample; 0 is pBSP, more is pSSP."""
 
     sampling: Sampling = Sampling.DYNAMIC
-    """``basic`` always looks at the same, ``dynamic`` draws anew, ``grouped`` draws half from the fast and half from
-    the slow."""
+    """Method of drawing the sample: ``basic`` keeps one sample, ``dynamic`` draws a new sample each time, ``grouped``
+    draws a new sample, half from the fast and half from the slow silos."""
 
     redraw: bool = True
-    """Whether a waiting silo looks at others whenever an update arrives; else it waits for its first sample."""
+    """Whether each arriving update gives a waiting silo a new sample; otherwise the silo waits for its first sample."""
 
     @property
     def most_updates(self) -> int:
@@ -239,7 +220,7 @@ class Sampled(BarrierPolicy[SampledState]):
 
     @property
     def symmetric(self) -> bool:
-        """Whether there is nothing to draw; names decide what is drawn."""
+        """Whether nothing is drawn; draws depend on the names of silos."""
         return self.sample_size == 0
 
     @property
@@ -250,10 +231,7 @@ class Sampled(BarrierPolicy[SampledState]):
         return SampledState()
 
     def decide(self, state: SampledState, view: ClusterView) -> tuple[SampledState, Verdict]:
-        """Commit what is there, one by one; then release whoever no longer waits.
-
-        O(beta) for each silo that waits, and O(n log n) for all of them if ``grouped``.
-        """
+        """Decide in O(beta) per waiting silo; with ``grouped``, O(n log n) for all waiting silos together."""
         if view.pending:
             return state, commit_next(view)
         clocks = advance(state.clocks, view, view.changed_since(state.news))
@@ -267,7 +245,7 @@ class Sampled(BarrierPolicy[SampledState]):
         for name in ready(failures, idle, view):
             ticks = clocks[name].ticks
             if ticks - clocks.slowest <= self.staleness:
-                release.append(name)  # whoever is drawn is close enough
+                release.append(name)  # any sample would be close enough
                 continue
             watch = state.waiting.get(name)
             if watch is not None and watch.ticks == ticks:
@@ -288,9 +266,9 @@ class Sampled(BarrierPolicy[SampledState]):
 
 
 def _behind(names: tuple[str, ...], clocks: Clocks, least: int) -> tuple[str, ...]:
-    """``names`` from the first one on that is here and has done fewer than ``least`` orders.
+    """Return ``names`` from the first present silo that has done fewer than ``least`` orders.
 
-    Looking at the first only, as long as that one lags, makes a decision O(n) however many wait.
+    Only the first name is checked while it lags, so a decision is O(n) for any number of waiting silos.
     """
     for index, name in enumerate(names):
         tick = clocks.get(name)

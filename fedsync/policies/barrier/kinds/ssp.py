@@ -1,4 +1,4 @@
-"""Stale synchronous parallel, its extreme without a bound, and the clocks that both count by."""
+"""Stale synchronous parallel (SSP), its unbounded extreme ASP, and the clocks of both."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from fedsync.policies.schema import Count, register
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """How far one silo has come.
+    """Progress of one silo; ``clock`` and ``failures`` are the last seen values of `SiloView`.
 
     Args:
-        ticks: orders that ended, with or without an update, on top of where it began to count.
-        clock: `SiloView.clock` as last seen.
-        failures: `SiloView.failures` as last seen.
+        ticks: finished orders, failed ones included, plus the count at which the silo started.
     """
 
     ticks: int
@@ -27,20 +25,19 @@ class Tick:
 
 
 class Clocks(Mapping[str, Tick]):
-    """Name -> tick of every silo that is here, and who is slowest.
+    """Ticks of all present silos by name, and the slowest tick.
 
-    A value: `after` returns others and leaves these as they are. It takes O(changes) nevertheless, for the new clocks
-    take over the table of the old ones, which only keep what to undo, and make a table of their own should they be
-    asked again.
+    An immutable value: `after` returns new clocks and leaves these unchanged, yet takes O(changes). The new clocks take
+    over the table of the old clocks, which keep only an undo log. Old clocks rebuild their table when they are read.
 
     Args:
-        ticks: by name.
-        away: likewise, of silos that are not shown any more: because their orders are late, or for good.
+        ticks: ticks of the present silos, by name.
+        away: ticks of hidden silos, by name: silos with late orders and silos that have left.
         least: `slowest` if ``ticks`` is empty.
 
     Attributes:
-        slowest: the least number of ticks; if nobody is here what it was before, so that who comes back is not ahead of
-            newcomers by all that was counted until then.
+        slowest: least number of ticks. It keeps its value when no silo is present, so that returning silos are not
+            ahead of newcomers by all earlier ticks.
     """
 
     __slots__ = ("_counts", "_heir", "_table", "_undo", "away", "slowest")
@@ -67,7 +64,7 @@ class Clocks(Mapping[str, Tick]):
         return Clocks, (dict(self._own()), self.away, self.slowest)
 
     def after(self, changes: Mapping[str, Tick | None]) -> Clocks:
-        """The clocks once these ticks have taken the place of the old ones; None is of a silo that is gone."""
+        """Return the clocks with these ticks replaced; None removes a silo."""
         if not changes:
             return self
         table, counts, slowest = self._own(), self._counts, self.slowest
@@ -117,15 +114,15 @@ class Clocks(Mapping[str, Tick]):
 
 
 def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) -> Clocks:
-    """The clocks after whatever happened since ``clocks``; O(changes), or O(n) if ``changed`` is None.
+    """Return the clocks after the events since ``clocks``; O(changes), or O(n) if ``changed`` is None.
 
-    - A silo that is new, or has joined again, counts from the slowest: nobody waits until it has made
-      up for a past in which it was not there.
-    - One that was not shown for a while, because its order was late, counts on from where it was, or from the slowest
-      if that is further. Else two silos that are late in turn would each count from the other for ever, and all others
-      would wait for them.
-    - A failed order is a tick without an update, as in BSP: nobody waits for a silo that keeps failing.
-    - A silo that is gone has no clock: nobody waits for it.
+    - A silo that is new, or has joined again, counts from the slowest: other silos need not wait until it has made up
+      for orders before it joined.
+    - A silo that was hidden because its order was late counts on from its old tick, or from the slowest if that is
+      further. Otherwise two silos that are late in turn would each restart from the other for ever, and all other
+      silos would wait for them.
+    - A failed order is a tick without an update, as in BSP: other silos do not wait for a silo that keeps failing.
+    - A silo that has left has no clock, so other silos do not wait for it.
     """
     changes: dict[str, Tick | None] = {}
     newcomers: dict[str, SiloView] = {}
@@ -145,9 +142,8 @@ def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) 
 
 
 def _first(clocks: Clocks, name: str, silo: SiloView) -> Tick:
-    """The tick of a silo that had none before."""
     was, ticks = clocks.away.get(name), clocks.slowest
-    if was is not None and was.clock <= silo.clock:  # it did not join anew, or its clock would have begun anew
+    if was is not None and was.clock <= silo.clock:  # a silo that joined again would have restarted its clock
         ticks = max(ticks, _after(was, silo).ticks)
     return Tick(ticks, silo.clock, silo.failures)
 
@@ -160,23 +156,17 @@ def _after(seen: Tick, silo: SiloView) -> Tick:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """That a silo's last order failed.
-
-    Args:
-        count: `SiloView.failures`.
-        version: of the model when that was seen first.
-    """
+    """Failure of a silo's last order, by `SiloView.failures` and the model version at which it was first seen."""
 
     count: int
     version: int
 
 
 Failures = Mapping[str, Failure]
-"""Name -> failure of the idle silos whose last order failed."""
 
 
 def failed(before: Failures, names: Iterable[str], view: ClusterView) -> Failures:
-    """Those of the idle silos ``names`` whose last order failed; ``before`` says who had failed already."""
+    """Return the failures of the idle silos ``names``; known failures keep the version from ``before``."""
     found: dict[str, Failure] = {}
     for name in names:
         count = view.silos[name].failures
@@ -187,10 +177,10 @@ def failed(before: Failures, names: Iterable[str], view: ClusterView) -> Failure
 
 
 def ready(failures: Failures, names: tuple[str, ...], view: ClusterView) -> tuple[str, ...]:
-    """Those of the idle silos ``names`` that want to go on.
+    """Return those of the idle silos ``names`` that may get an order.
 
-    One that failed its order sits out until the next commit, or until nobody is at work: without
-    that, a silo that fails at once would be asked again at once, for ever.
+    A silo that failed its order waits until the next commit, or until no silo is busy. Otherwise a silo that fails at
+    once would get orders in an endless loop.
     """
     if not failures or not view.anyone_busy:
         return names
@@ -198,20 +188,13 @@ def ready(failures: Failures, names: tuple[str, ...], view: ClusterView) -> tupl
 
 
 def commit_next(view: ClusterView) -> Verdict:
-    """Commit the oldest pending update alone."""
     update_id, meta = next(iter(view.pending.items()))
     return Verdict(commit=(update_id,), reason=f"{meta.silo}'s update is in")
 
 
 @dataclass(frozen=True, slots=True)
 class SspState:
-    """Of `Ssp`.
-
-    Args:
-        clocks: of all silos.
-        failures: of idle silos.
-        news: `Index.news` when they were looked at, None if there was no index.
-    """
+    """State of `Ssp`; ``news`` is the last seen `Index.news`, None without an index."""
 
     clocks: Clocks = field(default_factory=Clocks)
     failures: Failures = field(default_factory=dict)
@@ -221,17 +204,18 @@ class SspState:
 @register("ssp")
 @dataclass(frozen=True, slots=True)
 class Ssp(BarrierPolicy[SspState]):
-    """Wait only when ``staleness`` orders ahead of the slowest; commit each update as it arrives.
+    """Barrier in which a silo waits only while more than ``staleness`` orders ahead of the slowest.
 
-    An idle silo goes on while ``its clock - slowest clock <= staleness``. The slowest is never held, so
-    somebody always works. Of simultaneous arrivals all are committed before anybody goes on.
+    An idle silo continues while ``its clock - slowest clock <= staleness``. Each update is committed as it arrives. The
+    slowest silo is never held, so at least one silo always works. Simultaneous arrivals are all committed before any
+    silo continues.
 
     Source: "ZipLine", section 2.2; PSP, section 10.3.
     """
 
     staleness: Count = 3
     """Orders that a silo may be ahead of the slowest; s in the papers. 0 keeps the silos in lockstep, as ``bsp`` does,
-    but commits one by one."""
+    but commits updates one by one."""
 
     @property
     def most_ahead(self) -> int:
@@ -245,9 +229,9 @@ class Ssp(BarrierPolicy[SspState]):
         return SspState()
 
     def decide(self, state: SspState, view: ClusterView) -> tuple[SspState, Verdict]:
-        """Commit what is there, one by one; then release whoever is not too far ahead.
+        """Decide in O(changes), or in O(n) after the slowest tick has advanced.
 
-        O(changes), and O(n) when the slowest has come on, which takes an order of each that is as slow.
+        The slowest tick advances only after every slowest silo has finished an order.
         """
         if view.pending:
             return state, commit_next(view)
@@ -255,7 +239,7 @@ class Ssp(BarrierPolicy[SspState]):
         clocks = advance(state.clocks, view, changed)
         if changed is None or clocks.slowest != state.clocks.slowest:
             names = view.idle
-        else:  # who was held is held still
+        else:  # held silos stay held while the slowest tick stands still
             names = view.idle_among([*changed, *state.failures])
         failures = failed(state.failures, names, view)
         wanting = ready(failures, names, view)
@@ -270,9 +254,9 @@ class Ssp(BarrierPolicy[SspState]):
 @register("asp")
 @dataclass(frozen=True, slots=True)
 class Asp(BarrierPolicy[Failures]):
-    """Wait for nobody.
+    """Barrier without waiting: each update is committed as it arrives, and its silo continues at once.
 
-    Each update is committed as it arrives, its silo goes on at once, and nothing bounds how stale an update may be.
+    The staleness of an update is unbounded.
 
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """
@@ -289,7 +273,7 @@ class Asp(BarrierPolicy[Failures]):
         return {}
 
     def decide(self, state: Failures, view: ClusterView) -> tuple[Failures, Verdict]:
-        """Commit what is there, one by one; then release whoever is idle; O(idle), which here are the changed."""
+        """Decide in O(idle); here the idle silos are the changed silos."""
         if view.pending:
             return state, commit_next(view)
         idle = view.idle
@@ -299,7 +283,6 @@ class Asp(BarrierPolicy[Failures]):
 
 
 def told(release: tuple[str, ...], held: int, staleness: int) -> str:
-    """The reason of a verdict that releases some silos and holds others, for people."""
     goes = f"{release[0]} goes on" if len(release) == 1 else f"{len(release)} silos go on" if release else ""
     if held == 0:
         return goes or "nobody wants to go on"

@@ -1,4 +1,4 @@
-"""Bound how long any barrier waits for a silo."""
+"""Upper bound on the time that any barrier waits for a silo."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from fedsync.policies.schema import Positive, register
 @register("capped")
 @dataclass(frozen=True, slots=True)
 class Capped(Wrapper[LateState]):
-    """``inner``, but no silo is waited for longer than ``cap_s`` seconds.
+    """Barrier ``inner`` with a limit of ``cap_s`` seconds on the wait for a silo.
 
-    Around BSP, whose silos begin together, a round ends when ``cap_s`` is over, with what is there. Around a
-    barrier with a staleness bound, nobody is held for longer than that by one slow silo.
+    Around BSP, whose silos begin together, a round ends after ``cap_s`` with the updates that are in. Around a barrier
+    with a staleness bound, one slow silo holds the others for at most ``cap_s``.
 
-    If nobody is in when the cap is over, the first one is waited for: a cap that is too short makes rounds small,
-    not endless.
+    If no update is in after ``cap_s``, the barrier waits for the first: a short cap makes rounds small, not endless.
     """
 
     inner: Inner
     cap_s: Positive
-    """Seconds since a silo was sent its order after which it is late, and nobody waits for it [s]."""
+    """Seconds after which the order of a silo is late, and no silo waits for it any longer [s]."""
 
     late: LateRule = LateRule.NEXT
 
@@ -32,7 +31,6 @@ class Capped(Wrapper[LateState]):
         return LateState(frozenset(), self.inner.init())
 
     def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:
-        """Strike off who is over the cap, then ask ``inner``; O(n)."""
         state, verdict = decide_without_late(
             self.inner, state, view, self.late, lambda visible: overdue(visible, self.cap_s)
         )

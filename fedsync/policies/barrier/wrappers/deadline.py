@@ -1,4 +1,4 @@
-"""Rounds end at a deadline that is learned from how long orders took."""
+"""Round deadline that is learned from the durations of orders."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from fedsync.policies.schema import NonNegative, PositiveInt, Share, register
 
 @dataclass(frozen=True, slots=True)
 class DeadlineState:
-    """Of `Deadline`.
-
-    Args:
-        inner: who is late, and the state of the barrier inside.
-        begun: when the order of a silo began, by silo.
-        durations: how long the last orders took, all silos', oldest first [s].
-    """
+    """State of `Deadline`; ``begun`` holds the begin of each order in work, ``durations`` those of ended orders."""
 
     inner: LateState
     begun: Mapping[str, float] = field(default_factory=dict)
@@ -31,28 +25,30 @@ class DeadlineState:
 @register("deadline")
 @dataclass(frozen=True, slots=True)
 class Deadline(Wrapper[DeadlineState]):
-    """``inner``, but no silo is waited for much longer than orders usually take.
+    """Barrier ``inner`` without waiting for orders that take much longer than usual.
 
-    Usual is ``median + spread * MAD`` of the last ``window`` orders' seconds, all silos' together, where MAD is the
-    median absolute deviation from the median: unlike mean and variance, neither is moved by a few that took ages.
-    Late orders count too when they are in, or the deadline would learn from the fast only and fall for ever.
+    The limit is ``median + spread * MAD`` over the last ``window`` orders of all silos [s], where MAD is the median
+    absolute deviation from the median. Unlike mean and variance, median and MAD are robust against a few very slow
+    orders. Late orders count once they arrive; otherwise the deadline would learn from fast orders only and shrink for
+    ever.
 
-    Nobody is late before as many orders are in as there are silos, or ``window`` if that is less, nor before
-    ``share`` of the silos have sent: a deadline that is missed by most is a bad deadline.
+    No silo is late before as many orders have ended as there are silos (or ``window``, if that is less), nor before
+    ``share`` of the silos have sent an update: a deadline that most silos miss is a bad deadline.
     """
 
     inner: Inner
     spread: NonNegative = 3.0
-    """Median absolute deviations beyond the median after which an order is late; 0 halves the silos."""
+    """Number of median absolute deviations above the median after which an order is late; 0 makes half of the orders
+    late."""
 
     floor_s: NonNegative = 0.0
-    """No deadline is shorter [s]."""
+    """Shortest deadline [s]."""
 
     share: Share = 0.5
-    """Part of the silos that has to be in before anybody is late."""
+    """Share of the silos whose updates must be in before any silo is late."""
 
     window: PositiveInt = 100
-    """Newest orders that the median is taken of."""
+    """Number of newest orders from which the deadline is computed."""
 
     late: LateRule = LateRule.NEXT
 
@@ -63,7 +59,6 @@ class Deadline(Wrapper[DeadlineState]):
         return DeadlineState(LateState(frozenset(), self.inner.init()))
 
     def decide(self, state: DeadlineState, view: ClusterView) -> tuple[DeadlineState, Verdict]:
-        """Learn from who is in, strike off who is over the deadline, ask ``inner``; O(n + window)."""
         begun, durations = self._learn(state, view)
         limit_s = self._limit_s(durations, len(view.silos))
 
@@ -81,7 +76,7 @@ class Deadline(Wrapper[DeadlineState]):
         return DeadlineState(inner, begun, durations), verdict
 
     def _learn(self, state: DeadlineState, view: ClusterView) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Orders still in work, and the durations with those that ended."""
+        """Return the begin times of the orders in work, and the durations with the ended orders added."""
         begun: dict[str, float] = {}
         ended: list[float] = []
         sent = {meta.silo for meta in view.pending.values()}

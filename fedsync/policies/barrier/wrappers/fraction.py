@@ -1,18 +1,20 @@
-"""A part of the silos in each round, for any barrier: client sampling.
+"""Client sampling for any barrier: a share of the silos takes part in each round.
 
-The barrier inside is shown the silos of the round and no others, so it neither waits for the rest nor releases them.
+The inner barrier sees only the silos of the round, so it neither waits for the others nor releases them.
 
-| a silo that | is shown |
+| a silo that | is visible |
 |---|---|
-| is at work, or has sent what is not committed yet | always: it is part of the round |
-| is idle | if it is among the first by lot, as many as the round has room for |
+| is busy, or has an uncommitted update | always: it is part of the round |
+| is idle | if its random number is among the lowest, up to the free places of the round |
 
-Each silo's lot follows from (seed, version, name), so that it is another for each version of the model, and whoever
-comes or goes changes nobody else's. A failed order changes the lot: else a round of one silo would ask the same again.
+Each silo's random number follows from (seed, version, name). So each model version draws a new sample, and joining or
+leaving silos do not change the numbers of others. A failed order also changes the number: otherwise a round of one silo
+would ask the same silo again.
 
-A barrier commits and releases in one answer, but a commit ends the round: those that are released belong to the next.
-So where it commits, it is asked again with the silos of the next round in place of those whose updates it commits.
-Should it then not commit the same, its first answer stands, and the silos of the round go on (FedCompass, at times).
+A barrier commits and releases in one verdict, but a commit ends the round, so the released silos belong to the next
+round. After a commit, the inner barrier is therefore asked again, with the silos of the next round in place of those
+whose updates it commits. If the second verdict commits other updates (FedCompass, at times), the first verdict stands,
+and the silos of the old round continue.
 """
 
 from __future__ import annotations
@@ -30,22 +32,22 @@ from fedsync.policies.schema import PositiveInt, Share, register
 @register("fraction")
 @dataclass(frozen=True, slots=True)
 class Fraction(BarrierPolicy[Any]):
-    """``inner``, but only a ``share`` of the silos takes part in a round, drawn anew for each version of the model.
+    """Barrier ``inner`` for a ``share`` of the silos, drawn anew for each version of the model.
 
-    Where each arrival is a version of its own, as in ``asp``, so many silos are at work at a time.
+    If each arrival makes a version, as in ``asp``, this share of the silos is busy at any time.
 
     Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data",
     arXiv:1602.05629, algorithm 1, where the share is C; rounded down, as Flower's ``fraction_train`` is.
     """
 
     inner: Inner
-    """Any barrier, a wrapper too."""
+    """Any barrier, also a wrapper."""
 
     share: Share
-    """Part of the silos present that takes part in a round, rounded down."""
+    """Share of the present silos that takes part in a round, rounded down."""
 
     least: PositiveInt = 1
-    """Silos that take part at least, or all if fewer are present."""
+    """Fewest silos that take part in a round; all silos if fewer are present."""
 
     def __post_init__(self) -> None:
         check_outermost(self.inner, self.kind)
@@ -64,7 +66,7 @@ class Fraction(BarrierPolicy[Any]):
 
     @property
     def symmetric(self) -> bool:
-        """Whether nobody is drawn; names decide who is."""
+        """Whether nothing is drawn; draws depend on the names of silos."""
         return self.share == 1 and self.inner.symmetric
 
     def sampled(self, silos: int) -> int:
@@ -81,7 +83,6 @@ class Fraction(BarrierPolicy[Any]):
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner`` about the silos of the round; O(n log n)."""
         after, verdict = self.inner.decide(state, self._shown(view, (), view.version))
         if not verdict.commit:
             return after, verdict
@@ -90,16 +91,14 @@ class Fraction(BarrierPolicy[Any]):
         return (then, other) if other.commit == verdict.commit else (after, verdict)
 
     def _round(self, silos: int) -> int:
-        """Silos of a round, where so many are present."""
         return part_of(silos, self.share, self.least)
 
     def _shown(self, view: ClusterView, ended: Collection[str], version: int) -> ClusterView:
-        """The view with the silos of a round: who is part of it, and by lot as many as there is room for.
+        """Return the view with the silos of a round: its current members, then a random choice for the free places.
 
         Args:
-            view: everything.
-            ended: updates that are part of it no more.
-            version: of the model that it begins with.
+            ended: updates that belong to the previous round.
+            version: model version that the round begins with.
         """
         part = {meta.silo for update_id, meta in view.pending.items() if update_id not in ended}
         part.update(name for name, silo in view.silos.items() if silo.busy)

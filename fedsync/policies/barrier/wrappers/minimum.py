@@ -1,4 +1,4 @@
-"""Hold any barrier back until enough silos have joined."""
+"""Wrapper that holds any barrier back until enough silos have joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedsync.core.views import ClusterView, Verdict
 
 @dataclass(frozen=True, slots=True)
 class MinimumState:
-    """``started`` once enough silos were there; ``inner`` belongs to the wrapped barrier."""
+    """State of `MinimumSilos`; ``started`` once enough silos have joined."""
 
     started: bool
     inner: Any
@@ -19,13 +19,9 @@ class MinimumState:
 
 @dataclass(frozen=True, slots=True)
 class MinimumSilos:
-    """Release nobody before ``silos`` silos have joined; afterwards, whatever ``inner`` says.
+    """Barrier that releases no silo before ``silos`` silos have joined, and then follows ``inner``.
 
-    Without it the first silo that joins would get the whole batch.
-
-    Args:
-        inner: the barrier to hold back.
-        silos: how many have to be there for the run to begin.
+    Without it, the first silo that joins would get the whole batch.
     """
 
     inner: AnyBarrier
@@ -35,7 +31,6 @@ class MinimumSilos:
         return MinimumState(False, self.inner.init())
 
     def decide(self, state: MinimumState, view: ClusterView) -> tuple[MinimumState, Verdict]:
-        """Ask ``inner`` once the run has started."""
         if not state.started and len(view.silos) < self.silos:
             return state, Verdict(reason=f"{len(view.silos)} of {self.silos} silos have joined")
         inner, verdict = self.inner.decide(state.inner, view)

@@ -1,25 +1,24 @@
-"""An order queued at each silo, so that it trains while its last update travels.
+"""Queued orders: each silo trains its next order while its last update travels.
 
-Without it a silo computes nothing from the end of its training until its update has travelled, all others' are in and
-the next order is there. Here that order is at the silo already:
+Without a queued order, a silo is idle from the end of its training until its update has travelled, all other updates
+are in and the next order has arrived. A queued order is already at the silo at that time.
 
-The barrier inside sees rounds as they are without that. Of each silo it sees what is oldest of its orders that are not
-committed yet:
+The inner barrier sees rounds without queued orders. It sees each silo's oldest uncommitted order:
 
-| the oldest of a silo's orders | the barrier inside sees |
+| the oldest order of a silo | the inner barrier sees |
 |---|---|
-| there is none | an idle silo |
-| is in work | a busy silo |
-| is answered | an idle silo, and that update. What it sent since then is not shown: it is for the next round |
+| none | an idle silo |
+| in work | a busy silo |
+| answered | an idle silo and its update; later updates of the silo are hidden until the next round |
 
-Whoever is released gets as many orders as it takes to have two: both, at the beginning, from one version. So the commit
-of round k - 1 gives the orders of round k + 1, and each update is one version old when it is committed, but for those
-of the first round, as long as nobody is late. A silo that has answered both waits.
+A released silo gets orders until it has two; at the start, both are from the same version. So the commit of round k - 1
+gives the orders of round k + 1. Each update is one version old when it is committed, except in the first round, as
+long as no silo is late. A silo that has answered both orders waits.
 
-Where silos train for ``c`` seconds an order and need ``o`` besides, a round takes ``max(c, (c + o) / 2)`` seconds
+If silos train for ``c`` seconds per order with an overhead of ``o``, a round takes ``max(c, (c + o) / 2)`` seconds
 instead of ``c + o``.
 
-A silo whose last order failed gets one order at a time until one succeeds: who keeps failing is to rest.
+A silo whose last order failed gets one order at a time until an order succeeds, so that a failing silo can rest.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ from fedsync.policies.schema import PartOfOne, register
 @register("overlap")
 @dataclass(frozen=True, slots=True)
 class Overlap(BarrierPolicy[Any]):
-    """``inner``, and each silo has its next order before it has sent its update.
+    """Barrier ``inner`` with queued orders: each silo has its next order before it has sent its update.
 
-    It pays where an order costs as much besides training as training takes, or more: then a round takes about half the
-    seconds. It costs rounds, since updates are one version old. Where overhead is small it is a loss.
+    Overlap pays if the overhead of an order is as long as its training, or longer: a round then takes about half the
+    time. But updates are one version old, so training needs more rounds. With little overhead, overlap is a loss.
 
     Source: pipelined and delayed averaging, for example Shen et al. 2019, "Faster distributed deep net training:
     computation and communication decoupled stochastic gradient descent" (CoCoD-SGD), arXiv:1906.12043; Wang, Liang and
@@ -48,11 +47,11 @@ class Overlap(BarrierPolicy[Any]):
     """
 
     inner: Inner
-    """A barrier with rounds, bsp or a-bsp, or capped, quorum or deadline around one of them."""
+    """Barrier with rounds: ``bsp`` or ``a-bsp``, or ``capped``, ``quorum`` or ``deadline`` around one of them."""
 
     carry: PartOfOne = 0.0
-    """Share of its own last update that a silo begins a queued order with, on top of the model: 0 is the plain delay, 1
-    is CoCoD-SGD, which keeps own progress whole and gets the others' one round late."""
+    """Share of its own last update that a silo adds to the model when it begins a queued order. 0 is the plain delay. 1
+    is CoCoD-SGD: a silo keeps its own progress whole and gets the progress of the others one round late."""
 
     def __post_init__(self) -> None:
         inner = self.inner
@@ -89,7 +88,7 @@ class Overlap(BarrierPolicy[Any]):
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner`` about silos as in the table above; O(n)."""
+        """Ask ``inner`` about the silos as in the table of this module; O(n)."""
         oldest: dict[str, UpdateMeta] = {}
         for meta in view.pending.values():
             oldest.setdefault(meta.silo, meta)
@@ -111,7 +110,7 @@ class Overlap(BarrierPolicy[Any]):
 
 
 def _shown(silo: SiloView, *, sent: bool) -> SiloView:
-    """A silo as the barrier inside sees it: its round began when it was given the order that is queued."""
+    """Return a silo as the inner barrier sees it; its round began when it received the queued order."""
     if silo.order is None:
         return silo
     if sent:

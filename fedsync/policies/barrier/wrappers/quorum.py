@@ -1,4 +1,4 @@
-"""Let a part of the updates be enough for any barrier."""
+"""Quorum for any barrier: part of the updates is enough."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fedsync.policies.schema import PositiveInt, Share, register
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """How many silos make a quorum.
+    """Number of silos that make a quorum.
 
     Args:
-        count: so many, or all if fewer take part; None to go by ``share``.
-        share: so large a part of those that take part, rounded up.
+        count: number of silos, or all if fewer take part; None to use ``share``.
+        share: share of the silos that take part, rounded up.
     """
 
     count: int | None = None
     share: float = 1.0
 
     def of(self, silos: int) -> int:
-        """Quorum of ``silos`` silos; at least 1."""
+        """Quorum out of ``silos`` silos; at least 1."""
         if self.count is not None:
             return max(min(self.count, silos), 1)
-        # 0.6 x 5 is 3.0000000000000004 or so: rounding up must not make it 4.
+        # 0.6 x 5 may give 3.0000000000000004, which must not round up to 4.
         return max(math.ceil(self.share * silos - 1e-9), 1)
 
 
 def has_quorum(view: ClusterView, required: Required) -> bool:
-    """Whether enough of the silos that take part have sent: those with an update here, or at work on one."""
+    """Whether enough of the participating silos, those with a pending update or an order in work, have sent."""
     sent = {meta.silo for meta in view.pending.values()}
     part = sent.union(name for name, silo in view.silos.items() if silo.order is not None)
     return len(sent) >= required.of(len(part))
@@ -41,22 +41,21 @@ def has_quorum(view: ClusterView, required: Required) -> bool:
 @register("quorum")
 @dataclass(frozen=True, slots=True)
 class Quorum(Wrapper[LateState]):
-    """``inner``, but ``count`` silos, or a ``share`` of those that take part, are enough.
+    """Barrier ``inner`` that needs only ``count`` silos, or a ``share`` of the participating silos.
 
-    Once so many have sent, those still at work are late.
-
-    Around BSP this is a round that ends with the quorum. Asking more silos than the quorum is over-selection: the
-    slowest do not delay a round, and with ``late: drop`` their updates are discarded by name.
+    Once the quorum has sent updates, the silos still busy are late. Around BSP, a round ends with its quorum. A round
+    with more silos than the quorum is over-selection: the slowest silos do not delay the round, and with ``late: drop``
+    their updates are discarded by name.
 
     Source: over-selection as in Bonawitz et al. 2019, "Towards federated learning at scale", arXiv:1902.01046.
     """
 
     inner: Inner
     count: PositiveInt | None = None
-    """Silos that are enough. Write either this or ``share``."""
+    """Number of silos that make a quorum. Write either ``count`` or ``share``."""
 
     share: Share | None = None
-    """Part of the silos in the round that is enough, rounded up. Write either this or ``count``."""
+    """Share of the round's silos that makes a quorum, rounded up. Write either ``share`` or ``count``."""
 
     late: LateRule = LateRule.NEXT
 
@@ -76,7 +75,6 @@ class Quorum(Wrapper[LateState]):
         return LateState(frozenset(), self.inner.init())
 
     def decide(self, state: LateState, view: ClusterView) -> tuple[LateState, Verdict]:
-        """Strike off who is still at work if there is a quorum, then ask ``inner``; O(n)."""
         return decide_without_late(self.inner, state, view, self.late, self._judge)
 
     def _judge(self, visible: ClusterView) -> list[str]:

@@ -1,4 +1,4 @@
-"""Let a silo that keeps failing rest, around any barrier."""
+"""Pause for silos that keep failing, around any barrier."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsync.core.views import ClusterView, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A silo is set aside until ``until_s``, having failed ``failures`` orders in a row."""
+    """Pause of a silo until ``until_s``, after ``failures`` failed orders in a row."""
 
     failures: int
     until_s: float
@@ -20,7 +20,7 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class RestingState:
-    """``rests`` by name, of silos that have failed so often; ``news`` up to which that is known."""
+    """State of `Resting`; ``rests`` by silo name, up to date with `Index.news` = ``news``."""
 
     rests: dict[str, Rest]
     news: int | None
@@ -29,17 +29,11 @@ class RestingState:
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """A silo that failed ``failures`` orders in a row is not shown to ``inner`` for a while.
+    """Barrier that hides a silo from ``inner`` for a while after ``failures`` failed orders in a row.
 
-    It rests for ``pause_s`` after that failure, for twice as long after the next one, and so on up to ``longest_s``;
-    one order that succeeds, or joining again, makes all that forgotten. Without this, a silo whose disk is full or
-    whose device is lost takes an order every round, and every round of a synchronous barrier waits for it to fail.
-
-    Args:
-        inner: the barrier.
-        failures: in a row, from which on a silo rests.
-        pause_s: first rest [s].
-        longest_s: longest rest [s].
+    The pause is ``pause_s`` after that failure and doubles with each further failure, up to ``longest_s`` [s]. A
+    successful order, or joining again, resets the count. Without a pause, a silo with a full disk or a lost device
+    takes an order every round, and every round of a synchronous barrier waits for the failure.
     """
 
     inner: AnyBarrier
@@ -51,7 +45,7 @@ class Resting:
         return RestingState({}, None, self.inner.init())
 
     def decide(self, state: RestingState, view: ClusterView) -> tuple[RestingState, Verdict]:
-        """Ask ``inner`` about all who do not rest; O(1) for each silo that has changed while nobody does."""
+        """Ask ``inner`` about the silos that do not rest; O(1) per changed silo while none rests."""
         rests, begun = self._noted(state, view)
         resting = {
             name: rest for name, rest in rests.items() if rest.until_s > view.now_s and not view.silos[name].busy
@@ -68,7 +62,7 @@ class Resting:
         return RestingState(rests, view.news, inner), verdict.by(ends)
 
     def _noted(self, state: RestingState, view: ClusterView) -> tuple[dict[str, Rest], list[str]]:
-        """Who has failed so often, and whose rest begins now."""
+        """Return the pauses by silo name, and the silos whose pause begins now."""
         changed = view.changed_since(state.news)
         rests, begun = state.rests, []
         for name in view.silos if changed is None else changed:

@@ -1,4 +1,4 @@
-"""Hold any barrier back while silos would open no sum of what it commits."""
+"""Wrapper that prevents commits whose encrypted sum the silos would not open."""
 
 from __future__ import annotations
 
@@ -11,14 +11,10 @@ from fedsync.core.views import ClusterView, Verdict
 
 @dataclass(frozen=True, slots=True)
 class OpenableSums:
-    """A barrier as ``inner``, without commits of fewer than ``least`` silos, whose encrypted sum would stay closed.
+    """Barrier ``inner`` without commits of fewer than ``least`` silos, whose encrypted sum would stay closed.
 
-    While fewer silos than that take part, nobody is released: the run waits. A commit that comes too early is held
-    back, and idle silos without an update get an order, until enough updates are in. Then ``inner`` is asked again.
-
-    Args:
-        inner: the barrier to hold back.
-        least: silos whose updates a sum needs.
+    While fewer than ``least`` silos can take part, no silo is released and the run waits. An early commit is held back,
+    and idle silos without an update get an order, until enough updates are in. Then ``inner`` is asked again.
     """
 
     inner: AnyBarrier
@@ -28,7 +24,7 @@ class OpenableSums:
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner``; where its answer is held back, its state stays as it was."""
+        """Ask ``inner``; if its verdict is held back, its state stays unchanged."""
         sent = {meta.silo for meta in view.pending.values()}
         here = len(sent.union(view.silos))
         if here < self.least:
@@ -39,7 +35,7 @@ class OpenableSums:
             return inner, verdict
         missing = tuple(name for name in view.idle if name not in sent)
         if not missing and not view.anyone_busy:
-            # Nobody else will send: what is there is enough, for everybody who is here has sent.
+            # No other silo can send, since every present silo has sent: commit all pending updates.
             return inner, replace(verdict, commit=tuple(view.pending))
         reason = f"a sum needs the updates of {self.least} silos, {len(committed)} are in"
         held = replace(verdict, rollback=False, commit=(), savepoint=False, release=missing, queue=(), reason=reason)
