@@ -191,7 +191,9 @@ def name_of(path: Path) -> str:
 
 def test_the_rules_cover_every_part_and_the_reader_sees_imports() -> None:
     assert {part_of(path) for path in FILES} <= set.union(*LAYERS) | OPEN
-    seen = {(i.module, i.lazy) for i in imports(ROOT / "fedsync" / "config" / "tasks" / "task_kinds.py") if not i.typing}
+    seen = {
+        (i.module, i.lazy) for i in imports(ROOT / "fedsync" / "config" / "tasks" / "task_kinds.py") if not i.typing
+    }
     assert ("fedsync.tasks.digits", True) in seen
     assert ("fedsync.config.sections.section", False) in seen
     assert ("fedsync.tasks.task_protocol", False) not in seen, "that one is for type checkers"

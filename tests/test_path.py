@@ -17,7 +17,16 @@ of real processes by chance, too: there is room for that."""
 
 OPTIONAL = (
     *("survey", "bundle_objects", "relay", "masking/ma", "masking/a", "narx", "overlap", "commands/", "ops/"),
-    *("local_baselines", "availability", "operator_execution", "cross_site", "steered", "fitting", "forecasts", "mixture"),
+    *(
+        "local_baselines",
+        "availability",
+        "operator_execution",
+        "cross_site",
+        "steered",
+        "fitting",
+        "forecasts",
+        "mixture",
+    ),
 )
 """Parts of the names of files that a plain BSP run has no use for."""
 

@@ -1,7 +1,7 @@
 """A silo that lies, for `bench/faults/soak.py`: its owner has changed the client that is installed there.
 
-Its agent is this file in the place of `fedsync.silo.agent.agent`, and answers orders as the federation's file `LIE` says at
-that moment; where there is no such file, it is honest. It sends what the server will not have, too.
+Its agent is this file in the place of `fedsync.silo.agent.agent`, and answers orders as the federation's file `LIE`
+says at that moment; where there is no such file, it is honest. It sends what the server will not have, too.
 
 `COMMAND` starts it, with the arguments of ``fedsync silo start``.
 """

@@ -30,7 +30,7 @@ States of the run:
 |---|---|---|
 | waiting, running | ``closing`` is None | the barrier is asked; it waits for ``min_silos`` first |
 | paused | the same, and an operator paused it | none; see `fedsync.core.operator.operator_commands` |
-| closing | ``closing`` has the reason | silos score the last version (`fedsync.evaluation.final_evaluation`); nothing else is asked |
+| closing | ``closing`` has the reason | silos score the last version (`fedsync.evaluation.final_evaluation`) |
 | stopped | ``stopped`` | `Stop` was given; later events have no visible effect |
 
 The run closes when a stop rule fires, and stops when all evaluations are in. It stops at once, as failed, when every

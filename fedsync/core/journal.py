@@ -1,8 +1,8 @@
 """Journal of a run: every batch of events, with the resulting actions and the reason.
 
 A journal is JSON lines. The first line is a header with the format number and the data to build the coordinator again.
-Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions. Two
-runs with the same events and actions have the same bytes.
+Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions.
+Two runs with the same events and actions have the same bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Selection of the best model version, which is kept because later training may spoil the model.
 
-A version is judged once, when its score settles (`fedsync.evaluation.version_scores`), by the silos' validation splits. Only a
-strictly better version replaces the best, so the first of equal versions stays.
+A version is judged once, when its score settles (`fedsync.evaluation.version_scores`), by the silos' validation splits.
+Only a strictly better version replaces the best, so the first of equal versions stays.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Entries of the run configuration, all but ``target-accuracy`` strings; empty ent
 | ``regions`` | JSON: silos of each relay, by relay name |
 | ``resume`` | resume the run in ``out`` |
 | ``target-accuracy`` | target accuracy, a number; "" for none |
-| ``relay`` | socket: run the app of a relay (`fedsync.flower.relays.relay_app`), which uses only ``control`` and ``keys`` |
+| ``relay`` | socket: run a relay's app (`fedsync.flower.relays.relay_app`); it uses only ``control`` and ``keys`` |
 """
 
 from __future__ import annotations

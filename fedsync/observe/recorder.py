@@ -38,8 +38,8 @@ class Listener(Protocol):
 class Recorder:
     """Writer of ``config.yaml``, ``silos.yaml``, ``journal.jsonl``, ``rounds.jsonl`` and ``summary.json``.
 
-    Writes ``evaluation.json`` too, if there are curves; see `fedsync.observe.quality.evaluations`. ``fedsync run`` reads the
-    two YAML files, so a run can be repeated from its folder.
+    Writes ``evaluation.json`` too, if there are curves; see `fedsync.observe.quality.evaluations`. ``fedsync run``
+    reads the two YAML files, so a run can be repeated from its folder.
 
     Args:
         out: folder of the run; created if missing.

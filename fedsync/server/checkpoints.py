@@ -11,10 +11,10 @@ gets a new identity, under which every silo's trainer begins anew. An encrypted 
 written. So unless its checkpoint is damaged, the server died before any silo learned of the commit, and silos continue.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values, such as a policy's state,
-are written as their class and their fields by name. So the order of fields and private attributes are not part of
-the format. Models, updates and sums have their own files (`fedsync.server.array_files`), which the line of JSON names;
-only new arrays are written.
+Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values, such as a
+policy's state, are written as their class and their fields by name. So the order of fields and private attributes are
+not part of the format. Models, updates and sums have their own files (`fedsync.server.array_files`), which the line of
+JSON names; only new arrays are written.
 
 When `Checkpoints.save` returns, its files survive a crash of the process. In the clear, a thread makes them survive a
 crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order. Only

@@ -8,8 +8,9 @@ Only the server's user can enter the folder (0700), so every file in it is from 
 | ``NAME.answer`` | the server process, when a checkpoint contains the result | the answer; the operator removes it |
 | ``listening`` | | locked by the server process while it runs |
 
-If a server process dies, the next one reads the pending requests, and executes none twice (`fedsync.core.operator.operator_commands`).
-A request older than `STALE_S` is refused. This module imports little, for processes that only send requests.
+If a server process dies, the next one reads the pending requests, and executes none twice
+(`fedsync.core.operator.operator_commands`). A request older than `STALE_S` is refused. This module imports little, for
+processes that only send requests.
 """
 
 from __future__ import annotations

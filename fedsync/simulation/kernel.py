@@ -1,11 +1,11 @@
 """Discrete-event kernel of the simulator: a coordinator under a virtual clock that jumps from event to event.
 
 Future events lie on a heap, ordered by (time, priority, serial), so equal inputs give the same journal, byte by byte.
-The kernel handles orders in work and queued (`fedsync.simulation.backlog`), halts, probes and timers. A subclass supplies the
-result of an order (`Kernel.ended`), other events, and other actions.
+The kernel handles orders in work and queued (`fedsync.simulation.backlog`), halts, probes and timers. A subclass
+supplies the result of an order (`Kernel.ended`), other events, and other actions.
 
-`fedsync.simulation.engine.VirtualDriver` is the subclass: training or timing only, arrivals and departures of silos, and the
-run's files.
+`fedsync.simulation.engine.VirtualDriver` is the subclass: training or timing only, arrivals and departures of silos,
+and the run's files.
 """
 
 from __future__ import annotations

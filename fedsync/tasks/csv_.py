@@ -52,8 +52,8 @@ class CsvTask(Task):
     - category: one feature per declared category.
     - text: 8 features, one-hot by the hash of the cell, so that silos need no common vocabulary.
 
-    `fedsync.model.table_columns` defines gaps. Training rows are the rows in neither the test nor the validation split. A silo
-    reads only its own file.
+    `fedsync.model.table_columns` defines gaps. Training rows are the rows in neither the test nor the validation split.
+    A silo reads only its own file.
 
     Args:
         files: one file per silo, in the order of silos; a single file with ``everywhere``.

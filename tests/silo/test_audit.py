@@ -124,7 +124,8 @@ def test_a_torn_line_was_never_said_and_is_cut_off(place: AuditPlace) -> None:
 
 def test_a_writer_that_is_killed_leaves_a_log_that_goes_on(place: AuditPlace) -> None:
     code = (
-        "import sys; from fedsync.silo.owner.audit import AuditLog; from fedsync.silo.owner.audit_chain import AuditPlace\n"
+        "import sys; from fedsync.silo.owner.audit import AuditLog\n"
+        "from fedsync.silo.owner.audit_chain import AuditPlace\n"
         "log = AuditLog(AuditPlace(sys.argv[1], ''))\nwhile True: log.add('answered', {}); print('x', flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", code, place.folder], stdout=subprocess.PIPE) as process:

@@ -115,7 +115,8 @@ def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_witho
 def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_with_no_compiler() -> None:
     """A library that draws random numbers of its own is imported after the fork, where it seeds itself."""
     code = (
-        "import os, sys; from fedsync.silo.session.trainer_preload import prepare; check = prepare('sklearn.datasets', 'no.such');"
+        "import os, sys; from fedsync.silo.session.trainer_preload import prepare;"
+        "check = prepare('sklearn.datasets', 'no.such');"
         "assert check() and 'torch' in sys.modules and 'sklearn' in sys.modules;"
         "assert not {'tenseal', 'flwr', 'grpc'} & set(sys.modules);"
         "import torch; assert not torch.cuda.is_initialized();"

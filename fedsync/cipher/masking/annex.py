@@ -3,8 +3,8 @@
     context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
     to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
 
-*Work* is the amount of work behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's head:
-together with the SHA-256 of the rest they give the annex's digest.
+*Work* is the amount of work behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's
+head: together with the SHA-256 of the rest they give the annex's digest.
 
 A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, and so under its tag and its
 signature. A seed that is later revealed or reconstructed is refused unless the silo had it when it sealed.

@@ -33,8 +33,8 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 class Survivors:
     """List that survivors sign: the silos in the sum, and their updates.
 
-    ``annexes`` are the stubs of the survivors' annexes by name, see `fedsync.cipher.encoding.sealed_wire.annex_stub`. An annex
-    has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
+    ``annexes`` are the stubs of the survivors' annexes by name, see `fedsync.cipher.encoding.sealed_wire.annex_stub`.
+    An annex has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
     """
 
     context: bytes

@@ -21,8 +21,8 @@ silo's own state, which all silos of one D share. The set of added sums is remem
 costs the run its updates, and the silo's log names these updates.
 
 Where the run has an optimizer, the optimizer turns a link's change into the model's step; see
-`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. UNDO links are then refused:
-no silo knows the earlier moments.
+`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. UNDO links are then
+refused: no silo knows the earlier moments.
 """
 
 from __future__ import annotations

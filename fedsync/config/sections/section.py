@@ -24,7 +24,8 @@ Scores = Literal["share", "error", "any"]
 class Section(BaseModel):
     """Frozen part of a configuration file. Unknown keys are errors, and text is not converted to numbers.
 
-    The string below a key is its description in the JSON Schema and the YAML reference; see `fedsync.common.field_docs`.
+    The string below a key is its description in the JSON Schema and the YAML reference; see
+    `fedsync.common.field_docs`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

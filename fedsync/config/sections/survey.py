@@ -1,8 +1,8 @@
 """Survey before a run: a separate run in which silos compute statistics of their columns together.
 
 The survey has the silos, the cipher and the timeouts of the run, the barrier `bsp`, and a vector of sums as its model
-(`fedsync.evaluation.survey.table_sums`). So the rules for versions apply to statistics: who must be in a version, what is
-encrypted, what silos compare, and how a killed silo recovers.
+(`fedsync.evaluation.survey.table_sums`). So the rules for versions apply to statistics: who must be in a version, what
+is encrypted, what silos compare, and how a killed silo recovers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 | file | content | written |
 |---|---|---|
-| ``best.pt`` | the best version; see `fedsync.evaluation.best_version` | during the run, at limited frequency, and at the end |
+| ``best.pt`` | the best version (`fedsync.evaluation.best_version`) | now and then during the run, and at the end |
 | ``best.json`` | version, value and metrics of ``best.pt``, by the SHA-256 of that file | before ``best.pt`` |
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 

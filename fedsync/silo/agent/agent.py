@@ -14,8 +14,8 @@ the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the Clien
 
 A restarted agent continues the sessions that are on disk; the hub repeats unanswered questions.
 
-Usage: ``python -m fedsync.silo.agent.agent FOLDER [--stay]``; with ``--stay``, for a supervisor, the agent does not end when
-it has no runs.
+Usage: ``python -m fedsync.silo.agent.agent FOLDER [--stay]``; with ``--stay``, for a supervisor, the agent does not end
+when it has no runs.
 """
 
 from __future__ import annotations

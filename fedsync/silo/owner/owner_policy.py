@@ -53,7 +53,7 @@ class OwnerPolicy(Section):
     """Paths of the silo's data, by the names that runs use."""
 
     code_files: list[str] | None = None
-    """Absolute paths of code files that runs may name, see `fedsync.common.sandbox.named_code`; None leaves the choice to the run."""
+    """Absolute paths of code files that runs may name (`fedsync.common.sandbox.named_code`); None: any file."""
 
     reviewers: list[str] | None = None
     """Public keys of code reviewers; None where the owner lists code files one by one."""

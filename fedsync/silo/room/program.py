@@ -1,8 +1,8 @@
 """Program of a silo's training process: enters its room, then serves its session.
 
-The room (`fedsync.common.sandbox.confinement`) holds the programs, the owner's data folders and a private folder. It has no
-keys, no state, no network and no memory of another process. The process enters the room before any import that may
-start a thread.
+The room (`fedsync.common.sandbox.confinement`) holds the programs, the owner's data folders and a private folder. It
+has no keys, no state, no network and no memory of another process. The process enters the room before any import that
+may start a thread.
 
 Usage: ``python -m fedsync.silo.room.program DESCRIPTOR``. The socket's first line is ``[home, [readable paths]]``.
 """

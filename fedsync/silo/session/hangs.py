@@ -1,9 +1,9 @@
 """Detection of hung work in a trainer whose other threads still answer.
 
-`fedsync.silo.session.liveness` detects a trainer that does not answer. This module detects training that waits for ever for
-a lock, a disk or a device that is gone. Then no local step ends, and neither the trainer nor its child processes use
-processor time. A busy trainer is never treated as hung, however long a step takes. A thread cannot be killed, so the
-whole trainer ends after it has reported the error; the next message starts another.
+`fedsync.silo.session.liveness` detects a trainer that does not answer. This module detects training that waits for ever
+for a lock, a disk or a device that is gone. Then no local step ends, and neither the trainer nor its child processes
+use processor time. A busy trainer is never treated as hung, however long a step takes. A thread cannot be killed, so
+the whole trainer ends after it has reported the error; the next message starts another.
 
 | work | counts as hung after |
 |---|---|

@@ -1,10 +1,10 @@
 """Last order that a silo finished, on disk: its answer, and the start of the next order in the data.
 
-It is one file (`fedsync.silo.session.vector_file`), replaced as a whole. So after a crash the order is either done, and a
-repeated request gets the answer without a second training, or it never happened. The optimiser is not part of the file,
-because every order begins with a new one. The JSON line has order, report and cursor. The vectors are those that the
-next order needs, and the update in its transfer format. The rest holds the private parts of the model. The update is
-sent from the file, so it need not stay in memory.
+It is one file (`fedsync.silo.session.vector_file`), replaced as a whole. So after a crash the order is either done, and
+a repeated request gets the answer without a second training, or it never happened. The optimiser is not part of the
+file, because every order begins with a new one. The JSON line has order, report and cursor. The vectors are those that
+the next order needs, and the update in its transfer format. The rest holds the private parts of the model. The update
+is sent from the file, so it need not stay in memory.
 
 If an order was queued behind another, the server may still request both answers. `LastOrders` then keeps two, in files
 that alternate: an answer stays in its file until the order after the next is done.

@@ -1,9 +1,9 @@
 """Models that a silo trains for itself and keeps: one from scratch (local), one from the best model (tuned).
 
-Each model lies in its own file in the format of a last order (`fedsync.silo.session.last_order`). The whole model takes the
-place of the update, and the file also holds the order that produced it. So a repeated order is not trained twice, even
-after a crash between this file and the answer's file. An order older than the kept model counts as done. A restored
-server may ask for such orders again, and gets the same model in the end.
+Each model lies in its own file in the format of a last order (`fedsync.silo.session.last_order`). The whole model takes
+the place of the update, and the file also holds the order that produced it. So a repeated order is not trained twice,
+even after a crash between this file and the answer's file. An order older than the kept model counts as done. A
+restored server may ask for such orders again, and gets the same model in the end.
 """
 
 from __future__ import annotations

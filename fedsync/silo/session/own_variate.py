@@ -7,7 +7,8 @@
 | m_i, proposed | the next order comes, and that update was discarded or lost | m_i, nothing proposed |
 
 So m is the mean of the silos' m_i. Both vectors are written to one file before the last order
-(`fedsync.silo.session.last_order`). After a crash in between, the order is repeated, and its first proposal is in no commit.
+(`fedsync.silo.session.last_order`). After a crash in between, the order is repeated, and its first proposal is in no
+commit.
 """
 
 from __future__ import annotations
