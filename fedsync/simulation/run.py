@@ -1,4 +1,4 @@
-"""Runs in virtual time, from configuration to files."""
+"""Virtual-time runs, from configuration to files."""
 
 from __future__ import annotations
 
