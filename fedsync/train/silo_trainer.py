@@ -38,7 +38,7 @@ class Outcome:
 class SiloTrainer(Protocol):
     """Trainer of one silo; not thread-safe.
 
-    `fedsync.train.local_trainer.LocalTrainer` trains in this process, `fedsync.silo.training_process.TrainingProcess`
+    `fedsync.train.local_trainer.LocalTrainer` trains in this process, `fedsync.silo.room.process.TrainingProcess`
     in another. Any method may raise `UserCodeError` or `ConfigError`, because methods run user code.
     """
 

@@ -73,7 +73,7 @@ def test_a_description_stands_beside_a_reference() -> None:
     local = StrategyConfig.model_json_schema()["properties"]["local"]
 
     assert local["$ref"] == "#/$defs/LocalConfig"
-    assert local["description"] == "What a silo does with an order, and on what."
+    assert local["description"] == "Local training of a silo."
 
 
 def test_a_key_without_a_meaning_has_no_description() -> None:

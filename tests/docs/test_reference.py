@@ -45,9 +45,9 @@ def test_types_bounds_and_defaults(page: str, heading: str, key: str, kind: str,
 @pytest.mark.parametrize(
     ("page", "heading", "key", "meaning"),
     [
-        ("yaml/silos.md", "silos", "overhead_s", "Seconds an order costs besides training and transfer [s]."),
+        ("yaml/silos.md", "silos", "overhead_s", "Time that an order costs besides training and transfer [s]."),
         # Of its base, which stands on no page.
-        ("yaml/strategy.md", "balancer-equalise", "cap", "Largest batch a silo may get [samples]."),
+        ("yaml/strategy.md", "balancer-equalise", "cap", "Largest batch of a silo [samples]. Default: no limit."),
     ],
 )
 def test_meanings_are_what_the_source_says_below_a_key(page: str, heading: str, key: str, meaning: str) -> None:

@@ -190,7 +190,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.server.test_array_files import Server, vector
-from fedsync.core import array_keeper
+from fedsync.model import array_keeper
 
 array_keeper.LARGE_BYTES = 1000
 server = Server(Path(sys.argv[1]))

@@ -96,7 +96,7 @@ TASK = """
 import threading
 import torch
 from fedsync import SiloData, Task
-from fedsync.silo import hangs
+from fedsync.silo.session import hangs
 
 hangs.LOOK_S, hangs.PATIENCE_S, hangs.UNWANTED_S = 1.0, {patience}, 2.0
 DATA = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(0, 2, (40,)))

@@ -213,8 +213,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-torn-array-is-taken-for-whole-later",
-            "    path.unlink(missing_ok=True)  # or it",
-            "    # or it",
+            "    path.unlink(missing_ok=True)  # else",
+            "    # else",
         ),
         (
             "an-array-that-changes-is-written-once",
@@ -317,7 +317,7 @@ _CHANGES: Changes = {
         ),
         (
             "a-silo-that-is-gone-is-asked-about-its-masks",
-            "self._aggregator.give_up(silo)  # which others may be asked for\n                    continue",
+            "self._aggregator.give_up(silo)  # the aggregator may ask other silos instead\n                    continue",
             "continue",
         ),
         (
@@ -347,9 +347,9 @@ _CHANGES: Changes = {
         (
             "silos-hear-of-a-commit-before-it-is-on-disk",
             "                self._save(entry)\n"
-            "                # A push that fails at once is an event of its own.\n"
+            "                # A send that fails at once causes a further event.\n"
             "                events = self._flush()\n",
-            "                # A push that fails at once is an event of its own.\n"
+            "                # A send that fails at once causes a further event.\n"
             "                events = self._flush()\n"
             "                self._save(entry)\n",
         ),

@@ -38,7 +38,7 @@ _CHANGES: Changes = {
         ),
         (
             "a-task-s-own-mistake-is-blamed-on-half-floats",
-            "            loss()  # what is wrong in float32 too is told as it is\n",
+            "            loss()  # an error that also occurs in float32 is raised as it is\n",
             "",
         ),
     ),

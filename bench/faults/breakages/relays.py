@@ -102,8 +102,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-part-of-an-answer-counts",
-            "            piece_of(pieces, number, relay.name)  # raises",
-            "            pass  # raises",
+            "            piece_of(pieces, number, relay.name)  # validate",
+            "            pass  # validate",
         ),
         ("silos-that-went-stay-in-memory", "        if len(relay.numbers) > MAX_SILOS:\n", "        if False:\n"),
         (

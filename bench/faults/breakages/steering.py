@@ -49,7 +49,7 @@ _CHANGES: Changes = {
     "server/checkpoints.py": (
         (
             "what-an-operator-was-told-is-forgotten-at-a-restart",
-            "            return True  # what an operator is told would be done after a restart too\n",
+            "            return True  # an answer to an operator must still hold after a restart\n",
             "            pass\n",
         ),
     ),
