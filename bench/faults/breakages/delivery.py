@@ -317,7 +317,8 @@ _CHANGES: Changes = {
         ),
         (
             "a-silo-that-is-gone-is-asked-about-its-masks",
-            "self._aggregator.give_up(silo)  # the aggregator may ask other silos instead\n                    continue",
+            "self._aggregator.give_up(silo)  # the aggregator may ask other silos instead\n"
+            "                    continue",
             "continue",
         ),
         (
