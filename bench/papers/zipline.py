@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from bench.common import beside, figure, line, print_table, save, write_json
 from bench.papers.zipline_training import show_training, training
+from fedsync.extras.zipline_published import NAIVE_LIMIT
 from fedsync.policies.barrier.zipline import METHODS, find_sync_point
-from fedsync.policies.barrier.zipline_published import NAIVE_LIMIT
 
 PARTS = ("search", "training")
 SIZES = ((5, 8), (10, 15), (10, 150), (100, 15), (100, 150), (1000, 15), (1000, 150))

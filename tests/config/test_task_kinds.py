@@ -11,10 +11,10 @@ from fedsync.config.sections.evaluation import UNASKED
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
 from fedsync.config.tasks.task_kinds import TaskConfig
+from fedsync.extras.readers.idx import IdxSource
 from fedsync.observe.run_builder import measuring
 from fedsync.tasks.neural import ImagesTask
 from fedsync.tasks.partition import DualDirichlet
-from fedsync.tasks.readers.idx import IdxSource
 from fedsync.tasks.readers.npz import NpzSource
 
 FILE = """\

@@ -6,12 +6,12 @@ import pytest
 
 from fedsync.core.orders import UpdateMeta, mean_loss
 from fedsync.core.protocols import SpeedSample
+from fedsync.extras.predictors.arima import Arima
 from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import FittedInterval
 from fedsync.policies.barrier.kinds.compass import Compass, CompassState
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late
 from fedsync.policies.barrier.kinds.sampled import Sampling
-from fedsync.policies.predict.arima import Arima
 from fedsync.policies.schema import kinds
 from tests.laws.kinds import configuration, examples
 from tests.policies.barrier.make import silo, view

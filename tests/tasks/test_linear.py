@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.generators.numbers import SparseSource
+from fedsync.extras.generators.numbers import SparseSource
 from fedsync.tasks.linear import LinearLoss, LinearModel, LinearTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.samples import Samples

@@ -366,7 +366,7 @@ _POLICIES: Changes = {
         ),
     ),
     "policies/predict/ema.py": (("ema-never-learns", "self.alpha * sample.speed + (1 - self.alpha) * state", "state"),),
-    "policies/predict/kalman.py": (
+    "extras/predictors/kalman.py": (
         (
             "kalman-never-believes-that-a-silo-has-become-slower",
             "if state.suspect is None or (state.suspect - state.level) * error < 0:",

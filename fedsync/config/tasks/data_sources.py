@@ -47,7 +47,7 @@ class Digits28Config(DataSection):
     """Number of test images."""
 
     def build(self) -> Source:
-        from fedsync.tasks.generators.digits28 import Digits28Source
+        from fedsync.extras.generators.digits28 import Digits28Source
 
         return Digits28Source(self.samples, self.test_samples)
 
@@ -72,7 +72,7 @@ class KeywordsConfig(DataSection):
     """Standard deviation of the noise; the peak of a formant is 1."""
 
     def build(self) -> Source:
-        from fedsync.tasks.generators.keywords import KeywordsSource
+        from fedsync.extras.generators.keywords import KeywordsSource
 
         return KeywordsSource(self.samples, self.words, self.frames, self.bands, self.noise)
 
@@ -94,7 +94,7 @@ class BlobsConfig(DataSection):
     """Standard deviation of the centres; the standard deviation of points around a centre is 1."""
 
     def build(self) -> Source:
-        from fedsync.tasks.generators.numbers import BlobsSource
+        from fedsync.extras.generators.numbers import BlobsSource
 
         return BlobsSource(self.samples, self.blobs, self.features, self.apart)
 
@@ -122,7 +122,7 @@ class SparseConfig(DataSection):
     """Kind of target: two classes, or a number."""
 
     def build(self) -> Source:
-        from fedsync.tasks.generators.numbers import SparseSource
+        from fedsync.extras.generators.numbers import SparseSource
 
         return SparseSource(self.samples, self.features, self.nonzeros, self.informative, self.noise, self.target)
 
@@ -150,7 +150,7 @@ class RatingsConfig(DataSection):
     """Whether the true vectors have no negative values, so that no rating is below 0."""
 
     def build(self) -> Source:
-        from fedsync.tasks.generators.numbers import RatingsSource
+        from fedsync.extras.generators.numbers import RatingsSource
 
         return RatingsSource(self.users, self.items, self.rank, self.known, self.noise, self.non_negative)
 
@@ -171,7 +171,7 @@ class IdxConfig(DataSection):
     """Label of the first class in the files; 1 for EMNIST's letters."""
 
     def build(self) -> Source:
-        from fedsync.tasks.readers.idx import IdxSource
+        from fedsync.extras.readers.idx import IdxSource
 
         return IdxSource(self.folder, self.classes, self.first_class)
 
@@ -189,7 +189,7 @@ class CifarConfig(DataSection):
     """Number of classes: 10 for CIFAR-10, 100 for CIFAR-100."""
 
     def build(self) -> Source:
-        from fedsync.tasks.readers.cifar import CifarSource
+        from fedsync.extras.readers.cifar import CifarSource
 
         return CifarSource(self.folder, self.classes)
 
@@ -210,7 +210,7 @@ class FemnistConfig(DataSection):
     """Width and height of an image [pixels]."""
 
     def build(self) -> Source:
-        from fedsync.tasks.readers.leaf import LeafSource
+        from fedsync.extras.readers.leaf import LeafSource
 
         return LeafSource(self.folder, self.classes, self.side)
 
@@ -234,7 +234,7 @@ class SpeechConfig(DataSection):
     """Number of mel bands."""
 
     def build(self) -> Source:
-        from fedsync.tasks.readers.speech import SpeechSource
+        from fedsync.extras.readers.speech import SpeechSource
 
         return SpeechSource(self.folder, tuple(self.words), self.seconds, self.bands)
 
@@ -258,7 +258,7 @@ class LibsvmConfig(DataSection):
     """File with the test samples; left out, the task holds out a share of the training samples."""
 
     def build(self) -> Source:
-        from fedsync.tasks.readers.libsvm import LibsvmSource
+        from fedsync.extras.readers.libsvm import LibsvmSource
 
         return LibsvmSource(self.file, self.features, self.classes, self.test_file)
 

@@ -323,7 +323,7 @@ class KMeansConfig(StatisticsSection):
     """Number of clusters."""
 
     def build(self) -> Task:
-        from fedsync.tasks.clustering import KMeansTask
+        from fedsync.extras.tasks.clustering import KMeansTask
 
         return KMeansTask(*self.source(), clusters=self.clusters, spread=self.spread)
 
@@ -340,7 +340,7 @@ class FuzzyConfig(StatisticsSection):
     """Exponent m, above 1: larger values make clusters share samples more. Values close to 1 give k-means."""
 
     def build(self) -> Task:
-        from fedsync.tasks.clustering import FuzzyTask
+        from fedsync.extras.tasks.clustering import FuzzyTask
 
         return FuzzyTask(*self.source(), clusters=self.clusters, spread=self.spread, fuzziness=self.fuzziness)
 
@@ -362,7 +362,7 @@ class GaussianMixtureConfig(StatisticsSection):
         return "any"
 
     def build(self) -> Task:
-        from fedsync.tasks.gaussian_mixture import MixtureTask
+        from fedsync.extras.tasks.gaussian_mixture import MixtureTask
 
         return MixtureTask(*self.source(), components=self.components, spread=self.spread, floor=self.floor)
 
@@ -387,7 +387,7 @@ class FactorisationConfig(StatisticsSection):
     """Whether vectors are kept non-negative, for ratings that are not negative."""
 
     def build(self) -> Task:
-        from fedsync.tasks.factorisation import FactorisationTask
+        from fedsync.extras.tasks.factorisation import FactorisationTask
 
         return FactorisationTask(
             *self.source(),

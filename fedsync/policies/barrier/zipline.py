@@ -28,7 +28,7 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedsync.policies.barrier import zipline_published as published
+from fedsync.extras import zipline_published as published
 from fedsync.policies.barrier.sweep import Ends, Steps, sweep
 
 _INT64_MAX = int(np.iinfo(np.int64).max)

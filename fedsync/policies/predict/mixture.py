@@ -7,13 +7,13 @@ from statistics import median
 from typing import Annotated, Any, TypeVar
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.policies.predict.arima import Arima
+from fedsync.extras.predictors.arima import Arima
+from fedsync.extras.predictors.kalman import Kalman
+from fedsync.extras.predictors.lstm import LstmPredictor
+from fedsync.extras.predictors.rnn import RnnPredictor
 from fedsync.policies.predict.ema import Ema, Memoryless
-from fedsync.policies.predict.kalman import Kalman
-from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import PredictorPolicy
-from fedsync.policies.predict.rnn import RnnPredictor
 from fedsync.policies.schema import Chosen, Positive, Share, register
 
 _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedsync.extras.zipline_published import NAIVE_LIMIT
 from fedsync.policies.barrier.zipline import METHODS, SyncPoint, find_sync_point
-from fedsync.policies.barrier.zipline_published import NAIVE_LIMIT
 
 EXACT = [name for name, method in METHODS.items() if method.exact]
 LARGE = [name for name in EXACT if name != "naive"]

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.extras.predictors.lstm import LstmPredictor
+from fedsync.extras.predictors.rnn import RnnPredictor
 from fedsync.policies.predict.ema import Ema
-from fedsync.policies.predict.lstm import LstmPredictor
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import PredictorPolicy
-from fedsync.policies.predict.rnn import RnnPredictor
 
 
 @dataclass(frozen=True)

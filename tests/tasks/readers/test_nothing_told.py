@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
+from fedsync.extras.readers.cifar import CifarSource
+from fedsync.extras.readers.idx import IdxSource
+from fedsync.extras.readers.leaf import LeafSource
+from fedsync.extras.readers.libsvm import LibsvmSource
+from fedsync.extras.readers.speech import SpeechSource
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.custom import load_task
-from fedsync.tasks.readers.cifar import CifarSource
-from fedsync.tasks.readers.idx import IdxSource
-from fedsync.tasks.readers.leaf import LeafSource
-from fedsync.tasks.readers.libsvm import LibsvmSource
 from fedsync.tasks.readers.npz import NpzSource
-from fedsync.tasks.readers.speech import SpeechSource
 from fedsync.tasks.readers.tabular import TableSource
 from fedsync.tasks.task_protocol import SiloSlot
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.kalman import Kalman, KalmanState
+from fedsync.extras.predictors.kalman import Kalman, KalmanState
 
 
 def observe(kalman: Kalman, state: KalmanState | None, log_speed: float) -> KalmanState:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.lstm import LstmPredictor
-from fedsync.policies.predict.recurrent import Recurrent, RecurrentState
-from fedsync.policies.predict.rnn import RnnPredictor
+from fedsync.extras.predictors.lstm import LstmPredictor
+from fedsync.extras.predictors.recurrent import Recurrent, RecurrentState
+from fedsync.extras.predictors.rnn import RnnPredictor
 
 KINDS = pytest.mark.parametrize("kind", [RnnPredictor, LstmPredictor])
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.em_training import Statistics, StatisticsTask
+from fedsync.extras.tasks.em_training import Statistics, StatisticsTask
 from fedsync.tasks.limits import above, at_least
 from fedsync.tasks.samples import Pairs, Samples
 

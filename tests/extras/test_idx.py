@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.idx import IdxSource
+from fedsync.extras.readers.idx import IdxSource
 from tests.tasks.readers.damage import survives
 
 

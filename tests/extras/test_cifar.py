@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.cifar import CifarSource
+from fedsync.extras.readers.cifar import CifarSource
 from tests.tasks.readers.damage import survives
 
 IMAGES = (np.arange(3 * 3072) % 251).astype(np.uint8).reshape(3, 3072)

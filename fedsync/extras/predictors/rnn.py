@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsync.policies.predict.recurrent import Recurrent, Weights, finish
+from fedsync.extras.predictors.recurrent import Recurrent, Weights, finish
 from fedsync.policies.schema import register
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import pytest
 from statsmodels.tsa.arima.model import ARIMA
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.arima import Arima, ArimaState
+from fedsync.extras.predictors.arima import Arima, ArimaState
 from fedsync.policies.predict.ema import Ema
 
 SPEEDS = 100 + np.cumsum(np.random.default_rng(2).normal(0, 1, 130))

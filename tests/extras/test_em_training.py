@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
-from fedsync.tasks.clustering import FuzzyTask, KMeansTask
-from fedsync.tasks.em_training import StatisticsTask
-from fedsync.tasks.factorisation import FactorisationTask
-from fedsync.tasks.gaussian_mixture import MixtureTask
+from fedsync.extras.tasks.clustering import FuzzyTask, KMeansTask
+from fedsync.extras.tasks.em_training import StatisticsTask
+from fedsync.extras.tasks.factorisation import FactorisationTask
+from fedsync.extras.tasks.gaussian_mixture import MixtureTask
 from fedsync.tasks.partition import DualDirichlet, Iid, Pathological
 from fedsync.tasks.samples import Samples
 from fedsync.train.weights import initial_model

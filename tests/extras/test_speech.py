@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.speech import RATE, SpeechSource, log_mel, read_wav
+from fedsync.extras.readers.speech import RATE, SpeechSource, log_mel, read_wav
 from tests.tasks.readers.damage import survives
 
 

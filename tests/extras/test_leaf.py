@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.leaf import LeafSource
+from fedsync.extras.readers.leaf import LeafSource
 from tests.tasks.readers.damage import survives
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedsync.tasks.em_training import Statistics, StatisticsTask, centres_of, keep_empty, random_centres
+from fedsync.extras.tasks.em_training import Statistics, StatisticsTask, centres_of, keep_empty, random_centres
 from fedsync.tasks.limits import above, at_least
 
 _NEAREST = 1e-12

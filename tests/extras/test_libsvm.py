@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.libsvm import LibsvmSource
+from fedsync.extras.readers.libsvm import LibsvmSource
 from fedsync.tasks.samples import Pairs
 from tests.tasks.readers.damage import survives
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.generators.digits28 import Digits28Source
-from fedsync.tasks.generators.keywords import KeywordsSource
-from fedsync.tasks.generators.numbers import BlobsSource, RatingsSource, SparseSource
+from fedsync.extras.generators.digits28 import Digits28Source
+from fedsync.extras.generators.keywords import KeywordsSource
+from fedsync.extras.generators.numbers import BlobsSource, RatingsSource, SparseSource
 from fedsync.tasks.samples import Pairs, Samples, Source
 
 SOURCES = [
