@@ -31,6 +31,7 @@ LAYERS = (
     {"evaluation"},
     {"policies", "cipher", "identity"},
     {"tasks", "client", "train", "transport"},
+    {"extras"},
     {"config"},
     {"observe"},
     {"silo"},
@@ -54,15 +55,18 @@ OPEN = {"__init__", "__main__", "templates"}
 
 # Who may import a heavy library at all, and who may do so at the top of a file.
 HEAVY: dict[str, tuple[set[str], set[str]]] = {
-    "torch": ({"client", "train", "tasks", "policies", "templates"}, {"client", "train", "tasks", "templates"}),
+    "torch": (
+        {"client", "train", "tasks", "policies", "templates", "extras"},
+        {"client", "train", "tasks", "templates", "extras"},
+    ),
     "flwr": ({"flower"}, {"flower"}),
     "flwr_datasets": ({"tasks"}, set()),
     # Files of `client` that wear a library's name are imported by those who have it.
-    "sklearn": ({"tasks", "client"}, {"client"}),
+    "sklearn": ({"tasks", "client", "extras"}, {"client"}),
     "lightning": ({"client"}, {"client"}),
     "transformers": ({"client"}, {"client"}),
     "keras": ({"client"}, {"client"}),
-    "scipy": ({"tasks", "observe"}, set()),
+    "scipy": ({"tasks", "observe", "extras"}, set()),
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
@@ -70,8 +74,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "uvicorn": ({"transport", "silo"}, {"transport", "silo"}),
     "httpx": ({"transport", "silo"}, {"transport", "silo"}),
     "matplotlib": ({"observe", "commands"}, set()),
-    "pandas": ({"tasks"}, {"tasks"}),
-    "statsmodels": ({"policies"}, set()),
+    "pandas": ({"tasks", "extras"}, {"tasks", "extras"}),
+    "statsmodels": ({"extras"}, set()),
     "tensorboardX": ({"observe"}, set()),
     "mlflow": ({"observe"}, set()),
     "prometheus_client": ({"observe"}, set()),
@@ -352,3 +356,18 @@ def loaded(statement: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
+
+
+def test_extras_are_loaded_where_they_are_chosen_and_nowhere_else() -> None:
+    hosts = {part_of(path) for path in FILES for found in imports(path) if found.module.startswith("fedsync.extras")}
+    at_the_top = [path for path in FILES for i in imports(path) if i.module.startswith("fedsync.extras") and not i.lazy]
+    assert hosts == {"config", "extras"} and {part_of(path) for path in at_the_top} == {"extras"}
+    code = (
+        "import sys\nfrom fedsync.config.strategy import StrategyConfig\n"
+        "for name, more in (('lb-bsp', []), ('elastic', []), ('lb-bsp', ['predictor={kind: arima}'])):\n"
+        "    StrategyConfig.load(name, more).policies()\n"
+        "    print(sorted(each for each in sys.modules if each.startswith('fedsync.extras.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    nothing, still, chosen = done.stdout.splitlines()
+    assert (nothing, still) == ("[]", "[]") and "fedsync.extras.predictors.arima" in chosen and "rnn" not in chosen

@@ -50,6 +50,11 @@ _PACKAGES = {
     "extension": "fedsync.policies.features",
     "on_round": "fedsync.policies.rounds",
 }
+_EXTRAS = {
+    "predictor": {kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman", "lstm", "rnn")},
+}
+"""Kinds outside the main packages, by section: kind -> module, which is imported only where the kind is chosen."""
+
 _KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
 _being_written: set[str] = set()
 """Sections whose JSON Schema is under construction."""
@@ -198,7 +203,17 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
 def kinds(section: str) -> Mapping[str, type[Policy]]:
     """Registered policies of a section by kind, sorted by kind."""
     _import_all(_PACKAGES[section])
+    for module in _EXTRAS.get(section, {}).values():
+        importlib.import_module(module)
     return dict(sorted(_KINDS[section].items()))
+
+
+def find_kind(section: str, kind: str) -> type[Policy] | None:
+    """Return the policy of a kind, or None; other kinds of `fedsync.extras` are not imported."""
+    _import_all(_PACKAGES[section])
+    if kind not in _KINDS[section] and kind in _EXTRAS.get(section, {}):
+        importlib.import_module(_EXTRAS[section][kind])
+    return _KINDS[section].get(kind)
 
 
 @cache
@@ -268,11 +283,13 @@ class Chosen:
             raise PydanticKnownError("dict_type")
         if "kind" not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
-        known, kind = kinds(self.section), value["kind"]
-        if not isinstance(kind, str) or kind not in known:
-            context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": ", ".join(map(repr, known))}
+        kind = value["kind"]
+        policy = find_kind(self.section, kind) if isinstance(kind, str) else None
+        if policy is None:
+            known = ", ".join(map(repr, kinds(self.section)))
+            context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
-        return _adapter(known[kind]).validate_python(value)
+        return _adapter(policy).validate_python(value)
 
 
 def _plain(policy: Policy, info: core_schema.SerializationInfo) -> dict[str, Any]:

@@ -12,7 +12,7 @@ spread is the time that the first silo waits for the last; the max is the time t
 Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". So the steps follow from ``time`` alone:
 no later step fits, and an earlier step cannot reduce a spread that is already least.
 
-The default search is `sweep`; the paper's searches are in `zipline_published`.
+The default search is `sweep`; the paper's searches are in `fedsync.extras.zipline_published`.
 
 Source: Zhao et al., "ZipLine: an optimized algorithm for the elastic bulk synchronous parallel model", Machine
 Learning, 2021, sections 4 and 5.
@@ -20,6 +20,7 @@ Learning, 2021, sections 4 and 5.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from difflib import get_close_matches
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedsync.extras import zipline_published as published
 from fedsync.policies.barrier.sweep import Ends, Steps, sweep
 
 _INT64_MAX = int(np.iinfo(np.int64).max)
@@ -49,14 +49,6 @@ class SyncPoint:
     steps: Steps
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """Search method; ``exact`` if it finds the unique point of the module's three rules on every input."""
-
-    search: Callable[[Ends], Steps]
-    exact: bool
-
-
 def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
     """Choose one step end per silo with the least spread; ties by the module's three rules.
 
@@ -73,21 +65,29 @@ def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"unknown method {method!r}{hint} Known: {', '.join(METHODS)}")
     table = _checked(ends)
-    steps = METHODS[method].search(table)
+    steps = _search(method)(table)
     chosen = table[np.arange(len(table)), steps - 1]
     time = chosen.max()
     return SyncPoint(time.item(), (time - chosen.min()).item(), steps)
 
 
-METHODS: dict[str, Method] = {
-    "sweep": Method(sweep, exact=True),
-    "zipline": Method(published.zipline, exact=True),
-    "zipline_opt": Method(published.zipline_opt, exact=True),
-    "zipline_opt_bs": Method(published.zipline_opt_bs, exact=True),
-    "full_grid_scan": Method(published.full_grid_scan, exact=False),
-    "grid_scan": Method(published.grid_scan, exact=False),
-    "naive": Method(published.naive, exact=True),
+METHODS = {
+    "sweep": True,
+    "zipline": True,
+    "zipline_opt": True,
+    "zipline_opt_bs": True,
+    "full_grid_scan": False,
+    "grid_scan": False,
+    "naive": True,
 }
+"""Search methods: name -> whether the method finds the unique point of the module's three rules on every input."""
+
+
+def _search(method: str) -> Callable[[Ends], Steps]:
+    if method == "sweep":
+        return sweep
+    published: Callable[[Ends], Steps] = getattr(importlib.import_module("fedsync.extras.zipline_published"), method)
+    return published
 
 
 def _checked(ends: ArrayLike) -> Ends:

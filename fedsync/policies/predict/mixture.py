@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from fedsync.core.protocols import Drivers, SpeedSample
-from fedsync.extras.predictors.arima import Arima
-from fedsync.extras.predictors.kalman import Kalman
-from fedsync.extras.predictors.lstm import LstmPredictor
-from fedsync.extras.predictors.rnn import RnnPredictor
 from fedsync.policies.predict.ema import Ema, Memoryless
 from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import PredictorPolicy
-from fedsync.policies.schema import Chosen, Positive, Share, register
+from fedsync.policies.schema import Chosen, Positive, Share, find_kind, register
 
 _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
 
@@ -38,7 +34,9 @@ class MixtureState:
 
 
 def _one_of_each() -> tuple[PredictorPolicy[Any], ...]:
-    return Memoryless(), Ema(), Arima(), RnnPredictor(), LstmPredictor(), Narx(), Kalman()
+    others = [find_kind("predictor", kind) for kind in ("arima", "rnn", "lstm", "kalman")]
+    arima, rnn, lstm, kalman = (cast(PredictorPolicy[Any], kind()) for kind in others if kind is not None)
+    return Memoryless(), Ema(), arima, rnn, lstm, Narx(), kalman
 
 
 @register("mixture")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedsync.extras.zipline_published import NAIVE_LIMIT
 from fedsync.policies.barrier.zipline import METHODS, SyncPoint, find_sync_point
 
-EXACT = [name for name, method in METHODS.items() if method.exact]
+EXACT = [name for name, exact in METHODS.items() if exact]
 LARGE = [name for name in EXACT if name != "naive"]
 WRONG_SIDE = [[0, 0], [3, 3], [-2, 3], [0, 5]]  # the nearest end lies on the wrong side of every designated one
 
