@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # Each process of a run would compile FedSync anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test examples full coverage ready lint compiled docs bench soak clean
+.PHONY: demo test examples full coverage ready lint compiled house docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -34,6 +34,11 @@ test: ready
 examples: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[examples]"
 	$(PYTEST) -m examples tests/client tests/examples
+
+# The size of the code, which tests/test_house.py and tests/test_path.py hold down.
+house: $(STAMP)
+	$(BIN)/python -m bench.cost.house
+	$(BIN)/python -m bench.cost.path
 
 # Everything: also repeats, long runs and the scripts of bench/.
 full: ready

@@ -1,0 +1,33 @@
+"""The house grows no larger: raise a number only in a commit that names the capability that it pays for."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.cost.house import ROOT, Size, house, measure
+
+MOST = {
+    "fedsync": Size(lines=72400, code=39600, docstrings=13560, largest_folder=20, names_twice=0),
+    "fedsync/extras": Size(lines=1910, code=995, docstrings=380, largest_folder=6, names_twice=0),
+}
+"""Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
+
+
+@pytest.mark.parametrize("part", MOST)
+def test_the_house_gets_no_larger(part: str) -> None:
+    found, most = house()[part], MOST[part]
+    assert found.lines <= most.lines and found.code <= most.code and found.docstrings <= most.docstrings
+    assert found.largest_folder <= most.largest_folder and found.names_twice <= most.names_twice
+
+
+def test_lines_are_counted_by_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    text = (
+        '"""Says what it is.\n\nTwice.\n"""\n\nimport os\nfrom x import (\n    y,\n)\n\n# w\nA = [\n    1,  # 1\n]\n'
+        '\n\ndef f():\n    "Docs."\n    return """\n    kept"""\n'
+    )
+    for name in ("a/same.py", "same.py", "__init__.py", "a/__init__.py"):
+        (tmp_path / name).write_text(text if name == "same.py" else "")
+    found = measure(sorted(tmp_path.rglob("*.py")))
+    assert found == Size(lines=20, code=6, docstrings=5, largest_folder=2, names_twice=1)
+    assert (ROOT / "fedsync").is_dir()
