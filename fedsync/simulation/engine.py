@@ -161,7 +161,6 @@ class VirtualDriver(Kernel[Machine]):
                 if outage.back_s < math.inf:
                     joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
                     self._push(outage.back_s, joined, Priority.PRESENCE)
-                self._aggregator.leave(silo)
                 return SiloLost(now_s, silo, outage.reason)
             case SiloJoined(_, silo, _):
                 replica = self._workers[silo].replica

@@ -79,6 +79,8 @@ def windows(service: TrainerService) -> set[tuple[bool, bool]]:
 
 
 def test_a_node_that_says_nothing_goes_with_the_run() -> None:
+    with pytest.raises(ConfigError, match="node configuration, partition-id: 'three' is no number"):
+        identify("{}", {"partition-id": "three"}, {})
     assert identify("{}", {"partition-id": 3}, {}) == Identity("{}", 3, "silo-3", None, None, None, True)
 
 

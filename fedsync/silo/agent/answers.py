@@ -168,15 +168,15 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
 
     The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
     processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The
-    report of machine resources needs the consent of both. Raises `ConfigError` for a value that is neither on nor off.
+    report of machine resources needs the consent of both. Raises `ConfigError` for a value of the wrong kind.
     """
-    index, declared, device = int(node.get("partition-id", 0)), node.get("declared-speed"), node.get("device")
-    processes = node.get("processes")
+    index, device = int(_number(node, "partition-id", 0) or 0), node.get("device")
+    processes = _number(node, "processes")
     return Identity(
         spec=spec,
         index=index,
         name=str(node.get("silo-name", f"silo-{index}")),
-        declared_speed=None if declared is None else float(declared),
+        declared_speed=_number(node, "declared-speed"),
         device=None if device is None else str(device),
         processes=None if processes is None else int(processes),
         resources=_consents("node configuration, resources", node.get("resources", True))
@@ -184,6 +184,14 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - OWN_NODE_KEYS)}),
         run_config=run_config_text({key: run[key] for key in run.keys() - OWN_RUN_KEYS}),
     )
+
+
+def _number(node: Config, key: str, default: float | None = None) -> float | None:
+    given = node.get(key, default)
+    try:
+        return None if given is None else float(given)
+    except ValueError:
+        raise ConfigError(f"node configuration, {key}", f"{given!r} is no number", "Write a number") from None
 
 
 def _consents(place: str, value: bool | float | str) -> bool:
