@@ -64,11 +64,11 @@ lint: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The measurements of docs/benchmarks.md, one script each.
+# The measurements of docs/benchmarks/, one script each.
 bench: $(STAMP)
 	for script in $$(grep -l '__name__ == "__main__"' bench/*/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
 
-# The fault campaign of docs/reliability.md, for a night: every fault ten times, then a thousand orders.
+# The fault campaign of docs/internals/fault-tests.md, for a night: every fault ten times, then a thousand orders.
 soak: $(STAMP)
 	$(BIN)/python bench/faults/soak.py
 	$(BIN)/python bench/faults/soak.py --orders 1000

@@ -40,7 +40,7 @@ def test_every_script_loads() -> None:
 def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() -> None:
     index = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
     assert {f"bench/{row}" for row in re.findall(r"^\| `([a-z]+/\w+\.py)`", index, re.MULTILINE)} == set(SCRIPTS)
-    for page in [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         named = set(re.findall(r"bench/[\w/]+\.py", page.read_text(encoding="utf-8")))
         assert named <= set(SCRIPTS), page
 

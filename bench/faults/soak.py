@@ -5,7 +5,7 @@ started again by FedSync's own supervisors; only where a run ends with a reason 
 hand, as its operator would. A run has survived if it comes to its last round with every commit accounted for: versions
 without a gap, no update in two of them, none that arrived lost without a word, a journal that replays to the same
 decisions, and the last version at the silos. It has not if it stood still for four minutes. The table of
-docs/reliability.md comes from here.
+docs/reliability.md is tested here.
 
 A campaign takes hours: each run is written down when it is over, and ``--resume`` goes on with what is missing.
 

@@ -44,7 +44,7 @@ class SiloApp:
 
         ``loss`` is the loss; the first other entry is the score, for which larger is better. With a parameter
         ``measure``, the function can call ``measure(outputs, targets)`` for each batch, to sum the run's metrics; see
-        docs/your-task.md.
+        docs/metrics.md.
         """
         return self._registered("evaluate")
 

@@ -1,4 +1,4 @@
-"""``bench/cost/cipher.py`` prints what docs/benchmarks.md says, and every suite takes the bytes that are promised."""
+"""``bench/cost/cipher.py`` prints what docs/benchmarks/encryption.md says, and every suite takes the bytes that are promised."""
 
 import json
 import subprocess

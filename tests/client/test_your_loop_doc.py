@@ -1,4 +1,4 @@
-"""The example of docs/your-loop.md works as it stands, in the clear and encrypted, and is balanced."""
+"""The examples of docs/your-loop.md and docs/flower-clientapp.md work as they stand, and are balanced."""
 
 import json
 import re
@@ -9,11 +9,12 @@ import pytest
 from fedsync.cli import main
 from tests.client.stock_app import stock_app
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-loop.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, CLIENTAPP = DOCS / "your-loop.md", DOCS / "flower-clientapp.md"
 
 
 def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8") + CLIENTAPP.read_text(encoding="utf-8")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', text, re.DOTALL))
     changes, removed = [], ""
     for line in blocks["client_app.diff"].splitlines():

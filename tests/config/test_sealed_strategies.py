@@ -46,7 +46,7 @@ def test_a_version_cannot_add_more_updates_than_the_barrier_commits(name: str, b
     ],
 )
 def test_as_many_silos_score_the_last_version_as_one_sum_holds(cipher: str, most: int) -> None:
-    """As the table of parameters in docs/security.md says; none where each silo tells its own."""
+    """As the table of parameters in docs/assurance/encryption.md says; none where each silo tells its own."""
     assert StrategyConfig.load("bsp", [f"cipher={cipher}"]).policies().tally == most
 
 

@@ -131,7 +131,7 @@ def test_only_ratings_may_be_missing(tmp_path: Path) -> None:
 
 def test_every_kind_is_in_the_schema_and_the_docs() -> None:
     schema = json.dumps(StrategyConfig.model_json_schema())
-    page = (Path(__file__).parents[2] / "docs" / "your-task.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "shipped-tasks.md").read_text(encoding="utf-8")
 
     for kind, section in KINDS.items():
         assert f'"const": "{kind}"' in schema

@@ -1,4 +1,4 @@
-"""The parts that docs/extending.md adds run as they stand there, and do what the page says."""
+"""The parts that docs/extending*.md add run as they stand there, and do what the pages say."""
 
 import json
 import re
@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, FEATURES_PAGE = DOCS / "extending.md", DOCS / "extending-features.md"
 RUN = """\
 from pathlib import Path
 import data_quorum, window  # registers the kinds, as a file of the package does by lying there
@@ -48,7 +49,7 @@ run_virtual(config, cluster, Path("run"))
 
 def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **changes: str) -> list[dict[str, Any]]:
     """The journal of a run in a process of its own with a file of the page, changed, as its plugin."""
-    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", FEATURES_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     text = dict(blocks)[plugin]
     for before, after in changes.items():
         assert text.count(before) == 1

@@ -52,7 +52,8 @@ def test_every_relative_link_outside_the_site_leads_somewhere(page: Path) -> Non
 
 def test_files_that_pages_for_contributors_name_are_there() -> None:
     added = {"NAME.py", "data_quorum.py", "test_data_quorum.py", "window.py"}
-    for page in (ROOT / "CONTRIBUTING.md", DOCS / "extending.md", DOCS / "internals" / "architecture.md"):
+    pages = ("extending.md", "extending-features.md", "internals/architecture.md")
+    for page in (ROOT / "CONTRIBUTING.md", *(DOCS / name for name in pages)):
         named = re.findall(r"`(?:python )?([\w./-]+/[\w.-]+\.py)", page.read_text(encoding="utf-8"))
         missing = [name for name in named if not ((ROOT / name).exists() or (ROOT / "fedsync" / name).exists())]
         assert {Path(name).name for name in missing} <= added, page
@@ -60,7 +61,7 @@ def test_files_that_pages_for_contributors_name_are_there() -> None:
 
 def test_every_word_of_a_refusal_is_explained_as_the_log_explains_it() -> None:
     rows = [f"| {code.name} | {meaning} | {remedy} |" for code, (meaning, remedy) in MEANINGS.items()]
-    assert "\n".join(rows) in (DOCS / "deployment.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in (DOCS / "deployment" / "refusals.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -80,7 +81,7 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
         cells = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in part.splitlines() if "|" in line]
         return {row[0]: row[1:] for row in cells}
 
-    measured = rows("benchmarks.md", "Time to target accuracy")
+    measured = rows("benchmarks/time-to-target.md", "Results")
     # Ratios with their range, "1.38 (1.00-1.83)"; the row that they are to has seconds, "27.7 s".
     ratios = {name: ["1.00" if cell.endswith(" s") else cell[:4] for cell in row] for name, row in measured.items()}
     repeated = {name: row for name, row in rows("choosing.md", "By your machines").items() if name in measured}
@@ -91,7 +92,7 @@ def test_figures_for_choosing_are_those_of_the_benchmarks() -> None:
 
 
 def test_compositions_are_those_of_the_shipped_files() -> None:
-    (text,) = (text for title, text in blocks(DOCS / "extending.md", "yaml") if title == "compositions")
+    (text,) = (text for title, text in blocks(DOCS / "compositions.md", "yaml") if title == "compositions")
     experts = [{"kind": "memoryless"}, {"kind": "ema"}]
     usual = {"predictor": {"kind": "mixture", "experts": experts, "forget": 0.05}, "balancer": {"kind": "fixed"}}
     shipped = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in ROOT.glob("strategies/*.yaml")}

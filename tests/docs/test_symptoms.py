@@ -1,4 +1,4 @@
-"""The messages that docs/when-something-goes-wrong.md quotes are messages of the code."""
+"""The messages that the pages docs/when-*.md quote are messages of the code."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "when-something-goes-wrong.md"
+PAGES = sorted((ROOT / "docs").glob("when-*.md"))
 
 
 @cache
@@ -22,7 +22,8 @@ def texts() -> str:
 
 def quoted() -> Iterator[str]:
     """The messages in the first column of each table of symptoms."""
-    for table in re.findall(r"^\| you see \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"), re.M):
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for table in re.findall(r"^\| you see \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.M):
         for row in table.splitlines():
             yield from re.findall(r"`([^`]+)`", row.split(" | ")[0])
 

@@ -290,7 +290,7 @@ def test_what_is_no_journal_gives_one_line(tmp_path: Path, break_it: Callable[[s
 
 
 def test_the_block_of_the_page_runs_and_a_broken_journal_is_one_line(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
     commands = [line.split()[2:] for line in page.splitlines() if re.match(r"\$ fedsync .*runs/mine", line)]
     assert [command[0] for command in commands] == ["run", "tune"]
 

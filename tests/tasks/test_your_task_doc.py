@@ -1,4 +1,4 @@
-"""The examples of docs/your-task.md work as they stand."""
+"""The examples of docs/your-task.md and docs/metrics.md work as they stand."""
 
 import re
 import runpy
@@ -13,16 +13,17 @@ from fedsync.evaluation.metrics.metric_types import number
 from fedsync.evaluation.metrics.named import NAMES, Wanted
 from fedsync.tasks.metrics.measurement import Measuring
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-task.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, METRICS = DOCS / "your-task.md", DOCS / "metrics.md"
 
 
-def _blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+def _blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_metrics_of_the_example_are_measured() -> None:
     names: dict[str, Any] = {}
-    exec(_blocks()[0], names)
+    exec(_blocks(METRICS)[0], names)
     kind = names["Screening"]
     task = type("Whole", (kind,), {"model": lambda _: None, "data": lambda *_: None})()
     metrics = Wanted.of(task.metrics()).metrics(task.metrics)
@@ -38,11 +39,11 @@ def test_metrics_of_the_example_are_measured() -> None:
 
 
 def _table() -> str:
-    return PAGE.read_text(encoding="utf-8").split("| name | what it is | exact? |")[1].split("`metrics.own(")[0]
+    return METRICS.read_text(encoding="utf-8").split("| name | what it is | exact? |")[1].split("`metrics.own(")[0]
 
 
 def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, task, trial = _blocks()
+    task, trial = _blocks(PAGE)
     (tmp_path / "waves.py").write_text(task, encoding="utf-8")
     (tmp_path / "trial.py").write_text(trial, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ class AloneConfig(Section):
 
 
 class CrossSiteConfig(Section):
-    """Training of each silo alone after the run, to compare its model with the run's models. See docs/results.md."""
+    """Training of each silo alone after the run, to compare its model with the run's models. See docs/cross-site.md."""
 
     local: bool | AloneConfig = True
     """Whether each silo trains alone from the run's first model, with as many samples as it processed in the run.

@@ -101,7 +101,7 @@ class TensorConfig(Section):
 
 
 class ClientAppConfig(TaskSection):
-    """An unmodified Flower ClientApp; see docs/your-loop.md."""
+    """An unmodified Flower ClientApp; see docs/flower-clientapp.md."""
 
     own_loop: ClassVar[bool] = True
 

@@ -1,4 +1,4 @@
-"""Metrics for `Task.metrics`, and the measurement of their sums on the device; see docs/your-task.md."""
+"""Metrics for `Task.metrics`, and the measurement of their sums on the device; see docs/metrics.md."""
 
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.moments import own
