@@ -39,7 +39,7 @@ TIMED = ("fsp", "lb-fsp")
 ALIKE = (FEDAVG, "lb-bsp", "lb-a-bsp", "a-bsp")
 """Those that do the same, bit by bit, where machines are equal and nothing varies."""
 QUEUED = "barrier={kind: overlap, carry: 0.25, inner: {kind: bsp}}"
-"""LB-BSP with an order queued at each silo; the carry is the one that docs/benchmarks/overlap.md found best on seeds 7 to 9."""
+"""LB-BSP with an order queued at each silo; docs/benchmarks/overlap.md found this carry best on seeds 7 to 9."""
 
 _HOSPITALS = Path(__file__).parents[2] / "examples" / "heart" / "data"
 _FILES = ", ".join(str(_HOSPITALS / f"{name}.csv") for name in ("cleveland", "hungarian", "switzerland", "va"))

@@ -1,4 +1,4 @@
-"""``bench/cost/cipher.py`` prints what docs/benchmarks/encryption.md says, and every suite takes the bytes that are promised."""
+"""``bench/cost/cipher.py`` prints what docs/benchmarks/encryption.md says; every suite takes the promised bytes."""
 
 import json
 import subprocess
