@@ -1,6 +1,6 @@
 """Configuration file of a real silo: the server's address, credentials, and permissions of the silo's owner.
 
-Every omitted permission is denied: no file, no emulated machine, no model of the server's choice.
+An omitted permission is denied: without `data` a run reads no file of the silo, for example.
 """
 
 from __future__ import annotations

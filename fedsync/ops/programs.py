@@ -225,6 +225,9 @@ def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
     Raises:
         ConfigError: the proxy is unusable, or this system cannot isolate a run's code.
     """
+    if not can_confine():
+        remedy = "Use a Linux with Landlock (5.13, better 6.7) for the relay"
+        raise ConfigError("server.yaml, upstream", "this system cannot isolate the code of the server above", remedy)
     trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
     host = upstream.server.rpartition(":")[0].strip("[]")
     node = {

@@ -1,7 +1,7 @@
 """Order queues of simulated machines. A machine trains one order at a time, in order of arrival.
 
-A queued order begins when the training of the previous order ends. The previous order's overhead and upload overlap
-with it: they occupy neither the processor nor the link.
+A queued order begins when the training of the previous order ends. At the same time the machine still has the previous
+order's overhead and upload. The simulation charges the queued order nothing for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Interface of a silo's trainer for the silo's session; it may run in another process without keys and network.
+"""Interface between a silo's session and its trainer. The trainer may run in a process without keys and network.
 
 Imports no torch: the process that has a silo's keys does not load torch.
 """

@@ -85,6 +85,9 @@ class Join:
         kept = tuple(each for each, of in parts if of.hostname in hosts and of.scheme == scheme)
         if not kept:
             named = ", ".join(sorted({str(urlsplit(each).hostname) for each in self.addresses}))
+            if any(of.hostname in hosts for _, of in parts):
+                problem = f"the server's hub at {named:.200} does not speak {scheme.upper()}"
+                raise ConfigError("hub_hosts", problem, "Give the server certificates of the silo's authority")
             remedy = "Add the host in silo.yaml, if it is the server's"
             raise ConfigError("hub_hosts", f"the server names {named:.200}, which this silo's owner has not", remedy)
         return type(self)(kept, self.secret, authority, self.run, self.silo)

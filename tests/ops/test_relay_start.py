@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.common.errors import RunError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.ops import relay_start as relay
@@ -63,3 +63,11 @@ def test_its_run_is_submitted_once(config: ServerStartConfig, monkeypatch: pytes
     assert submitted == [told, told]
     begin_relaying(config.model_copy(update={"upstream": None}), stop)
     assert len(submitted) == 2
+
+
+def test_a_relay_that_cannot_isolate_code_says_which_file_asks_for_it(
+    config: ServerStartConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsync.ops.programs.can_confine", lambda: False)
+    with pytest.raises(ConfigError, match=r"server.yaml, upstream: this system cannot isolate .*Landlock"):
+        server_programs(config)

@@ -77,6 +77,8 @@ def test_an_owner_says_where_hubs_may_be_and_whom_they_have_to_prove(
     for address in ("https://evil.example/", "https://localhost:1/", "https://10.0.0.1/"):
         with pytest.raises(ConfigError, match="which this silo's owner has not"):
             trusted(replace(JOINED, addresses=(address,)), {"hub-hosts": "evil.example"})
+    with pytest.raises(ConfigError, match=r"the server's hub at fed.example does not speak HTTPS"):
+        trusted(replace(JOINED, addresses=("http://fed.example:1/",), authority=""), {})
 
 
 def test_without_an_owner_the_hub_is_here_or_where_the_node_says() -> None:

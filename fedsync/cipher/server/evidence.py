@@ -1,12 +1,13 @@
 """Single updates of the last versions, sealed, on the server's disk: evidence to find a silo that spoiled an update.
 
-The server had each update anyway, before it added them up, and can open none. It keeps updates for a number of versions
-and bytes, in the run's folder. It gives them out if owners consent: see `fedsync.cipher.tracing`.
+The server receives each update before it adds them up, and can open no update. It keeps the updates of the last
+versions in the run's folder, up to a limit of versions and bytes. It gives them out if owners consent
+(`fedsync.cipher.tracing`).
 
     17.0.updates  first message of version 17, as received; the silo's values in the clear may follow
     17.notice     notice for owners, with the updates in their order; written last: without it, a version is incomplete
 
-An update that waited for its commit in a file is that file under another name, so keeping it costs nothing.
+A large update is already in a file when it is committed. The evidence is a hard link to that file, so it costs no copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Factory of the silo's half of every suite."""
+"""Factory of the sealer of every suite: the part that encrypts and decrypts at a silo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work of each silo: batch sizes, local steps and learning rates, from forecasts and limits."""
+"""Sizing of orders: asks the balancer (`fedsync.policies.balance`) for batch sizes, and applies limits."""
 
 from __future__ import annotations
 

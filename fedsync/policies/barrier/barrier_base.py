@@ -1,4 +1,4 @@
-"""Base class of all barriers, with the properties that the rest of the system reads."""
+"""Base class of all barriers: a barrier decides when a round ends with a commit, and which silos may continue."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ the whole trainer ends after it has reported the error; the next message starts 
 |---|---|
 | the shipped loop, or an evaluation by it | ten minutes without a sign of life |
 | a loop of the user's own, which may wait for another machine; an emulated machine, which sleeps | never |
-| any work that the server has given up, or that blocks a queued order | a minute |
+| any of them, once the server has given it up or it blocks a queued order | a minute |
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each model lies in its own file in the format of a last order (`fedsync.silo.session.last_order`). The whole model takes
 the place of the update, and the file also holds the order that produced it. So a repeated order is not trained twice,
-even after a crash between this file and the answer's file. An order older than the kept model counts as done. A
-restored server may ask for such orders again, and gets the same model in the end.
+even after a crash between this file and the answer's file. An order older than the kept model counts as done: a
+server that was restored from a checkpoint repeats such orders, and the model already contains their work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Control variate of a silo, and its change by the last update; see `fedsync.model.control_variates`.
+"""Control variate of a silo, and its change by the last update (SCAFFOLD; see `fedsync.model.control_variates`).
+
+m_i is the variate of silo i, m the mean of all m_i, u_i the silo's update, and K_i its number of local steps.
 
 | state | event | next state |
 |---|---|---|
@@ -6,9 +8,9 @@
 | m_i, proposed | the next order comes, and that update was in a commit | the proposal becomes m_i |
 | m_i, proposed | the next order comes, and that update was discarded or lost | m_i, nothing proposed |
 
-So m is the mean of the silos' m_i. Both vectors are written to one file before the last order
-(`fedsync.silo.session.last_order`). After a crash in between, the order is repeated, and its first proposal is in no
-commit.
+So m stays the mean of all m_i. m_i and its proposal are written to one file before the file of the last order
+(`fedsync.silo.session.last_order`). After a crash between the two files, the order is repeated, and its first proposal
+is in no commit.
 """
 
 from __future__ import annotations

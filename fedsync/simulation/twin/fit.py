@@ -1,11 +1,11 @@
-"""Fit of a federation's twin: simulated machines in a silo file that reproduce a run's journal.
+"""Fit of a federation's twin: a silo file with simulated machines, which reproduce a run's journal.
 
 | parameter | fitted to |
 |---|---|
 | speed, curve | seconds a step by batch size; affine if the sizes differ enough |
 | jitter | variation of single steps, after removal of curve and load |
-| contention, trace | series with similar neighbours; see `fedsync.simulation.twin.contention` |
-| overhead | duration of orders without their steps; without the silo's first order, which includes loading |
+| contention, trace | step times that stay high or low for a while (`fedsync.simulation.twin.contention`) |
+| overhead | duration of an order minus its steps; the first order is left out, because it includes loading |
 | bandwidth, latency | transfers that silos report; the latency only if sizes differ |
 | crashes | durations of presence and absence |
 """
