@@ -8,12 +8,11 @@ from pathlib import Path
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.evaluation.metrics.gain import LocalGains
-from fedsync.model.layout import Layout, Vector
-from fedsync.model.table_columns import TableForm
+from fedsync.model.layout import Vector
 from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.local_trainer import LocalTrainer
 from fedsync.train.machine.throttle import Throttle
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, TrainerFacts, Watch
 
 
 class GuardedTrainer:
@@ -24,36 +23,17 @@ class GuardedTrainer:
 
     def __init__(self, make: Callable[[], LocalTrainer]) -> None:
         with guarded():
-            self._trainer = make()
+            self._trainer = made = make()
+            self.facts = TrainerFacts(
+                made.layout,
+                made.frozen_digest.hex(),
+                tuple(made.kept_names),
+                made.table,
+                made.device,
+                made.examples,
+                made.validates,
+            )
         self._gains = LocalGains()
-
-    @property
-    def layout(self) -> Layout:
-        return self._trainer.layout
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._trainer.frozen_digest
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._trainer.kept_names
-
-    @property
-    def table(self) -> TableForm | None:
-        return self._trainer.table
-
-    @property
-    def device(self) -> str:
-        return self._trainer.device
-
-    @property
-    def examples(self) -> int:
-        return self._trainer.examples
-
-    @property
-    def validates(self) -> bool:
-        return self._trainer.validates
 
     @guarded()
     def initial_model(self) -> Vector:

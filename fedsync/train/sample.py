@@ -33,7 +33,7 @@ def likely_update(
         update_id="",
         base_version=0,
         round=0,
-        batch_size=min(batch_size, trainer.examples),
+        batch_size=min(batch_size, trainer.facts.examples),
         max_steps=count,
         learning_rate=learning_rate,
         seed=seed,
@@ -43,9 +43,9 @@ def likely_update(
         update = trainer.run(order, trainer.initial_model(), Cursor()).update
     except UserCodeError:
         # The first real order will fail in the same way and report the error.
-        update = np.zeros(trainer.layout.size, np.float32)
+        update = np.zeros(trainer.facts.layout.size, np.float32)
     except Diverged:
-        update = np.full(trainer.layout.size, _LARGEST)
+        update = np.full(trainer.facts.layout.size, _LARGEST)
     np.clip(update, -_LARGEST, _LARGEST, out=update)
     update *= np.float32(steps / count)
     return update, steps, steps * order.batch_size

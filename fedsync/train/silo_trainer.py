@@ -35,6 +35,29 @@ class Outcome:
     cursor: Cursor
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerFacts:
+    """Facts of a built trainer.
+
+    Args:
+        layout: layout of the tensors that travel.
+        frozen: SHA-256 of the model's frozen tensors, hexadecimal; empty if no tensor is frozen.
+        kept_names: names of the tensors that do not travel.
+        table: columns of the silo's table, which must be equal at all silos; None for other data.
+        device: name of the device for people: ``cpu`` or ``cuda:0``.
+        examples: number of training samples that the silo holds.
+        validates: whether the silo holds out a validation split; see `Split`.
+    """
+
+    layout: Layout
+    frozen: str
+    kept_names: tuple[str, ...]
+    table: TableForm | None
+    device: str
+    examples: int
+    validates: bool
+
+
 class SiloTrainer(Protocol):
     """Trainer of one silo; not thread-safe.
 
@@ -43,32 +66,8 @@ class SiloTrainer(Protocol):
     """
 
     @property
-    def layout(self) -> Layout:
-        """Layout of the tensors that travel."""
-
-    @property
-    def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty if no tensor is frozen."""
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        """Names of the tensors that do not travel."""
-
-    @property
-    def table(self) -> TableForm | None:
-        """Columns of the silo's table, which must be equal at all silos; None for other data."""
-
-    @property
-    def device(self) -> str:
-        """Name of the device for people: ``cpu`` or ``cuda:0``."""
-
-    @property
-    def examples(self) -> int:
-        """Number of training samples that the silo holds."""
-
-    @property
-    def validates(self) -> bool:
-        """Whether the silo holds out a validation split; see `Split`."""
+    def facts(self) -> TrainerFacts:
+        """Facts of model, data and device; they do not change."""
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; equal at every silo."""

@@ -33,6 +33,7 @@ from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt
 from fedsync.silo.session.connection import listen
 from fedsync.silo.session.trainer_folder import HOME, fits
+from fedsync.train.silo_trainer import TrainerFacts
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -230,7 +231,7 @@ def test_it_trains_and_judges_as_in_the_sessions_own_process(
     far = process(place, monkeypatch, started)
     text = RunSpec.parse(far._set_up.spec)
     near = local_trainer(text, Identity(far._set_up.spec, 0, "clinic-a"))
-    assert (far.layout, far.examples, far.device) == (near.layout, near.examples, near.device)
+    assert far.facts == near.facts
     model = far.initial_model()
     np.testing.assert_array_equal(model, near.initial_model())
     one, other = far.run(order(), model, Cursor()), near.run(order(), model, Cursor())
@@ -302,7 +303,7 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
     os.kill(first, signal.SIGKILL)
     assert far._started.exit_code(10.0) == -signal.SIGKILL
     with pytest.raises(UserCodeError):
-        far.run(order(), np.zeros(far.layout.size, np.float32), Cursor())
+        far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
     with pytest.raises(UserCodeError):
         far.run(order(), far.initial_model(), Cursor())
     assert far.pid != first
@@ -392,11 +393,11 @@ def test_an_order_ends_only_as_it_can(lie: str) -> None:
 
 
 def test_a_device_is_no_place_for_a_message() -> None:
-    built = TrainerBuilt(Layout(("w",), ((2,),)), "", (), None, "cuda:0", 5, False, None)
+    built = TrainerBuilt(TrainerFacts(Layout(("w",), ((2,),)), "", (), None, "cuda:0", 5, False), None)
     assert checked_trainer(built) is built
-    for lie in (replace(built, device="Meier, Anna; 1961"), replace(built, frozen="zz"), replace(built, examples=-1)):
+    for lie in ({"device": "Meier, Anna; 1961"}, {"frozen": "zz"}, {"examples": -1}):
         with pytest.raises(RunError, match="cannot be"):
-            checked_trainer(lie)
+            checked_trainer(replace(built, facts=replace(built.facts, **lie)))
 
 
 def test_a_link_in_the_data_leads_nowhere_and_a_second_name_is_refused(tmp_path: Path) -> None:

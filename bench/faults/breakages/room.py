@@ -28,13 +28,13 @@ _CHANGES: Changes = {
     "silo/room/checked.py": (
         ("more-steps-than-ordered-are-believed", "1 <= report.steps <= order.max_steps and", ""),
         ("another-version-is-believed", "report.base_version == order.base_version", "True"),
-        ("a-device-may-be-a-message", "_DEVICE.fullmatch(told.device) is not None", "True"),
+        ("a-device-may-be-a-message", "_DEVICE.fullmatch(facts.device) is not None", "True"),
     ),
     "silo/room/process.py": (
         ("a-halt-is-not-passed-on", "channel.send(HaltOrder(asked.order.update_id))", "pass"),
         (
             "changed-data-are-accepted-by-a-new-process",
-            'if replace(built, device="", batch_cap=None) != replace(self._built, device="", batch_cap=None):',
+            "if replace(built.facts, device=device) != self.facts:",
             "if False:",
         ),
     ),

@@ -16,14 +16,14 @@ def checked_trainer(told: RoomReply) -> TrainerBuilt:
     """Check the first message of a process; raise `RunError` where its facts are impossible."""
     if not isinstance(told, TrainerBuilt):
         raise RunError(f"the training process begins with {type(told).__name__}")
-    layout = told.layout
+    facts, layout = told.facts, told.facts.layout
     named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
     _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
-    _check(told.examples >= 0, "examples")
-    _check(_DEVICE.fullmatch(told.device) is not None, "device")
-    digest = re.fullmatch(r"([0-9a-f]{2})*", told.frozen) is not None
-    _check(digest and len(told.frozen) <= 2 * _MOST_DIGEST, "frozen")
-    _check(told.batch_cap is None or 1 <= told.batch_cap <= max(told.examples, 1), "batch_cap")
+    _check(facts.examples >= 0, "examples")
+    _check(_DEVICE.fullmatch(facts.device) is not None, "device")
+    digest = re.fullmatch(r"([0-9a-f]{2})*", facts.frozen) is not None
+    _check(digest and len(facts.frozen) <= 2 * _MOST_DIGEST, "frozen")
+    _check(told.batch_cap is None or 1 <= told.batch_cap <= max(facts.examples, 1), "batch_cap")
     return told
 
 

@@ -27,8 +27,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.model.chunked_arrays import spans
-from fedsync.model.layout import Layout, Vector
-from fedsync.model.table_columns import TableForm
+from fedsync.model.layout import Vector
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room.checked import checked_order, checked_progress, checked_trainer
@@ -56,7 +55,7 @@ from fedsync.silo.room.room_messages import (
 )
 from fedsync.silo.session.trainer_folder import HOME
 from fedsync.train.machine.throttle import Throttle
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, TrainerFacts, Watch
 
 logger = foreign.logger(__name__)
 
@@ -88,38 +87,14 @@ class TrainingProcess:
         self._built = self._build()
 
     @property
-    def layout(self) -> Layout:
-        return self._built.layout
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return bytes.fromhex(self._built.frozen)
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._built.kept_names
-
-    @property
-    def table(self) -> TableForm | None:
-        return self._built.table
-
-    @property
-    def device(self) -> str:
-        return self._built.device
-
-    @property
-    def examples(self) -> int:
-        return self._built.examples
-
-    @property
-    def validates(self) -> bool:
-        return self._built.validates
+    def facts(self) -> TrainerFacts:
+        return self._built.facts
 
     def find_batch_cap_on_gpu(self) -> int | None:
         return self._built.batch_cap
 
     def initial_model(self) -> Vector:
-        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), (), (self.layout.nbytes,))[1])
+        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), (), (self.facts.layout.nbytes,))[1])
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Always raise: the owner exports a real silo's models with a command."""
@@ -144,8 +119,8 @@ class TrainingProcess:
         """
         asked = TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
-        told, parts = self._ask(OrderDone, asked, beside, (self.layout.nbytes, MOST_PRIVATE), watch)
-        checked_order(order, told, len(parts), self.examples)
+        told, parts = self._ask(OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)
+        checked_order(order, told, len(parts), self.facts.examples)
         update = self._vector(parts)
         for start, stop in spans(update.size, update.itemsize):
             if not np.isfinite(update[start:stop]).all():
@@ -186,7 +161,7 @@ class TrainingProcess:
         return self._ask(ModelEvaluated, asked, (model, cursor.private), ())[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
-        if not parts or parts[0].nbytes != self.layout.nbytes:
+        if not parts or parts[0].nbytes != self.facts.layout.nbytes:
             raise RunError("the training process sends a model of another length")
         return parts[0].view(np.float32)
 
@@ -248,7 +223,8 @@ class TrainingProcess:
             self._started.end()
             self._started = StartedProcess(self._home, self._owner)
             built = self._build()
-            if replace(built, device="", batch_cap=None) != replace(self._built, device="", batch_cap=None):
+            device = self.facts.device  # another device trains the same model
+            if replace(built.facts, device=device) != self.facts:
                 self.end()
                 problem = "model or data are others than when the run began here"
                 raise ConfigError("task", problem, "Put back what was there, or begin another run")

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from fedsync.common import codec
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
-from fedsync.model.layout import Layout
-from fedsync.model.table_columns import TableForm
+from fedsync.train.silo_trainer import TrainerFacts
 
 Part = NDArray[np.uint8]
 
@@ -105,15 +104,9 @@ RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | Ha
 
 @dataclass(frozen=True, slots=True)
 class TrainerBuilt:
-    """Facts of the built trainer; see `fedsync.train.silo_trainer.SiloTrainer`. ``frozen`` is hexadecimal."""
+    """The trainer is built; ``batch_cap`` as `SiloTrainer.find_batch_cap_on_gpu`."""
 
-    layout: Layout
-    frozen: str
-    kept_names: tuple[str, ...]
-    table: TableForm | None
-    device: str
-    examples: int
-    validates: bool
+    facts: TrainerFacts
     batch_cap: int | None
 
 

@@ -123,7 +123,7 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
         return
     channel.send(built)
     work, questions = _Work(channel, trainer, throttle, asked.least_samples), _Questions()
-    most = (trainer.layout.nbytes, MOST_PRIVATE, trainer.layout.nbytes)
+    most = (trainer.facts.layout.nbytes, MOST_PRIVATE, trainer.facts.layout.nbytes)
     threading.Thread(target=_listen, args=(channel, most, work, questions), daemon=True).start()
     while True:
         question, parts = questions.get()
@@ -159,16 +159,7 @@ def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttl
         problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
         raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
     trainer = local_trainer(spec, identity)
-    built = TrainerBuilt(
-        trainer.layout,
-        trainer.frozen_digest.hex(),
-        tuple(trainer.kept_names),
-        trainer.table,
-        trainer.device,
-        trainer.examples,
-        trainer.validates,
-        trainer.find_batch_cap_on_gpu(),
-    )
+    built = TrainerBuilt(trainer.facts, trainer.find_batch_cap_on_gpu())
     return trainer, spec.throttle(identity.index), built
 
 

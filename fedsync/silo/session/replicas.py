@@ -55,7 +55,12 @@ def plain_replica(spec: RunSpec, trainer: SiloTrainer, folder: Path | None) -> P
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
-        trainer.layout.size, spec.wire.formats, weighting, trainer.examples, keeper, controlled=spec.controls
+        trainer.facts.layout.size,
+        spec.wire.formats,
+        weighting,
+        trainer.facts.examples,
+        keeper,
+        controlled=spec.controls,
     )
 
 
@@ -77,7 +82,7 @@ def encrypted_replica(
         plan,
         ring,
         open_suite(plan.kind, ring.group),
-        trainer.examples,
+        trainer.facts.examples,
         partial(made_initial, trainer),
         lambda: likely_update(trainer, local.batch_size, local.steps, local.learning_rate, spec.seed),
         None if folder is None else folder / COPY,

@@ -105,23 +105,23 @@ class SiloSession:
 
             self._trainer = local_trainer(spec, identity, many=machine is not None and not throttled)
         self._warn(spec)
-        plan = spec.encryption_plan(self._trainer.layout)
+        plan = spec.encryption_plan(self._trainer.facts.layout)
         if owner is not None:
             owner.check_seal(plan)
         self.facts = SiloFacts(
-            examples=plan.examples if plan is not None and plan.seal_metrics else self._trainer.examples,
+            examples=plan.examples if plan is not None and plan.seal_metrics else self._trainer.facts.examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
-            device=self._trainer.device,
-            validates=self._trainer.validates,
+            device=self._trainer.facts.device,
+            validates=self._trainer.facts.validates,
             least_batch=self._owner.least_batch,
             least_samples=max(self._owner.least_samples, 1),
         )
-        table = self._trainer.table
-        same = self._trainer.frozen_digest + (b"" if table is None else digest_of(table))
+        table = self._trainer.facts.table
+        same = bytes.fromhex(self._trainer.facts.frozen) + (b"" if table is None else digest_of(table))
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
-        self.form = ModelForm.of(self._trainer.layout, _frozen(same, spec, identity, keys), told)
+        self.form = ModelForm.of(self._trainer.facts.layout, _frozen(same, spec, identity, keys), told)
         self.replica: Replica = plain_replica(spec, self._trainer, folder)
         if plan is not None and keys is not None:
             self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
@@ -138,7 +138,7 @@ class SiloSession:
 
     def _warn(self, spec: RunSpec) -> None:
         """Log that the silo has too few samples for its batches to follow its speed."""
-        held, wanted = self._trainer.examples, spec.local.batch_size
+        held, wanted = self._trainer.facts.examples, spec.local.batch_size
         if held < wanted:
             logger.warning(
                 "silo %s holds %d training samples, fewer than local.batch_size %d: its batches have %d at most",
@@ -152,12 +152,12 @@ class SiloSession:
 
     @property
     def layout(self) -> Layout:
-        return self._trainer.layout
+        return self._trainer.facts.layout
 
     @property
     def kept_names(self) -> tuple[str, ...]:
         """Names of the model's tensors that do not travel."""
-        return self._trainer.kept_names
+        return self._trainer.facts.kept_names
 
     def initial_model(self) -> Vector:
         """Return the model before any training, float32 [layout.size]; the same at every silo."""
@@ -232,7 +232,7 @@ class SiloSession:
 
         Raises `ProtocolError` if the order asks for metrics of the test split that this silo does not disclose.
         """
-        if order.scores_only and order.split is Split.TEST and not self._trainer.validates:
+        if order.scores_only and order.split is Split.TEST and not self._trainer.facts.validates:
             raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
         if order.scores_only and order.subject.own:
             self._check_apart(order.subject)
