@@ -30,7 +30,8 @@ COORDINATOR: Names = {
         name: name
         for name in (
             *("version", "commits", "pending", "barrier", "found_caps", "issued", "leaders"),
-            *("closing", "owing", "asked", "summed", "final", "awaiting", "halted", "alarms", "timed", "stopped"),
+            *("closing", "pending_evaluations", "questions_asked", "sums_ordered", "final_version", "awaiting"),
+            *("halted", "alarms", "alarm_set", "stopped"),
         )
     },
     "forecasts.predictors": "forecasts._states",

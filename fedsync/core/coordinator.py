@@ -276,7 +276,7 @@ class Coordinator:
         elif taken or not order.apart:
             actions.append(Discard(meta.update_id, taken or "an extension keeps it out of the model"))
         if order.scores_only:
-            state.owing.discard(meta.silo)
+            state.pending_evaluations.discard(meta.silo)
         if report.batch_cap is not None:
             state.found_caps[meta.silo] = min(report.batch_cap, state.found_caps.get(meta.silo, report.batch_cap))
             self._plan = None
@@ -301,9 +301,9 @@ class Coordinator:
     def _advance(self, now_s: float, actions: list[Action]) -> str:
         state = self._state
         state.judge(self._policies, state.scores.settle())
-        if not state.timed and self._policies.stop.seconds is not None:
+        if not state.alarm_set and self._policies.stop.seconds is not None:
             actions.append(WakeAt(self._policies.stop.seconds))
-        state.timed = True
+        state.alarm_set = True
         reason = ""
         if state.closing is None and (paused := state.extensions.paused()):
             return paused

@@ -14,7 +14,7 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
     silo = state.silos[name]
     assert silo.order is not None
     if silo.order.scores_only:
-        state.owing.discard(name)
+        state.pending_evaluations.discard(name)
     if silo.order.apart:
         closing.apart(state).fail(name)
     state.end_evaluation(silo.order.base_version, name, None)
@@ -39,7 +39,7 @@ def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action])
     """Remove a silo, with its orders."""
     give_up_orders(state, name, reason, actions)
     state.awaiting.discard(name)
-    state.owing.discard(name)
+    state.pending_evaluations.discard(name)
     state.silos.pop(name, None)
     state.scores.forget(name)
     state.passes.leave(name)

@@ -18,7 +18,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Drivers:
+class MachineLoad:
     """Resources of a machine at a forecast: ``cpu`` share and ``memory`` pressure, 0..1; ``cpu`` is 0 if unreported."""
 
     cpu: float
@@ -42,7 +42,7 @@ class SpeedSample:
     cpu: float | None = None
     memory: float | None = None
     windows: tuple[Window, ...] = ()
-    known: Drivers | None = None
+    known: MachineLoad | None = None
 
 
 class Predictor(Protocol[S]):
@@ -61,7 +61,7 @@ class Predictor(Protocol[S]):
     def observe(self, state: S, sample: SpeedSample) -> S:
         """Return the state after one more observation. Never changes ``state``."""
 
-    def forecast(self, state: S, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
         """Return the predicted mean speed of the next order [samples/s], or None before the first observation.
 
         ``drivers`` are the newest known resources of the machine, or None.

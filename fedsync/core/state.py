@@ -144,14 +144,14 @@ class CoordinatorState:
         leaders: best versions by each rule of the run.
         claims: figures that silos claim under sealed figures.
         closing: reason for the coming end of the run.
-        owing: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
-        asked: number of final questions that were asked or skipped.
-        summed: number of final questions whose sums were ordered, under sealed figures.
-        final: version at the end of training.
+        pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
+        questions_asked: number of final questions that were asked or skipped.
+        sums_ordered: number of final questions whose sums were ordered, under sealed figures.
+        final_version: version at the end of training.
         awaiting: silos that have not answered the last final question.
         halted: identifier of the last halted order, by silo.
         alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
-        timed: an alarm for the time limit is set.
+        alarm_set: an alarm for the time limit is set.
         stopped: `Stop` was emitted.
     """
 
@@ -171,14 +171,14 @@ class CoordinatorState:
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     extensions: Extensions = field(default_factory=Extensions)
     closing: str | None = None
-    owing: set[str] = field(default_factory=set)
-    asked: int = 0
-    summed: int = 0
-    final: int = -1
+    pending_evaluations: set[str] = field(default_factory=set)
+    questions_asked: int = 0
+    sums_ordered: int = 0
+    final_version: int = -1
     awaiting: set[str] = field(default_factory=set)
     halted: dict[str, str] = field(default_factory=dict)
     alarms: list[float] = field(default_factory=list)
-    timed: bool = False
+    alarm_set: bool = False
     stopped: bool = False
 
     @property

@@ -61,7 +61,7 @@ _NOTHING_COMPARED = (
 
 
 def begin(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    state.final, state.summed = state.version, 1
+    state.final_version, state.sums_ordered = state.version, 1
     known = state.evaluated
     if policies.apart:
         _halt(state, state.silos, actions)
@@ -85,17 +85,17 @@ def advance(
     """Take the next steps; return whether all are done. ``recent`` journal entries go into error messages."""
     if policies.apart or policies.tally:
         _halt(state, _gone_on(state), actions)
-    while not state.awaiting and state.asked < len(questions(state, policies)):
-        if state.summed <= state.asked and not _trained(state, policies, plan, now_s, actions):
+    while not state.awaiting and state.questions_asked < len(questions(state, policies)):
+        if state.sums_ordered <= state.questions_asked and not _trained(state, policies, plan, now_s, actions):
             return False
-        if policies.tally and state.summed == state.asked:
-            state.summed += 1
-            if _worth_asking(state, policies, *questions(state, policies)[state.asked][:2]):
+        if policies.tally and state.sums_ordered == state.questions_asked:
+            state.sums_ordered += 1
+            if _worth_asking(state, policies, *questions(state, policies)[state.questions_asked][:2]):
                 _sum(state, policies, actions)
-        if state.owing:
+        if state.pending_evaluations:
             _order(state, policies, plan, now_s, actions)
             return False
-        if not state.asked and _awaited(state, policies):
+        if not state.questions_asked and _awaited(state, policies):
             return False
         if policies.tally and state.pending:
             metas = [state.pending.pop(update_id) for update_id in sorted(state.pending)]
@@ -109,15 +109,15 @@ def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
     """Have silos answer the next question with updates that change nothing, as soon as they are idle."""
     here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
     here.sort(key=lambda name: state.silos[name].busy)
-    state.owing = set(here[: policies.tally])
+    state.pending_evaluations = set(here[: policies.tally])
     _halt(state, here[: policies.tally], actions)
 
 
 def _order(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> None:
-    subject, split, _ = questions(state, policies)[state.asked]
-    for name in [name for name in state.silos if name in state.owing and not state.silos[name].busy]:
+    subject, split, _ = questions(state, policies)[state.questions_asked]
+    for name in [name for name in state.silos if name in state.pending_evaluations and not state.silos[name].busy]:
         order = state.next_order(name, plan()[name], Verdict(), policies.seed)
         order = replace(order, learning_rate=0.0, subject=subject, split=split)
         state.silos[name] = state.silos[name].begun(order, now_s)
@@ -135,13 +135,13 @@ def questions(state: CoordinatorState, policies: Policies) -> list[Question]:
 
 
 def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bool:
-    asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.asked - 1]
+    asked = (event.subject, event.split, event.owner) == questions(state, policies)[state.questions_asked - 1]
     return event.silo in state.awaiting and asked and event.version == _version(state, policies, event.subject)
 
 
 def decides(state: CoordinatorState) -> bool:
     """Return whether answers to the current question may change the best version: only the first question's can."""
-    return state.asked == 1
+    return state.questions_asked == 1
 
 
 def apart(state: CoordinatorState) -> Apart:
@@ -170,7 +170,7 @@ def _trained(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> bool:
     """Dispatch the training that the next question needs; return whether it is finished."""
-    subject, _, owner = questions(state, policies)[state.asked]
+    subject, _, owner = questions(state, policies)[state.questions_asked]
     rules, version = policies.cross_site, _base(state, subject)
     if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):
         return True
@@ -191,8 +191,8 @@ def _trained(
 
 
 def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    subject, split, owner = questions(state, policies)[state.asked]
-    state.asked += 1
+    subject, split, owner = questions(state, policies)[state.questions_asked]
+    state.questions_asked += 1
     version, silos = _version(state, policies, subject), tuple(state.silos)
     if owner:
         silos = tuple(name for name in silos if name != owner)
@@ -213,7 +213,7 @@ def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject,
         return False
     if split is Split.VALIDATION:
         return not state.scores.covers(_version(state, policies, subject), state.silos)
-    if subject is Subject.BEST and state.best.version in (-1, state.final):
+    if subject is Subject.BEST and state.best.version in (-1, state.final_version):
         return False
     if policies.tally:
         all_have_one = state.silos.keys() <= set(apart(state).trained.get(subject, ())) or not subject.own

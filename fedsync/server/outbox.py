@@ -28,7 +28,7 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
 from fedsync.server.pending_message import PendingMessage
-from fedsync.server.region_clients import Letter, Relayed
+from fedsync.server.region_clients import Relayed, RelayedRequest
 from fedsync.server.timeouts import AnswerTimes, Timeouts
 from fedsync.silo.protocol import (
     MAX_LAYOUT_TEXT,
@@ -91,7 +91,7 @@ class Outbox:
         self._aggregator = aggregator
         self._model_bytes = model_bytes
         self._answer_times = AnswerTimes(timing.ask_s)
-        self._posted: list[tuple[PendingMessage, SiloQuestion | Letter]] = []
+        self._posted: list[tuple[PendingMessage, SiloQuestion | RelayedRequest]] = []
         self._sent: dict[str, PendingMessage] = {}
 
     # Requests.
@@ -200,12 +200,12 @@ class Outbox:
 
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
-    ) -> SiloQuestion | Letter:
+    ) -> SiloQuestion | RelayedRequest:
         """Return a question with its payload, or a letter for a relay's bundle."""
         if sent.node not in self._nodes.regions:
             most = self._most_bytes(sent.request)
             return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
-        letter = Letter(write_request(request), payload, self._most_bytes(sent.request), left_s)
+        letter = RelayedRequest(write_request(request), payload, self._most_bytes(sent.request), left_s)
         if sent.order is None or sent.order.apart or self._aggregator is None:
             return letter
         examples = self._nodes.examples.get(self._nodes.sender(sent.node), 1)
@@ -233,7 +233,7 @@ class Outbox:
         regions = self._nodes.regions
         self._transport.keep({*self._sent, *regions.bundles})
         posted, self._posted = self._posted, []
-        letters = [(sent, each) for sent, each in posted if isinstance(each, Letter)]
+        letters = [(sent, each) for sent, each in posted if isinstance(each, RelayedRequest)]
         alone = [(sent, each) for sent, each in posted if isinstance(each, SiloQuestion)]
         named = regions.push(self._transport, self._spec, [(sent.node, letter) for sent, letter in letters])
         named += self._transport.send([(sent.node, question) for sent, question in alone])

@@ -46,7 +46,7 @@ _TEXTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class RelayedRequest:
     """Question for a silo behind a relay, with its payload; see `RegionAsk`.
 
     Args:
@@ -174,7 +174,7 @@ class Regions:
 
     # Requests.
 
-    def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, Letter]]) -> list[str | None]:
+    def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, RelayedRequest]]) -> list[str | None]:
         """Send letters, with one message per relay; return a name for each question, None if its node is gone.
 
         Args:

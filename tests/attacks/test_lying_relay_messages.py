@@ -17,7 +17,7 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission, Nodes
-from fedsync.server.region_clients import Letter, Regions, Relayed
+from fedsync.server.region_clients import Regions, Relayed, RelayedRequest
 from fedsync.silo.protocol import Hello
 from fedsync.silo.relays.relay_messages import (
     MAX_SILOS,
@@ -77,12 +77,12 @@ class Server:
             self.sent.append(request)
         return [f"bundle {len(self.sent)}"]
 
-    def push(self, *letters: tuple[int, Letter]) -> list[str]:
+    def push(self, *letters: tuple[int, RelayedRequest]) -> list[str]:
         transport: Any = self
         return [number or "" for number in self.regions.push(transport, "{}", letters)]
 
     def train(self, *silos: str, most: int = 8, in_sum: int = 0) -> list[str]:
-        letters = (Letter("", None, most, 60.0, f"{silo}/1", 1, in_sum) for silo in silos)
+        letters = (RelayedRequest("", None, most, 60.0, f"{silo}/1", 1, in_sum) for silo in silos)
         return self.push(*(("abc".index(letter.update_id[0]) * -1 - 1, letter) for letter in letters))
 
     def hears(self, reply: RegionReply, answers: int, pieces: Iterable[Payload] = ()) -> list[Relayed]:
@@ -168,7 +168,7 @@ def test_one_relay_answers_nothing_that_another_was_asked() -> None:
     server = Server("a", "b")
     server.regions.enrol(8, "south", "now", server.arrival(RegionReply(here=(RelayedNode(1, "c", "now"),))))
     first, second = server.train("a", "b")
-    (other,) = server.push((-3, Letter("", None, 8, 60.0, "c/1")))
+    (other,) = server.push((-3, RelayedRequest("", None, 8, 60.0, "c/1")))
     assert len(server.sent) == 3
     sums = (RegionMembers((first, other), ("a/1", "c/1"), 0),)
     found = server.hears(RegionReply(answers=answers(first, second, other), sums=sums), 1, [zeros(8)])

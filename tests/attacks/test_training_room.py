@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
+from fedsync.silo.room import guard, program
 from fedsync.silo.room.checked import checked_order, checked_trainer
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt
@@ -427,3 +429,12 @@ def test_a_deep_folder_is_removed_and_measured(tmp_path: Path) -> None:
     assert fits(tmp_path, 10**9)
     emptied(home)
     assert sorted(path.name for path in home.iterdir()) == ["tmp"]
+
+
+def test_nothing_that_starts_a_thread_is_imported_before_the_room() -> None:
+    """Landlock confines the threads that there are later, not those that there were before."""
+    heavy = ("numpy", "torch", "tenseal", "pydantic")
+    code = (
+        f"import sys, {program.__name__}, {guard.__name__}; print(*[name for name in {heavy} if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

@@ -12,7 +12,7 @@ from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, Note, Pro
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import TimerFired
 from fedsync.core.orders import UpdateMeta, Window
-from fedsync.core.protocols import Bounds, Drivers, SpeedSample
+from fedsync.core.protocols import Bounds, MachineLoad, SpeedSample
 from fedsync.core.report_checks import MAX_SPEED
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Sizing
@@ -204,7 +204,7 @@ class Listening:
     def observe(self, state: tuple[SpeedSample, ...], sample: SpeedSample) -> tuple[SpeedSample, ...]:
         return (*state, sample)
 
-    def forecast(self, state: tuple[SpeedSample, ...], drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: tuple[SpeedSample, ...], drivers: MachineLoad | None = None) -> float | None:
         return None
 
 
@@ -245,7 +245,7 @@ class Constant:
     def observe(self, state: None, sample: SpeedSample) -> None:
         return None
 
-    def forecast(self, state: None, drivers: Drivers | None = None) -> float:
+    def forecast(self, state: None, drivers: MachineLoad | None = None) -> float:
         return self.number
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsync.core.orders import Window, WorkReport
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.core.speed.forecasts import TURN, Forecasts
 
 
@@ -22,7 +22,7 @@ class Pupil:
     def observe(self, state: dict[str, Any], sample: SpeedSample) -> dict[str, Any]:
         return {**state, "speed": sample.speed, "samples": (*state["samples"], sample)}
 
-    def forecast(self, state: dict[str, Any], drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: dict[str, Any], drivers: MachineLoad | None = None) -> float | None:
         memory = 0.0 if drivers is None else drivers.memory
         return None if state["speed"] is None else float(state["speed"] + memory)
 
@@ -94,7 +94,7 @@ def test_a_forecast_gets_the_newest_drivers_and_a_sample_those_of_its_forecast()
         assert curve is not None
         assert curve.speed == 100 + memory
     samples = forecasts._states["a"]["samples"]
-    assert [sample.known for sample in samples] == [None, Drivers(0.0, 0.0), Drivers(0.5, 0.25)]
+    assert [sample.known for sample in samples] == [None, MachineLoad(0.0, 0.0), MachineLoad(0.5, 0.25)]
     assert samples[1].windows == (Window(1.0, 0.1, 0.9), Window(1.0, 0.5, 0.25))
 
 

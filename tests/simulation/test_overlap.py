@@ -11,7 +11,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.observe.replay import read_ledger
-from fedsync.silo.session.local_carryover import OwnProgress
+from fedsync.silo.session.local_carryover import LocalCarryover
 from fedsync.simulation import run as runs
 from fedsync.simulation.run import run_virtual
 
@@ -81,7 +81,7 @@ def order(name: str, behind: str = "", carry: float = 0.25) -> WorkOrder:
 
 @pytest.mark.parametrize("sent_as_it_is", [True, False])
 def test_a_queued_order_begins_with_a_share_of_the_update_before_it(sent_as_it_is: bool) -> None:
-    progress, update = OwnProgress(sent_as_it_is=sent_as_it_is), UPDATE.copy()
+    progress, update = LocalCarryover(sent_as_it_is=sent_as_it_is), UPDATE.copy()
     own = progress.of(order("a/1"), update)
     assert (own is update) == sent_as_it_is
     if not sent_as_it_is:
@@ -95,7 +95,7 @@ def test_a_queued_order_begins_with_a_share_of_the_update_before_it(sent_as_it_i
 
 
 def test_nothing_is_kept_nor_carried_where_orders_do_not_say_so() -> None:
-    progress = OwnProgress(sent_as_it_is=True)
+    progress = LocalCarryover(sent_as_it_is=True)
     progress.keep(order("a/1", carry=0.0), progress.of(order("a/1", carry=0.0), UPDATE))
     assert progress.start(order("a/2", behind="a/1", carry=0.0), MODEL) is MODEL
 
@@ -103,4 +103,4 @@ def test_nothing_is_kept_nor_carried_where_orders_do_not_say_so() -> None:
 @pytest.mark.parametrize("carry", [-0.1, 1.1, 1e30])
 def test_the_server_cannot_have_more_carried_on_than_there_is(carry: float) -> None:
     with pytest.raises(ProtocolError, match="from 0 to 1"):
-        OwnProgress(sent_as_it_is=True).start(order("a/1", carry=carry), MODEL)
+        LocalCarryover(sent_as_it_is=True).start(order("a/1", carry=carry), MODEL)

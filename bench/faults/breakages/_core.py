@@ -115,8 +115,8 @@ CORE: Changes = {
         ),
         (
             "more-silos-score-the-last-version-than-one-sum-takes",
-            "state.owing = set(here[: policies.tally])",
-            "state.owing = set(here)",
+            "state.pending_evaluations = set(here[: policies.tally])",
+            "state.pending_evaluations = set(here)",
         ),
         (
             "silos-go-on-training-when-they-are-to-score",
@@ -205,7 +205,7 @@ CORE: Changes = {
             '"found_caps", "leaders"),',
         ),
         ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
-        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "timed"', '"halted", "timed"'),
+        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "alarm_set"', '"halted", "alarm_set"'),
         ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
     "core/roster.py": (

@@ -44,7 +44,11 @@ _CHANGES: Changes = {
             "presence = attendance.forget(name) if isinstance(attendance, Attendance) else None",
             "presence = None",
         ),
-        ("a-changed-limit-in-seconds-wakes-nobody", "                state.timed = False\n", "                pass\n"),
+        (
+            "a-changed-limit-in-seconds-wakes-nobody",
+            "                state.alarm_set = False\n",
+            "                pass\n",
+        ),
     ),
     "server/checkpoints.py": (
         (

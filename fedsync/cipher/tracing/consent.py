@@ -28,7 +28,7 @@ from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, Name, Record,
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking.frames import pack_named, unpack_named
 from fedsync.cipher.masking.mask_roster import fresh_pair
-from fedsync.cipher.tracing.notice import Matter
+from fedsync.cipher.tracing.notice import TraceSubject
 from fedsync.common.errors import ProtocolError
 
 MAX_CONSENT_BYTES = 2**20
@@ -57,8 +57,8 @@ class Consent(_Unsigned):
     signature: Signature
 
     @property
-    def matter(self) -> Matter:
-        return Matter(self.group, self.epoch, self.run, self.version, self.content)
+    def matter(self) -> TraceSubject:
+        return TraceSubject(self.group, self.epoch, self.run, self.version, self.content)
 
     def signed_by(self, signing: bytes) -> bool:
         body = _Unsigned.model_validate(self.model_dump(exclude={"signature"}))
@@ -79,7 +79,7 @@ class Consent(_Unsigned):
 
 
 def give_consent(
-    own: SiloKeys, matter: Matter, examiners: Mapping[str, PublicKeys], pairs: Mapping[str, bytes] | None = None
+    own: SiloKeys, matter: TraceSubject, examiners: Mapping[str, PublicKeys], pairs: Mapping[str, bytes] | None = None
 ) -> Consent:
     """Make a consent of this silo's owner.
 
@@ -121,7 +121,7 @@ class Consents:
 
     @classmethod
     def read(
-        cls, files: Iterable[tuple[str, bytes]], matter: Matter, senders: Mapping[str, bytes], examiner: str
+        cls, files: Iterable[tuple[str, bytes]], matter: TraceSubject, senders: Mapping[str, bytes], examiner: str
     ) -> Consents:
         """Sort out the consents that count.
 
@@ -148,7 +148,7 @@ class Consents:
             raise ProtocolError("the set of consents", "number", "; ".join([detail, *self.refused]))
 
 
-def _read(data: bytes, source: str, matter: Matter, senders: Mapping[str, bytes], examiner: str) -> Consent:
+def _read(data: bytes, source: str, matter: TraceSubject, senders: Mapping[str, bytes], examiner: str) -> Consent:
     if len(data) > MAX_CONSENT_BYTES:
         raise ProtocolError(source, "consent", f"{len(data)} bytes, at most {MAX_CONSENT_BYTES}")
     try:

@@ -32,7 +32,7 @@ _MAX_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Matter:
+class TraceSubject:
     """Subject of a consent: one version of one run.
 
     Args:
@@ -77,7 +77,7 @@ class Notice:
         return self.updates[0].head
 
     @cached_property
-    def matter(self) -> Matter:
+    def matter(self) -> TraceSubject:
         by_grid: dict[bytes, list[Member]] = {}
         heads: dict[bytes, wire.Head] = {}
         for update in self.updates:
@@ -86,7 +86,7 @@ class Notice:
         # The same sums as the server's: one for each grid, in order.
         sums = [replace(heads[grid], members=tuple(members)) for grid, members in sorted(by_grid.items())]
         content = added_content(sums, self.clear)
-        return Matter(self.head.fingerprint, self.head.epoch, self.run, self.version, content)
+        return TraceSubject(self.head.fingerprint, self.head.epoch, self.run, self.version, content)
 
     def slip(self, silo: str) -> wire.Envelope | None:
         return next((update for update in self.updates if update.head.sender == silo), None)

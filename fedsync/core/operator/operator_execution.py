@@ -150,7 +150,7 @@ def _do(state: CoordinatorState, rules: StopRules, asked: OperatorAsked, actions
         case ChangeStop() as changed:
             steering.stop = changed.after(rules)
             if changed.seconds is not None:
-                state.timed = False
+                state.alarm_set = False
             if changed.rounds is not None and rules.rounds is not None and changed.rounds > rules.rounds:
                 told = f"silos whose owners confirmed {rules.rounds} rounds train no further: `approve` in silo.yaml"
                 actions.append(Note(told))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, PolicyError
 from fedsync.core.orders import SiloFacts, Window, WorkReport
-from fedsync.core.protocols import AnyPredictor, Drivers, SpeedSample
+from fedsync.core.protocols import AnyPredictor, MachineLoad, SpeedSample
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveBook, CurveFitter
 
@@ -32,7 +32,7 @@ class Forecasts:
     fitter: CurveFitter | None = None
     _states: dict[str, Any] = field(default_factory=dict)
     _declared: dict[str, Curve] = field(default_factory=dict)
-    _drivers: dict[str, Drivers] = field(default_factory=dict)
+    _drivers: dict[str, MachineLoad] = field(default_factory=dict)
     _samples: dict[str, int] = field(default_factory=dict)
     _last: str | None = None
     _curves: CurveBook = field(init=False)
@@ -124,10 +124,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _newest(windows: Sequence[Window]) -> Drivers:
+def _newest(windows: Sequence[Window]) -> MachineLoad:
     """Return machine load from the last window; 0 for values that the silo does not report."""
     last = windows[-1] if windows else Window(0.0)
-    return Drivers(last.cpu or 0.0, last.memory or 0.0)
+    return MachineLoad(last.cpu or 0.0, last.memory or 0.0)
 
 
 def _scaled(windows: tuple[Window, ...], factor: float) -> tuple[Window, ...]:

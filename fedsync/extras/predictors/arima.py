@@ -11,7 +11,7 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Memory, PredictorPolicy
 from fedsync.policies.predict.threads import one_thread
 from fedsync.policies.schema import PositiveInt, register
@@ -103,7 +103,7 @@ class Arima(PredictorPolicy[ArimaState]):
             predicted=None if fitted is None or state.predicted is None else fitted.step(state.predicted, speed),
         )
 
-    def forecast(self, state: ArimaState, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: ArimaState, drivers: MachineLoad | None = None) -> float | None:
         if state.filter is None or state.predicted is None:
             return state.average
         speed = float(state.filter.design @ state.predicted) * state.filter.unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import PredictorPolicy
 from fedsync.policies.schema import Positive, register
 
@@ -79,5 +79,5 @@ class Kalman(PredictorPolicy[KalmanState | None]):
             return KalmanState(state.level, before, noise, suspect=seen)
         return KalmanState((state.suspect + seen) / 2, noise / 2, noise)
 
-    def forecast(self, state: KalmanState | None, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: KalmanState | None, drivers: MachineLoad | None = None) -> float | None:
         return None if state is None else math.exp(state.level)

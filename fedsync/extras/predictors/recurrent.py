@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.rng import Stream, generator
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.schema import PositiveInt
 
@@ -120,7 +120,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             seen=state.seen + 1,
         )
 
-    def forecast(self, state: RecurrentState, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: RecurrentState, drivers: MachineLoad | None = None) -> float | None:
         trained = state.trained
         if trained is None:
             return state.average

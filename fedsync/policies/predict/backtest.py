@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedsync.common.errors import PolicyError
-from fedsync.core.protocols import AnyPredictor, Drivers, SpeedSample
+from fedsync.core.protocols import AnyPredictor, MachineLoad, SpeedSample
 
 _EPOCHS = 100
 
@@ -44,7 +44,7 @@ def backtest(
     state = predictor.init()
     told: list[float] = []
     for number, step in enumerate(steps):
-        known = Drivers(step.cpu, step.memory)
+        known = MachineLoad(step.cpu, step.memory)
         speed = predictor.forecast(state, known)
         if number > 0:
             if speed is None or not (math.isfinite(speed) and speed > 0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import PredictorPolicy
 from fedsync.policies.schema import Share, register
 
@@ -20,7 +20,7 @@ class Memoryless(PredictorPolicy[float | None]):
     def observe(self, state: float | None, sample: SpeedSample) -> float:
         return sample.speed
 
-    def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
         return state
 
 
@@ -41,5 +41,5 @@ class Ema(PredictorPolicy[float | None]):
     def observe(self, state: float | None, sample: SpeedSample) -> float:
         return sample.speed if state is None else self.alpha * sample.speed + (1 - self.alpha) * state
 
-    def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
         return state

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Annotated, Any, TypeVar, cast
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.ema import Ema, Memoryless
 from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import PredictorPolicy
@@ -98,7 +98,7 @@ class Mixture(PredictorPolicy[MixtureState]):
         states = tuple(expert.observe(inner, sample) for expert, inner in zip(self.experts, state.states, strict=True))
         return replace(state, states=states, errors=errors, orders=orders)
 
-    def forecast(self, state: MixtureState, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: MixtureState, drivers: MachineLoad | None = None) -> float | None:
         told = self._told(state, drivers)
         if not told:
             return None
@@ -135,7 +135,7 @@ class Mixture(PredictorPolicy[MixtureState]):
         """Weights of the experts in the next forecast; they sum to 1."""
         return tuple(self._weights(state.errors))
 
-    def _told(self, state: MixtureState, drivers: Drivers | None) -> list[float]:
+    def _told(self, state: MixtureState, drivers: MachineLoad | None) -> list[float]:
         """Return the experts' forecasts; empty before the first order, when some experts have none."""
         told = [expert.forecast(inner, drivers) for expert, inner in zip(self.experts, state.states, strict=True)]
         known = [speed for speed in told if speed is not None]

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.predict.small_network import Floats, Training, improve, random_parameters, split
 from fedsync.policies.predict.threads import one_thread
@@ -184,7 +184,7 @@ class Narx(PredictorPolicy[NarxState]):
             errors=errors,
         )
 
-    def forecast(self, state: NarxState, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: NarxState, drivers: MachineLoad | None = None) -> float | None:
         if state.model is None or state.errors[0] > state.errors[1]:
             return state.average
         return self._ask(state, state.model, drivers)
@@ -225,7 +225,7 @@ class Narx(PredictorPolicy[NarxState]):
         fewest = self.samples if start is None else self.samples // 5
         return max(fewest, 20 + LOOK_BACK)
 
-    def _ask(self, state: NarxState, model: Model, drivers: Drivers | None) -> float:
+    def _ask(self, state: NarxState, model: Model, drivers: MachineLoad | None) -> float:
         v1: float
         v2: float
         (v2, c2, m2), (v1, c1, m1) = state.rows[-LOOK_BACK:].tolist()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, TypeVar, cast
 
 from annotated_types import Ge, Le
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.schema import Policy, kinds
 
 S = TypeVar("S")
@@ -46,7 +46,7 @@ class PredictorPolicy(Policy, Generic[S]):
         """Return the state after one more observation; never trains."""
 
     @abstractmethod
-    def forecast(self, state: S, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
         """Predicted mean speed of the next order [samples/s], or None before the first observation."""
 
     def unlearned(self, state: S) -> bool:

@@ -22,7 +22,7 @@ CARRIED = "carried"
 """Subfolder of a trainer's folder, for vectors in use."""
 
 
-class OwnProgress:
+class LocalCarryover:
     """A silo's last update, as long as orders may carry it over; it is saved with the last order.
 
     Args:

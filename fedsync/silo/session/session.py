@@ -38,7 +38,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.last_order import LastOrder, LastOrders
-from fedsync.silo.session.local_carryover import OwnProgress
+from fedsync.silo.session.local_carryover import LocalCarryover
 from fedsync.silo.session.own_models import OwnModels
 from fedsync.silo.session.own_variate import StepControl
 from fedsync.silo.session.replicas import TrainerFailed, encrypted_replica, plain_replica
@@ -131,7 +131,7 @@ class SiloSession:
         self._compared = () if compared is None else compared.build(share=False).subjects
         self._spec, self._own = spec, OwnModels(folder)
         as_it_is = not self.sealed and spec.wire.formats.up is FP32
-        self._progress = OwnProgress(folder, sent_as_it_is=as_it_is)
+        self._progress = LocalCarryover(folder, sent_as_it_is=as_it_is)
         self._done, self.cursor = LastOrders(folder), Cursor()
         if self._done.last is not None:
             self._go_on(self._done.last)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.extras.predictors.lstm import LstmPredictor
 from fedsync.extras.predictors.rnn import RnnPredictor
 from fedsync.policies.predict.ema import Ema
@@ -26,7 +26,7 @@ class Off(PredictorPolicy[float | None]):
     def observe(self, state: float | None, sample: SpeedSample) -> float:
         return sample.speed
 
-    def forecast(self, state: float | None, drivers: Drivers | None = None) -> float | None:
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
         return None if state is None else state + self.by
 
 

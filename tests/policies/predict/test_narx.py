@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.core.orders import Window
-from fedsync.core.protocols import Drivers, SpeedSample
+from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.narx import Narx, NarxState, WarmNarx, load
 
@@ -40,7 +40,7 @@ def test_it_is_the_moving_average_before_it_has_enough_samples() -> None:
         average = ema.observe(average, SpeedSample(speed(cpu)))
     state = seen(narx, 99)
     assert not narx.unlearned(state)
-    assert narx.forecast(state, Drivers(1.0, 0.5)) == average
+    assert narx.forecast(state, MachineLoad(1.0, 0.5)) == average
     assert narx.unlearned(seen(narx, 100))
 
 
@@ -49,7 +49,7 @@ def test_it_learns_what_the_processors_do_to_the_speed() -> None:
     narx = Narx(samples=300)
     state = taught(narx, seen(narx, 300))
     for cpu in (0.3, 0.6, 0.9):
-        assert narx.forecast(state, Drivers(cpu, 0.5)) == pytest.approx(speed(cpu), rel=0.02)
+        assert narx.forecast(state, MachineLoad(cpu, 0.5)) == pytest.approx(speed(cpu), rel=0.02)
 
 
 def test_an_order_of_many_windows_is_forecast_as_their_mean() -> None:
@@ -62,7 +62,7 @@ def test_an_order_of_many_windows_is_forecast_as_their_mean() -> None:
         state = narx.observe(state, SpeedSample(mean, windows=windows))
     assert state.seen == 320
     state = taught(narx, state)
-    assert narx.forecast(state, Drivers(0.4, 0.5)) == pytest.approx(speed(0.4), rel=0.03)
+    assert narx.forecast(state, MachineLoad(0.4, 0.5)) == pytest.approx(speed(0.4), rel=0.03)
 
 
 def test_what_no_column_shows_is_corrected() -> None:
@@ -77,9 +77,9 @@ def test_what_no_column_shows_is_corrected() -> None:
     assert state.model is not None
     assert state.model.gain > 0
     for cpu in CPU[300:]:
-        state = narx.observe(state, SpeedSample(0.9 * speed(cpu), cpu, 0.5, known=Drivers(cpu, 0.5)))
+        state = narx.observe(state, SpeedSample(0.9 * speed(cpu), cpu, 0.5, known=MachineLoad(cpu, 0.5)))
     assert state.correction != 0.0
-    told = narx.forecast(state, Drivers(0.6, 0.5))
+    told = narx.forecast(state, MachineLoad(0.6, 0.5))
     assert told == pytest.approx(0.9 * speed(0.6), rel=0.06)
 
 
@@ -87,7 +87,7 @@ def test_a_forecast_stays_near_what_was_seen_however_odd_the_drivers() -> None:
     narx = Narx(samples=300)
     state = taught(narx, seen(narx, 300))
     least, most = speed(min(CPU[:300])), speed(max(CPU[:300]))
-    for drivers in (Drivers(0.0, 0.0), Drivers(1.0, 1.0), Drivers(-1e9, 1e9), None):
+    for drivers in (MachineLoad(0.0, 0.0), MachineLoad(1.0, 1.0), MachineLoad(-1e9, 1e9), None):
         told = narx.forecast(state, drivers)
         assert told is not None
         assert least / 2 <= told <= 2 * most
@@ -99,7 +99,7 @@ def test_series_that_do_not_vary_are_no_trouble(cpu: float | None) -> None:
     state = narx.init()
     for _ in range(60):
         state = taught(narx, narx.observe(state, SpeedSample(50.0, cpu, cpu)))
-    assert narx.forecast(state, Drivers(0.9, 0.1)) == pytest.approx(50.0, rel=1e-3)
+    assert narx.forecast(state, MachineLoad(0.9, 0.1)) == pytest.approx(50.0, rel=1e-3)
 
 
 def test_memory_is_bounded_and_learning_changes_no_old_state() -> None:
@@ -118,7 +118,7 @@ def test_epochs_in_small_portions_are_as_good_as_in_large_ones() -> None:
         slow = pickle.loads(pickle.dumps(narx.learn(slow, 1)))
     fast = narx.learn(fast, 1000)
     assert not narx.unlearned(fast)
-    assert narx.forecast(slow, Drivers(0.5, 0.5)) == narx.forecast(fast, Drivers(0.5, 0.5))
+    assert narx.forecast(slow, MachineLoad(0.5, 0.5)) == narx.forecast(fast, MachineLoad(0.5, 0.5))
 
 
 def test_a_silo_begins_with_what_another_has_learned_and_sooner() -> None:
@@ -130,7 +130,7 @@ def test_a_silo_begins_with_what_another_has_learned_and_sooner() -> None:
     for cpu in CPU[:60]:
         heir = narx.observe(heir, SpeedSample(3 * speed(cpu), cpu, 0.5))
     heir = taught(narx, heir)
-    assert narx.forecast(heir, Drivers(0.5, 0.5)) == pytest.approx(3 * speed(0.5), rel=0.05)
+    assert narx.forecast(heir, MachineLoad(0.5, 0.5)) == pytest.approx(3 * speed(0.5), rel=0.05)
 
 
 def test_weights_survive_a_file() -> None:
