@@ -314,6 +314,27 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
         ending.run(order(), ending.initial_model(), Cursor())
 
 
+def test_data_that_changed_meanwhile_are_not_trained_on(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    far = process(place, monkeypatch, started)
+    (place / "data" / "task.py").write_text(
+        TASK.replace("arange(60.0).reshape(20", "arange(57.0).reshape(19").replace("arange(20)", "arange(19)")
+    )
+    os.kill(far.pid, signal.SIGKILL)
+    assert far._started.exit_code(10.0) == -signal.SIGKILL
+    with pytest.raises(ConfigError, match="model or data are others"):
+        far.run(order(), np.zeros(far.facts.layout.size, np.float32), Cursor())
+
+
+def test_a_second_name_of_a_key_in_the_data_stops_the_training_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
+) -> None:
+    (place / "data" / "second").hardlink_to(place / "keys" / "group.key")
+    with pytest.raises(OwnerRefusal, match="second name"):
+        process(place, monkeypatch, started)
+
+
 def test_a_task_that_cannot_be_built_is_the_same_error_as_without_a_room(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -357,7 +378,7 @@ def alive_in(place: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("killed", ["end", "guard", "process"])
+@pytest.mark.parametrize("killed", ["end", "end of a stopped one", "guard", "process"])
 def test_nothing_of_a_room_outlives_it(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess], killed: str
 ) -> None:
@@ -365,6 +386,9 @@ def test_nothing_of_a_room_outlives_it(
     assert len(alive_in(place)) == 3
     match killed:
         case "end":
+            far.end()
+        case "end of a stopped one":  # it hears of nothing
+            psutil.Process(far.pid).children()[0].suspend()
             far.end()
         case "guard":
             os.kill(far.pid, signal.SIGTERM)
