@@ -38,7 +38,7 @@ def test_losses_of_chosen_models_tell_no_row(make: Make) -> None:
     """Batches of 1, a model of the server's choice and the loss in the clear gave every row by 13 orders."""
     federation, bias = make(), 1000.0
     victim = federation.silo("silo-a")
-    examples = victim.session._trainer.examples
+    examples = victim.session._trainer.facts.examples
     order_of_rows = Sampler(examples, federation.spec().seed, "silo-a").take(Cursor(), examples * (FEATURES + 1))[0]
     losses: dict[int, list[float]] = defaultdict(list)
     for version, row in enumerate(map(int, order_of_rows), start=1):
@@ -121,7 +121,7 @@ def test_counts_of_samples_stay_there(make: Make) -> None:
     heard = federation.silos["silo-a"].ask(Describe())
     assert isinstance(heard.reply, Hello)
     told = [int(number) for number in re.findall(r"\d+", json.dumps(json.loads(heard.words)))]
-    assert federation.silos["silo-a"].session._trainer.examples not in told
+    assert federation.silos["silo-a"].session._trainer.facts.examples not in told
 
 
 def test_a_model_that_the_owner_pinned_in_silo_yaml_is_the_only_one_taken(make: Make) -> None:

@@ -101,7 +101,7 @@ def test_one_update_moves_the_model_by_no_more_than_the_largest_honest_one(
     give(federation.silos[HONEST], federation.aggregator.outgoing(HONEST), federation.version)
     found = np.abs(federation.silos[HONEST].model - before).max()
     most = peak * max(largest.steps) * federation.plan.cap / federation.count
-    weights = [federation.silos[name].session._trainer.examples for name in federation.names]
+    weights = [federation.silos[name].session._trainer.facts.examples for name in federation.names]
     if federation.plan.cap > 1:
         most = peak * max(largest.steps) * federation.plan.cap / sum(weights)
     assert found <= 3.01 * most, f"{found / most:.1f} times what clipping allows one silo"

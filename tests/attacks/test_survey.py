@@ -83,7 +83,7 @@ def test_nothing_of_a_silos_columns_is_in_what_it_sends(surveying: Callable[...,
     words = [each.payload.view(np.uint8)[-(2**16) :] for each in (first, second) if each.payload is not None]
     assert np.mean(words[0] == words[1]) < 0.3
     heard = federation.silos["silo-a"].ask(Describe())
-    rows = federation.silos["silo-a"].session._trainer.examples
+    rows = federation.silos["silo-a"].session._trainer.facts.examples
     assert f":{rows}," not in heard.words
 
 

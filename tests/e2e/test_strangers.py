@@ -168,7 +168,7 @@ def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_s
     assert federation.nodes() == {"berlin": "offline"}, "it said good-bye"
 
 
-def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, rounds: int = 8) -> None:
+def _run_that_is_stopped_and_whose_server_is_killed(federation: Federation, rounds: int = 30) -> None:
     quick = [SMALL, "local.steps=5", "min_silos=1", f"stop.rounds={rounds}"]
     config = ServerStartConfig.load(federation.folder / "server.yaml")
     out = submit_run(config, StrategyConfig.load("fedavg", quick), federation.folder / "out")
