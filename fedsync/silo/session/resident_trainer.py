@@ -194,6 +194,8 @@ class _Server:
                 case MakeRoom():
                     self._leave(_ROOM_UNREVEALED_S if self._unrevealed else _ROOM_S, own=1)
                 case Quit():
+                    # The lock goes before the listener: a caller in between would wait for an answer that never comes.
+                    (self._folder / SOCKET).unlink(missing_ok=True)
                     os._exit(0)
             with self._entrance:
                 self._note()
