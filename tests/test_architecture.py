@@ -10,13 +10,15 @@ import importlib
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from bench.cost.house import folder_sizes, names_twice
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "fedsync").rglob("*.py"))
@@ -302,10 +304,8 @@ def test_files_stay_small() -> None:
 
 
 def test_folders_stay_small_and_no_file_has_the_name_of_another() -> None:
-    folders = Counter(str(path.parent.relative_to(ROOT)) for path in FILES)
-    assert {name: count for name, count in folders.items() if count > MOST_FILES} == {}
-    names = Counter(path.name for path in FILES if path.name != "__init__.py" and part_of(path) != "templates")
-    assert {name: count for name, count in names.items() if count > 1} == {}
+    assert {folder: count for folder, count in folder_sizes(FILES).items() if count > MOST_FILES} == {}
+    assert names_twice(FILES) == set()
 
 
 def test_no_class_has_the_name_of_another() -> None:

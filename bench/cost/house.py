@@ -32,18 +32,27 @@ class Size:
 
 
 def measure(files: Iterable[Path]) -> Size:
-    """Count lines of files; ``__init__.py`` and project templates may have the same name in several folders."""
+    """Count lines of files, files of a folder, and names of several files."""
     lines = code = docstrings = 0
-    folders, names = Counter[Path](), Counter[str]()
+    files = list(files)
     for path in files:
         text = path.read_text(encoding="utf-8")
         words, imports = _docstrings_and_imports(ast.parse(text))
         lines += text.count("\n")
         docstrings += len(words)
         code += len(_written(text) - words - imports)
-        folders[path.parent] += 1
-        names[path.name] += path.name != "__init__.py" and "templates" not in path.parts
-    return Size(lines, code, docstrings, max(folders.values()), sum(count > 1 for count in names.values()))
+    return Size(lines, code, docstrings, max(folder_sizes(files).values()), len(names_twice(files)))
+
+
+def folder_sizes(files: Iterable[Path]) -> Counter[Path]:
+    """Number of files in each folder."""
+    return Counter(path.parent for path in files)
+
+
+def names_twice(files: Iterable[Path]) -> set[str]:
+    """Names of several files; ``__init__.py`` and project templates do not count."""
+    counts = Counter(path.name for path in files if path.name != "__init__.py" and "templates" not in path.parts)
+    return {name for name, count in counts.items() if count > 1}
 
 
 def _docstrings_and_imports(tree: ast.AST) -> tuple[set[int], set[int]]:

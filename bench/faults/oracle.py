@@ -77,7 +77,7 @@ SIGNIFICANT = 0.01
 _WARM = 5
 _SIGNATURE_BYTES = 64
 _HEADER_BYTES_AT = 12
-"""Where in a sealed message the length of its header stands; see `fedsync.cipher.encoding.sealed_wire`."""
+"""Offset in a sealed message at which the length of its header stands; see `fedsync.cipher.encoding.sealed_wire`."""
 
 Mutation = Callable[[np.random.Generator, np.ndarray], None]
 """Changes a piece of a message, uint8, in place."""

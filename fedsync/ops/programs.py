@@ -94,6 +94,8 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
     if config.code == "shipped":
         return [_agent(folder, environment), Program("supernode", command, environment, rejoins=not config.insecure)]
     supernode = Program("supernode", command, way, rejoins=not config.insecure)
+    problem = "this system cannot keep the client that a run brings along from keys and data"
+    remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
     return confined(
         supernode,
         folder,
@@ -101,6 +103,7 @@ def silo_programs(config: SiloStartConfig) -> list[Program]:
         environment,
         config.trusted_hosts,
         [*config.closed(), *config.paths],
+        ConfigError("silo.yaml, code", problem, remedy),
     )
 
 
@@ -111,6 +114,7 @@ def confined(
     environment: Mapping[str, str],
     hosts: Sequence[str],
     closed: Sequence[str],
+    unable: ConfigError,
 ) -> list[Program]:
     """Return a SuperNode with its ClientApps in a sandbox, and the agent that receives their joins.
 
@@ -121,15 +125,13 @@ def confined(
         environment: environment of the agent.
         hosts: allowed hosts of hubs.
         closed: files and folders that the sandbox must not read.
+        unable: error where this system cannot isolate a run's code from keys and data.
 
     Raises:
-        ConfigError: a closed path is inside a program folder, or this system cannot isolate a run's code from keys
-            and data.
+        ConfigError: a closed path is inside a program folder, or ``unable``.
     """
     if not can_confine():
-        problem = "this system cannot keep the client that a run brings along from keys and data"
-        remedy = "Use a Linux with Landlock (5.13, better 6.7), or write code: shipped if the server may run code here"
-        raise ConfigError("silo.yaml, code", problem, remedy)
+        raise unable
     open_folders = [each for each in program_folders() if each.is_dir() and each != Path("/proc")]
     for path in closed:
         if any(Path(path).resolve().is_relative_to(each) for each in open_folders):
@@ -225,9 +227,6 @@ def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
     Raises:
         ConfigError: the proxy is unusable, or this system cannot isolate a run's code.
     """
-    if not can_confine():
-        remedy = "Use a Linux with Landlock (5.13, better 6.7) for the relay"
-        raise ConfigError("server.yaml, upstream", "this system cannot isolate the code of the server above", remedy)
     trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
     host = upstream.server.rpartition(":")[0].strip("[]")
     node = {
@@ -240,4 +239,7 @@ def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
     way = proxied(way_to(upstream.server, os.environ), os.environ, host)
     uplink = Program("uplink", command, way, rejoins=True)
     folder = private_folder(private_folder(state / UPLINK) / AGENT_FOLDER)
-    return confined(uplink, folder, state / UPLINK / ROOM, {**way, OWN_NODE: json.dumps(node)}, [host], [str(state)])
+    environment = {**way, OWN_NODE: json.dumps(node)}
+    remedy = "Use a Linux with Landlock (5.13, better 6.7) for the relay"
+    unable = ConfigError("server.yaml, upstream", "this system cannot isolate the code of the server above", remedy)
+    return confined(uplink, folder, state / UPLINK / ROOM, environment, [host], [str(state)], unable)

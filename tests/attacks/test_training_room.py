@@ -25,17 +25,13 @@ from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split, Subject, WorkOrder, WorkReport
-from fedsync.model.layout import Layout
+from fedsync.core.orders import Split, Subject, WorkOrder
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room import guard, program
-from fedsync.silo.room.checked import checked_order, checked_trainer
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt
 from fedsync.silo.session.connection import listen
 from fedsync.silo.session.trainer_folder import HOME, fits
-from fedsync.train.silo_trainer import TrainerFacts
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 
@@ -398,32 +394,6 @@ def test_nothing_of_a_room_outlives_it(
     while alive_in(place) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert alive_in(place) == []
-
-
-DONE = OrderDone(WorkReport(0, 3, 12, 0.1, 0.5), 0, 12, "{}")
-LIES = {
-    "of another version": replace(DONE, report=replace(DONE.report, base_version=7)),
-    "of no step": replace(DONE, report=replace(DONE.report, steps=0)),
-    "of more steps than ordered": replace(DONE, report=replace(DONE.report, steps=4)),
-    "of no time": replace(DONE, report=replace(DONE.report, compute_s=-1.0)),
-    "of more than it was given": replace(DONE, report=replace(DONE.report, batch_cap=10**15)),
-    "of a place behind its data": replace(DONE, position=21),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_an_order_ends_only_as_it_can(lie: str) -> None:
-    assert checked_order(order(), DONE, 2, 20) is DONE
-    with pytest.raises(RunError, match="cannot be"):
-        checked_order(order(), LIES[lie], 2, 20)
-
-
-def test_a_device_is_no_place_for_a_message() -> None:
-    built = TrainerBuilt(TrainerFacts(Layout(("w",), ((2,),)), "", (), None, "cuda:0", 5, False), None)
-    assert checked_trainer(built) is built
-    for lie in ({"device": "Meier, Anna; 1961"}, {"frozen": "zz"}, {"examples": -1}):
-        with pytest.raises(RunError, match="cannot be"):
-            checked_trainer(replace(built, facts=replace(built.facts, **lie)))
 
 
 def test_a_link_in_the_data_leads_nowhere_and_a_second_name_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.faults.breakages import Mutant
 from bench.faults.breakages._core import Changes
 
-TESTS = ("tests/attacks/test_training_room.py",)
+TESTS = ("tests/attacks/test_training_room.py", "tests/attacks/test_training_room_answers.py")
 
 _CHANGES: Changes = {
     "silo/room/program.py": (

@@ -7,10 +7,8 @@ from statistics import median
 from typing import Annotated, Any, TypeVar, cast
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.predict.ema import Ema, Memoryless
-from fedsync.policies.predict.narx import Narx
 from fedsync.policies.predict.predictor_base import PredictorPolicy
-from fedsync.policies.schema import Chosen, Positive, Share, find_kind, register
+from fedsync.policies.schema import Chosen, Positive, Share, kinds, register
 
 _LEAST_PROMISE, _MOST_PROMISE = 1e-6, 25.0
 
@@ -34,9 +32,9 @@ class MixtureState:
 
 
 def _one_of_each() -> tuple[PredictorPolicy[Any], ...]:
-    others = [find_kind("predictor", kind) for kind in ("arima", "rnn", "lstm", "kalman")]
-    arima, rnn, lstm, kalman = (cast(PredictorPolicy[Any], kind()) for kind in others if kind is not None)
-    return Memoryless(), Ema(), arima, rnn, lstm, Narx(), kalman
+    known = kinds("predictor")
+    names = ("memoryless", "ema", "arima", "rnn", "lstm", "narx", "kalman")
+    return tuple(cast(PredictorPolicy[Any], known[name]()) for name in names)
 
 
 @register("mixture")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, FedSyncError
@@ -55,6 +56,8 @@ same run, although its configuration then has ``resume``."""
 
 _YES, _NO = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
 _GREET_S = 60.0
+
+_Number = TypeVar("_Number", int, float)
 
 Fetch = Callable[[Path], Payload | None]
 """Download of a question's payload; a large payload goes to the folder."""
@@ -170,15 +173,14 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
     processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The
     report of machine resources needs the consent of both. Raises `ConfigError` for a value of the wrong kind.
     """
-    index, device = int(_number(node, "partition-id", 0) or 0), node.get("device")
-    processes = _number(node, "processes")
+    index, device = _number(node, "partition-id", int) or 0, node.get("device")
     return Identity(
         spec=spec,
         index=index,
         name=str(node.get("silo-name", f"silo-{index}")),
-        declared_speed=_number(node, "declared-speed"),
+        declared_speed=_number(node, "declared-speed", float),
         device=None if device is None else str(device),
-        processes=None if processes is None else int(processes),
+        processes=_number(node, "processes", int),
         resources=_consents("node configuration, resources", node.get("resources", True))
         and _consents(RESOURCES, environment.get(RESOURCES) or "on"),
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - OWN_NODE_KEYS)}),
@@ -186,12 +188,11 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
     )
 
 
-def _number(node: Config, key: str, default: float | None = None) -> float | None:
-    given = node.get(key, default)
+def _number(node: Config, key: str, kind: type[_Number]) -> _Number | None:
     try:
-        return None if given is None else float(given)
-    except ValueError:
-        raise ConfigError(f"node configuration, {key}", f"{given!r} is no number", "Write a number") from None
+        return kind(node[key]) if key in node else None
+    except (ValueError, OverflowError):
+        raise ConfigError(f"node configuration, {key}", f"{node[key]!r} is no number", "Write a number") from None
 
 
 def _consents(place: str, value: bool | float | str) -> bool:
