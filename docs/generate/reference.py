@@ -137,7 +137,7 @@ def places_of(root: Part) -> list[Place]:
     def visit(place: Place, section: Part) -> None:
         for name, key in keys(section).items():
             path = f"{place.path}.{name}".lstrip(".")
-            inner = [each for each in inner_sections(key.annotation) if each not in homes]
+            inner = [each for each in dict.fromkeys(inner_sections(key.annotation)) if each not in homes]
             if inner:
                 below = places.setdefault(path, Place(path))
                 below.sections += inner

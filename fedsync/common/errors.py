@@ -46,6 +46,10 @@ class LimitReached(OwnerRefusal):
     """Refusal of a run that exceeds an owner's limit: it asks for more, or in smaller pieces, than allowed."""
 
 
+class BudgetSpent(OwnerRefusal):
+    """Refusal of an order that would exceed the privacy budget of a silo's data."""
+
+
 class SiloAway(OwnerRefusal):
     """Refusal of orders outside of a silo's window, which begins in ``back_s`` [s]."""
 

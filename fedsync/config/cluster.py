@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside, locate
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.silo_presence import MAX_AWAY_S, Presence
@@ -138,6 +139,9 @@ class SiloConfig(Section):
     count: Annotated[int, Field(ge=1)] | None = None
     """Number of identical silos, named ``name-0`` to ``name-{count - 1}``; left out, one silo named ``name``."""
 
+    privacy: BudgetConfig | None = None
+    """Privacy budget of the silo's data, as its owner would write it in ``silo.yaml``."""
+
     jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Sigma of a lognormal factor on each step; 0 is exact. At 2, one step in twenty takes over 26 times as long."""
 
@@ -199,6 +203,13 @@ class SiloConfig(Section):
         if early:
             raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_privacy(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = handler(self)
+        if self.privacy is None:
+            plain.pop("privacy", None)
+        return plain
 
     @model_validator(mode="after")
     def _has_names_for_all(self) -> Self:

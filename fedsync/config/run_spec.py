@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from fedsync.common.errors import ProtocolError
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
@@ -14,6 +14,7 @@ from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
 from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.sections.stop import StopConfig
 from fedsync.config.sections.wire import WireConfig
@@ -70,6 +71,7 @@ class RunSpec(Section):
         on_round: per-round settings for training code, beside ``train_config``; a policy of the user may send any.
         stop: stop rules of the server.
         admitted: names of the silos that may take part; empty for all registered silos.
+        privacy: differential privacy of the training; None without it.
     """
 
     seed: int
@@ -93,6 +95,15 @@ class RunSpec(Section):
     on_round: Annotated[RoundPolicy, Chosen("on_round")] | None = None
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
+    privacy: PrivacyConfig | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_privacy(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave privacy out where the run has none."""
+        plain: dict[str, Any] = handler(self)
+        if self.privacy is None:
+            plain.pop("privacy")
+        return plain
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
@@ -123,6 +134,7 @@ class RunSpec(Section):
             quorum=quorum,
             queues=queues(config),
             on_round=told_of(config.on_round),
+            privacy=config.privacy,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:

@@ -13,10 +13,11 @@ from typing import Annotated, Literal, Self, TypeVar
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.names import SILO_NAME
+from fedsync.common.names import SILO_NAME, near_miss
 from fedsync.common.proxies import DIRECT, Proxy
 from fedsync.config.locate import beside
 from fedsync.config.sections.presence import PresenceConfig
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.yaml_file import YamlFile
 
@@ -128,6 +129,15 @@ _Data = Annotated[
 ]
 
 
+_Privacy = (
+    Annotated[
+        Annotated[BudgetConfig, Tag("~budget")] | Annotated[dict[str, BudgetConfig], Tag("~names")],
+        Discriminator(lambda given: "~names" if isinstance(given, Mapping) and "epsilon" not in given else "~budget"),
+    ]
+    | None
+)
+
+
 class SiloStartConfig(Section):
     """Options of ``fedsync silo start``. Paths are relative to the file."""
 
@@ -190,6 +200,11 @@ class SiloStartConfig(Section):
     """Data that runs may read: a list of folders, below which the files that a run names must lie; or names, each with
     a file or folder, as in ``{train: /srv/fl/train.csv}``, which a run refers to as ``data:train``. Left out, runs read
     no file. Keys, certificates, state and this file stay closed wherever they lie."""
+
+    privacy: _Privacy = None
+    """Privacy budget of all data together, ``{epsilon: 3, delta: 1e-5}``; or a budget for each of the names in
+    ``data``, as in ``{train: {epsilon: 3, delta: 1e-5}}``. With a budget, only runs with differential privacy
+    (``privacy`` in their strategy) read the data, until the budget is spent. Left out, there is no budget."""
 
     approve: Literal["never", "ask"] = "never"
     """Whether the owner must approve each run (``ask``) before the silo takes part. The silo waits for ``fedsync silo
@@ -261,6 +276,11 @@ class SiloStartConfig(Section):
             Proxy.parse(str(self.proxy), "silo.yaml, proxy")
         if (self.code == "reviewed") != bool(self.reviewers):
             raise ValueError("code: reviewed and reviewers go together; write both, or neither")
+        if isinstance(self.privacy, dict):
+            known = list(self.data) if isinstance(self.data, dict) else []
+            for name in self.privacy:
+                if name not in known:
+                    raise ValueError(f"privacy names data {name!r}, which data does not; {near_miss(name, known)}")
         for key in self.reviewers:
             _check_reviewer(key)
         if self.seal is not None and self.keys is None:

@@ -68,6 +68,7 @@ from fedsync.silo.protocol import (
     Hello,
     InProgress,
     Question,
+    Refusal,
     Refused,
     Snapshot,
     Train,
@@ -252,6 +253,9 @@ class FlowerDriver:
                     self._go_on_if_open()
                 case AskSnapshot(), Snapshot(version):
                     self._aggregator.put_snapshot(name, version, needed(payload, name))
+                case Train(order), Refused(code=Refusal.BUDGET):
+                    self._outbox.over(order.update_id, now_s)
+                    return self._lost(name, explained(name, reply), now_s)
                 case asked, Refused():
                     if isinstance(asked, Describe):
                         self._nodes.refuses(sent.node, reply)
@@ -332,13 +336,16 @@ class FlowerDriver:
             self._outbox.forget(node)
             name = self._nodes.forget(node)
             if name is not None:
-                events.append(SiloLost(now_s, name, "its node is gone"))
-                self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
-                self._aggregator.leave(name)
-                self._go_on_if_open()
+                events.append(self._lost(name, "its node is gone", now_s))
         for node in fresh:
             self._outbox.ask(node, Describe(), now_s)
         return events
+
+    def _lost(self, name: str, why: str, now_s: float) -> SiloLost:
+        self._held = [one for one in self._held if not (isinstance(one, Dispatch) and one.silo == name)]
+        self._aggregator.leave(name)
+        self._go_on_if_open()
+        return SiloLost(now_s, name, why)
 
     def _overdue(self) -> list[Event]:
         now_s = self._now_s()

@@ -197,6 +197,7 @@ class Refusal(StrEnum):
     DISK = auto()
     LOCKED = auto()
     LIMIT = auto()
+    BUDGET = auto()
     AWAY = auto()
     APPROVAL = auto()
     INTERNAL = auto()

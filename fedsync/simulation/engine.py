@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fedsync.common.errors import FedSyncError, RunError
+from fedsync.common.errors import BudgetSpent, FedSyncError, RunError
 from fedsync.core.actions import (
     Action,
     Commit,
@@ -155,9 +155,7 @@ class VirtualDriver(Kernel[Machine]):
             case _Question(silo, asked, received):
                 return self._evaluate(now_s, silo, asked, received)
             case _Loss(silo, outage):
-                self._backlog.lose(silo)
-                self._here.discard(silo)
-                self._aggregator.leave(silo)
+                self._leave(silo)
                 if outage.back_s < math.inf:
                     joined = SiloJoined(outage.back_s, silo, self._workers[silo].facts)
                     self._push(outage.back_s, joined, Priority.PRESENCE)
@@ -170,6 +168,11 @@ class VirtualDriver(Kernel[Machine]):
                 if following is not None:
                     self._push(following.at_s, _Loss(silo, following), Priority.PRESENCE)
                 return replace(happening, at_s=now_s, facts=replace(happening.facts, presence=self._told(silo, now_s)))
+
+    def _leave(self, silo: str) -> None:
+        self._backlog.lose(silo)
+        self._here.discard(silo)
+        self._aggregator.leave(silo)
 
     def ended(self, work: OrderInWork, now_s: float) -> Event:
         """Train the finished part of an order at the time of its end."""
@@ -189,6 +192,9 @@ class VirtualDriver(Kernel[Machine]):
                     check_sealed(silo, outcome.report)
                 self._aggregator.holds(silo, worker.replica.holds)
                 store(self._aggregator, silo, order, outcome.update)
+        except BudgetSpent as error:
+            self._leave(silo)
+            return SiloLost(now_s, silo, str(error))
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))

@@ -146,6 +146,17 @@ class CsvTask(Task):
         train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))
         return SiloData(train, test, validation)
 
+    def persons(self, slot: SiloSlot, column: str) -> NDArray[np.int64]:
+        """Number of the person of each training row, by the cells of ``column``; a gap is a person of its own."""
+        rows = self._rows(slot)
+        check_column("privacy.person_column", column, rows.table.columns, rows.table.file)
+        if column in [one.name for one in rows.columns]:
+            problem = f"{column!r} names persons, and the run trains on it"
+            raise ConfigError("task.ignore", problem, f"Write ignore: [{column}]")
+        cells = rows.table.cells[column].to_numpy()[rows.train].astype(str)
+        named = np.array([cell if cell.strip() else f"\0{row}" for row, cell in enumerate(cells)])
+        return np.unique(named, return_inverse=True)[1].astype(np.int64)
+
     def table(self, slot: SiloSlot) -> TableForm:
         """Names and kinds of the columns, target included."""
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form

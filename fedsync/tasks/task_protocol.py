@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import TableForm
@@ -79,6 +82,14 @@ class Task(ABC):
     def table(self, slot: SiloSlot) -> TableForm | None:
         """Columns behind the features, which must be equal at all silos; called after `data`. Default: None."""
         return None
+
+    def persons(self, slot: SiloSlot, column: str) -> NDArray[np.int64]:
+        """Number of the person behind each training sample, int64 [n]; ``column`` is the owner's ``person_column``.
+
+        Default: `ConfigError`, so that no run counts a person's samples as different persons'.
+        """
+        problem = "the task does not tell which samples are of one person"
+        raise ConfigError("task, persons", problem, "Define persons(slot, column) in the task, or write unit: example")
 
     def parts(self) -> PartPatterns:
         """Patterns of tensors that travel, and that stay at the silo. Default: trained tensors and buffers travel."""

@@ -9,6 +9,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.evaluation.metrics.gain import LocalGains
 from fedsync.model.layout import Vector
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.local_trainer import LocalTrainer
 from fedsync.train.machine.throttle import Throttle
@@ -46,6 +47,10 @@ class GuardedTrainer:
     @guarded()
     def find_batch_cap_on_gpu(self) -> int | None:
         return self._trainer.find_batch_cap_on_gpu()
+
+    @guarded()
+    def make_private(self, settings: PrivateSettings) -> int:
+        return self._trainer.make_private(settings)
 
     @guarded()
     def run(

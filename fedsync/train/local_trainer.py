@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedsync.common import foreign
-from fedsync.common.errors import Diverged, FedSyncError, PolicyError
+from fedsync.common.errors import ConfigError, Diverged, FedSyncError, PolicyError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_evaluation, usable
@@ -22,6 +22,7 @@ from fedsync.evaluation.metrics.gain import JudgedSamples
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.machine_probe import MachineProbe
@@ -190,6 +191,11 @@ class LocalTrainer(ABC):
     def find_batch_cap_on_gpu(self) -> int | None:
         """See `SiloTrainer`. This default returns None: the memory that user code needs for a batch is unknown."""
         return None
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        """See `SiloTrainer`. This default refuses: nobody sees what a loop of the user's own does in a step."""
+        problem = "this training code has a loop of its own, of which FedSync cannot see that each step is private"
+        raise ConfigError("privacy", problem, "Write a task without a loop, or leave privacy out")
 
     def _correct(self, correction: Vector | None) -> None:
         """Add ``correction``, float32 [layout.size], to the gradients of the next order's steps; None adds nothing.

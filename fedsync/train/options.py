@@ -40,6 +40,7 @@ class LocalOptions:
         compile: backend of `torch.compile` for training; "" does not compile.
         deterministic: use bit-reproducible algorithms, even if slower.
         measured: metrics whose sums an evaluation returns.
+        private: train by DP-SGD (`fedsync.train.dp_sgd`).
 
     Raises:
         ConfigError: an option is out of range, or the optimizer does not accept it.
@@ -62,6 +63,7 @@ class LocalOptions:
     compile: str = ""
     deterministic: bool = False
     measured: Wanted = NOTHING
+    private: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -14,6 +14,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.machine.throttle import Throttle
 
 Watch = Callable[[int, int], bool]
@@ -77,6 +78,12 @@ class SiloTrainer(Protocol):
 
     def find_batch_cap_on_gpu(self) -> int | None:
         """Largest batch that fits the GPU's memory [samples]; None if the search is not quick or not possible."""
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        """Train by DP-SGD from now on, with these settings; return the number of the silo's units.
+
+        Without a noise in the settings nothing is trained yet.
+        """
 
     def run(
         self,

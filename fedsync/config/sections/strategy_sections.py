@@ -13,6 +13,7 @@ from fedsync.config.cipher import CipherConfig, PlainConfig
 from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.config.sections.exporter_section import ExportConfig
 from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.sections.stop import StopConfig
 from fedsync.config.sections.waiting import WaitingConfig
@@ -144,6 +145,9 @@ class StrategySections(Section):
     """Settings that change from round to round: the learning rate, and entries for your own training code. The round of
     an order is its base version + 1, also where a strategy has no rounds."""
 
+    privacy: PrivacyConfig | None = None
+    """Differential privacy of the examples or persons behind the updates; left out, updates have no noise."""
+
     extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
     """Optional features of your own, which ``plugin`` registers, such as stop rules or notifications."""
 
@@ -151,7 +155,7 @@ class StrategySections(Section):
     def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out optional features that the run does not use."""
         plain: dict[str, Any] = handler(self)
-        for name in ("extensions", "on_round", "initial_model"):
+        for name in ("extensions", "on_round", "initial_model", "privacy"):
             if getattr(self, name) is None:
                 plain.pop(name, None)
         return plain

@@ -122,6 +122,10 @@ class TaskSection(Section):
         from fedsync.train.loop import Trainer
 
         slot = SiloSlot(site.name, site.index, slots, site.seed)
+        if options.private:
+            from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
+
+            return PrivateTrainer(self.build(), slot, options, run)
         if options.processes == 1:
             return Trainer(self.build(), slot, options, run)
         from fedsync.train.processes.group import GroupTrainer

@@ -57,7 +57,7 @@ from fedsync.silo.protocol import (
 
 _LOCK = "audit.lock"
 _MOST_WORDS = 300
-_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.APPROVAL, Refusal.AWAY}
+_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.BUDGET, Refusal.APPROVAL, Refusal.AWAY}
 """Refusals whose reasons are the owner's rules, and hold nothing of the data."""
 
 _REPLIES = {kind.__name__ for kind in get_args(Reply)}

@@ -20,6 +20,7 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.locate import BY_NAME
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.presence import PresenceConfig, utc_now
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
@@ -31,6 +32,7 @@ from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace
 from fedsync.silo.owner.bundle import unpacked
 from fedsync.silo.owner.key_lookup import KEYS, has_keys
 from fedsync.silo.owner.order_counts import OrderCounts
+from fedsync.silo.owner.privacy_ledger import LEDGERS
 from fedsync.silo.protocol import Identity
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 4
 _COUNTS = "orders.json"
+
+ALL_DATA = "data"
+"""Name of the budget for all data, where the owner gives no budgets by name."""
 
 
 class OwnerPolicy(Section):
@@ -97,6 +102,12 @@ class OwnerPolicy(Section):
     hub_hosts: list[str] = Field(default_factory=list)
     """Hosts that are allowed as the hub of a run."""
 
+    privacy: dict[str, BudgetConfig] = Field(default_factory=dict)
+    """Privacy budgets by the owner's names of the data; one under `ALL_DATA` holds for all data."""
+
+    ledgers: str = ""
+    """Folder of the ledgers of privacy budgets."""
+
     authority: str | None = None
     """File with the certificate of the authority that signed the hub's certificate; None without TLS."""
 
@@ -121,6 +132,8 @@ class OwnerPolicy(Section):
             first_model=config.first_model,
             errors=config.errors,
             hub_hosts=config.trusted_hosts,
+            privacy=_budgets(config),
+            ledgers=str(Path(config.state) / LEDGERS),
             authority=config.authority,
         )
 
@@ -145,6 +158,10 @@ class OwnerPolicy(Section):
         if isinstance(spec.task, SurveyConfig) and isinstance(spec.cipher, PlainConfig) and self.statistics != "plain":
             problem = "the server asks what this silo's columns hold, in the clear, and its owner does not allow it"
             remedy = "Ask for an encrypted run, or have the owner write statistics: plain in silo.yaml"
+            raise OwnerRefusal("task.standardise", problem, remedy)
+        if isinstance(spec.task, SurveyConfig) and any("statistics" not in one.public for one in self.privacy.values()):
+            problem = "the run asks what columns hold, and the data have a privacy budget"
+            remedy = "Write standardise: {COLUMN: [mean, deviation]}, or have the owner declare statistics public"
             raise OwnerRefusal("task.standardise", problem, remedy)
         self._check_statistics(spec.task)
         if self.data is None:
@@ -276,6 +293,11 @@ class OwnerPolicy(Section):
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)
+
+
+def _budgets(config: SiloStartConfig) -> dict[str, BudgetConfig]:
+    given = config.privacy
+    return {ALL_DATA: given} if isinstance(given, BudgetConfig) else given or {}
 
 
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:

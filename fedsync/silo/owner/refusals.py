@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fedsync.common import codec, foreign
 from fedsync.common.errors import (
+    BudgetSpent,
     ConfigError,
     Diverged,
     Hanging,
@@ -61,6 +62,7 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
     (LimitReached, Refusal.LIMIT),
+    (BudgetSpent, Refusal.BUDGET),
     (SiloAway, Refusal.AWAY),
     (AwaitsApproval, Refusal.APPROVAL),
     (OwnerRefusal, Refusal.OWNER),
@@ -105,6 +107,10 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
         "its owner allows fewer orders, or only larger ones",
         "Ask for less often, for larger batches or for more samples, or ask the owner about the limits in silo.yaml",
     ),
+    Refusal.BUDGET: (
+        "the privacy budget of its data has no room for what is asked",
+        "Go on without it; only its owner can raise privacy.epsilon in silo.yaml",
+    ),
     Refusal.AWAY: (
         "it takes no orders outside of its window",
         "It is asked again when its window begins; its owner says when by presence in silo.yaml",
@@ -117,7 +123,7 @@ MEANINGS: dict[Refusal, tuple[str, str]] = {
 }
 """Meaning of each code, and the remedy for the server's operator."""
 
-AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED}
+AT_ONCE = {Refusal.CONFIG, Refusal.CODE, Refusal.OWNER, Refusal.PROTOCOL, Refusal.LOCKED, Refusal.BUDGET}
 """Refusals that a silo repeats until somebody changes something at the server or the silo."""
 
 UNTIL_CHANGED = AT_ONCE - {Refusal.LOCKED}

@@ -28,6 +28,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.model.chunked_arrays import spans
 from fedsync.model.layout import Vector
+from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room.checked import checked_order, checked_progress, checked_trainer
@@ -42,6 +43,8 @@ from fedsync.silo.room.room_messages import (
     EvaluateGiven,
     HaltOrder,
     InitialModelBuilt,
+    MadePrivate,
+    MakePrivate,
     ModelEvaluated,
     OrderDone,
     OrderProgress,
@@ -62,7 +65,7 @@ logger = foreign.logger(__name__)
 _LOOK_S = 0.02
 _LINE_S, _LAST_S = 2.0, 1.0
 
-_Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt)
+_Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt, MadePrivate)
 
 
 class TrainingProcess:
@@ -85,6 +88,7 @@ class TrainingProcess:
         self._at = ""
         self._started = StartedProcess(self._home, owner)
         self._built = self._build()
+        self._private: PrivateSettings | None = None
 
     @property
     def facts(self) -> TrainerFacts:
@@ -99,6 +103,13 @@ class TrainingProcess:
     def save_model(self, path: Path, model: Vector) -> None:
         """Always raise: the owner exports a real silo's models with a command."""
         raise PolicyError("a training process writes no models")
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        units = self._ask(MadePrivate, MakePrivate(settings), (), ())[0].units
+        self._private = settings
+        if not 1 <= units <= self.facts.examples:
+            raise RunError(f"the training process says that {self.facts.examples} rows are of {units} units")
+        return units
 
     def run(
         self,
@@ -228,7 +239,15 @@ class TrainingProcess:
                 self.end()
                 problem = "model or data are others than when the run began here"
                 raise ConfigError("task", problem, "Put back what was there, or begin another run")
+            if self._private is not None:
+                self._make_private_again(self._private)
         return self._started.channel
+
+    def _make_private_again(self, settings: PrivateSettings) -> None:
+        self._started.channel.send(MakePrivate(settings))
+        told, _ = self._started.channel.receive()
+        if isinstance(told, RoomFailure):
+            raise_failure(told)
 
     def _build(self) -> TrainerBuilt:
         try:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedsync.common import codec
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.silo_trainer import TrainerFacts
 
 Part = NDArray[np.uint8]
@@ -88,6 +89,13 @@ class BuildInitialModel:
 
 
 @dataclass(frozen=True, slots=True)
+class MakePrivate:
+    """Request to train by DP-SGD from now on."""
+
+    settings: PrivateSettings
+
+
+@dataclass(frozen=True, slots=True)
 class HaltOrder:
     """Request to end this order after its next step. It has no reply."""
 
@@ -99,7 +107,7 @@ class AskCurrentLine:
     """Request for the code line that the main thread executes. The reply does not wait for the work."""
 
 
-RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | HaltOrder | AskCurrentLine
+RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | MakePrivate | HaltOrder | AskCurrentLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,13 @@ class TrainerBuilt:
 
     facts: TrainerFacts
     batch_cap: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MadePrivate:
+    """The trainer trains privately; ``units`` is the number of the silo's examples or persons."""
+
+    units: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +171,16 @@ class RoomFailure:
     lacks: str = ""
 
 
-RoomReply = TrainerBuilt | OrderProgress | OrderDone | ModelEvaluated | InitialModelBuilt | CurrentLine | RoomFailure
+RoomReply = (
+    TrainerBuilt
+    | MadePrivate
+    | OrderProgress
+    | OrderDone
+    | ModelEvaluated
+    | InitialModelBuilt
+    | CurrentLine
+    | RoomFailure
+)
 
 
 class RoomChannel:

@@ -31,6 +31,8 @@ from fedsync.silo.room.room_messages import (
     EvaluateGiven,
     HaltOrder,
     InitialModelBuilt,
+    MadePrivate,
+    MakePrivate,
     ModelEvaluated,
     OrderDone,
     OrderProgress,
@@ -75,6 +77,8 @@ class _Work:
                 else:
                     found = self._trainer.judge(model, at, split, subject, gains=gains)
                 self._channel.send(ModelEvaluated(found))
+            case MakePrivate(settings):
+                self._channel.send(MadePrivate(self._trainer.make_private(settings)))
             case BuildInitialModel():
                 self._channel.send(InitialModelBuilt(), self._trainer.initial_model())
 

@@ -47,6 +47,7 @@ from fedsync.train.silo_trainer import Outcome, SiloTrainer, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
+    from fedsync.silo.owner.privacy_guard import PrivacyGuard
 
 logger = foreign.logger(__name__)
 
@@ -104,12 +105,19 @@ class SiloSession:
             from fedsync.silo.session.silo_setup import local_trainer
 
             self._trainer = local_trainer(spec, identity, many=machine is not None and not throttled)
+        self._guard: PrivacyGuard | None = None
+        if spec.privacy is not None or self._owner.privacy:
+            from fedsync.silo.owner.privacy_guard import privacy_guard
+
+            self._guard = privacy_guard(
+                spec, identity, self._owner, self._trainer, seeded=machine is not None and not throttled
+            )
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.facts.layout)
         if owner is not None:
             owner.check_seal(plan)
         self.facts = SiloFacts(
-            examples=plan.examples if plan is not None and plan.seal_metrics else self._trainer.facts.examples,
+            examples=plan.examples if plan is not None and plan.seal_metrics else self._examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.facts.device,
@@ -136,9 +144,13 @@ class SiloSession:
         if self._done.last is not None:
             self._go_on(self._done.last)
 
+    @property
+    def _examples(self) -> int:
+        return self._trainer.facts.examples if self._guard is None else self._guard.settings.units
+
     def _warn(self, spec: RunSpec) -> None:
         """Log that the silo has too few samples for its batches to follow its speed."""
-        held, wanted = self._trainer.facts.examples, spec.local.batch_size
+        held, wanted = self._examples, spec.local.batch_size
         if held < wanted:
             logger.warning(
                 "silo %s holds %d training samples, fewer than local.batch_size %d: its batches have %d at most",
@@ -184,6 +196,8 @@ class SiloSession:
             ProtocolError: the order or its payload is invalid.
             Exception: errors of the training pass through.
         """
+        if self._guard is not None:
+            self._guard.allow(order)
         if order.apart:
             self._check_apart(order.subject)
             report = self._own.report(order) or self._train_apart(order, received, watch)
@@ -198,6 +212,8 @@ class SiloSession:
         outcome = self._run(order, model, cursor, watch)
         if self._owner.limits is not None:
             self._owner.check_done(outcome.report.samples)
+        if self._guard is not None:
+            outcome = self._guard.released(order, outcome)
         own = self._progress.of(order, outcome.update) if order.carry else None
         if self._control is not None:
             self._control.trained(order, outcome.update, outcome.report)
@@ -329,7 +345,8 @@ class SiloSession:
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
         gains = not (self.sealed or asked.owner)
-        return self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
+        found = self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
+        return found if self._guard is None else self._guard.evaluated(found, f"version {asked.version} {asked.split}")
 
     def where(self, thread: int) -> str:
         return self._trainer.where(thread)

@@ -32,6 +32,8 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
     """
     machine = spec.emulate[identity.index] if spec.emulate else None
     options = replace(spec.local.build(), measured=spec.evaluation.wanted)
+    if spec.privacy is not None:
+        options = replace(options, private=True)
     if machine is not None:
         # Emulated silos share one machine, so each uses one thread by default.
         options = replace(options, threads=options.threads or 1)

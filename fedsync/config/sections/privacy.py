@@ -1,0 +1,92 @@
+"""Differential privacy: the budget of a silo's owner, and the noise that a strategy asks for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsync.config.sections.section import Section
+
+Epsilon = Annotated[float, Field(gt=0, le=100)]
+Delta = Annotated[float, Field(gt=0, le=0.1)]
+Noise = Annotated[float, Field(ge=0.1, le=10_000)]
+Clip = Annotated[float, Field(gt=0, le=1e6)]
+
+Public = Literal["loss", "scores", "speed", "statistics"]
+
+
+class BudgetConfig(Section):
+    """Privacy budget of a data set: the most that all runs together may disclose of any one example or person."""
+
+    epsilon: Epsilon
+    """Largest epsilon that all runs together may spend. A changed file spends nothing back."""
+
+    delta: Delta
+    """Probability that belongs to ``epsilon``; well below one over the number of examples or persons."""
+
+    unit: Literal["example", "person"] = "example"
+    """Unit that is protected: one training row, or all rows of one person."""
+
+    person_column: str | None = None
+    """Column that names the person of a row, for ``unit: person``. The run's task must not use it (``task.ignore``)."""
+
+    least_noise: Noise = 0.5
+    """Smallest noise multiplier that a run may use."""
+
+    largest_clip: Clip = 10.0
+    """Largest norm of a unit's gradient that a run may use (``privacy.clip``)."""
+
+    examples: Annotated[int, Field(ge=1)] | None = None
+    """Number of training rows (of persons, for ``unit: person``) that the server learns and that sampling rates go by.
+    Left out, the exact number, which is then public."""
+
+    public: list[Public] = Field(default=["speed"])
+    """Figures that the owner declares public, so that they are sent without noise: ``loss`` of training, ``scores`` of
+    evaluations, ``speed`` (times, memory, load of the machine) and ``statistics`` of columns. The time at which an
+    answer arrives tells the speed in any case."""
+
+    accountant: Literal["pld", "rdp"] = "pld"
+    """Way of adding up. ``pld`` is exact for batch sizes that do not depend on the results of training. ``rdp`` costs
+    about a fifth more, and holds against a server that chooses batch sizes by the results."""
+
+    @model_validator(mode="after")
+    def _names_persons(self) -> Self:
+        if (self.unit == "person") != (self.person_column is not None):
+            raise ValueError(
+                f"unit {self.unit} and person_column {self.person_column}; write unit: person and person_column: NAME "
+                "together, or leave both out"
+            )
+        return self
+
+
+class PrivacyConfig(Section):
+    """Differentially private training by DP-SGD at each silo.
+
+    Each step clips the gradient of each example (or person) and adds Gaussian noise. Give ``noise_multiplier``, or give
+    ``target_epsilon``, from which each silo works out its noise.
+    """
+
+    kind: Literal["dp-sgd"]
+    clip: Clip
+    """Largest norm of a unit's gradient; longer ones are scaled down."""
+
+    noise_multiplier: Noise | None = None
+    """Standard deviation of the noise, over ``clip``."""
+
+    target_epsilon: Epsilon | None = None
+    """Epsilon of the whole run at a silo, from ``stop.rounds``, ``local.steps`` and ``local.batch_size``. A silo with
+    less left in its budget aims at that instead."""
+
+    delta: Delta = 1e-5
+    """Probability that belongs to ``target_epsilon``."""
+
+    score_noise: Noise | None = None
+    """Standard deviation of the noise on the number of right predictions of an evaluation. Left out, scores are not
+    sent, unless the owner declares them public."""
+
+    @model_validator(mode="after")
+    def _has_one_noise(self) -> Self:
+        if (self.noise_multiplier is None) == (self.target_epsilon is None):
+            raise ValueError("noise_multiplier or target_epsilon is needed, and not both; write one")
+        return self

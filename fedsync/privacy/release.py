@@ -1,0 +1,49 @@
+"""Releases of a silo's data under differential privacy: the terms that trainer, ledger and plan share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Release:
+    """Subsampled Gaussian mechanism: each unit takes part with probability ``rate``, and Gaussian noise is added.
+
+    A unit is an example or a person. Two data sets are neighbours if one has one unit more.
+
+    Args:
+        rate: probability with which a unit takes part, above 0 and at most 1.
+        noise: standard deviation of the noise over the largest contribution of a unit (the noise multiplier), above 0.
+    """
+
+    rate: float
+    noise: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateSettings:
+    """Settings of DP-SGD at one silo.
+
+    Args:
+        clip: largest norm of a unit's gradient in a step.
+        noise: noise multiplier, the standard deviation of the noise over ``clip``; None until the silo has chosen it,
+            and then nothing is trained.
+        units: number of units that the rate goes by; it is public. A batch of B samples means the rate B / ``units``.
+        person_column: column of the silo's table that names the person of a row; empty where an example is a unit.
+        seeded: noise and sampling come from the order's seed, which only virtual time may do.
+    """
+
+    clip: float
+    noise: float | None
+    units: int
+    person_column: str = ""
+    seeded: bool = False
+
+    def rate(self, batch_size: int) -> float:
+        """Sampling rate of a step of ``batch_size`` samples, at most 1."""
+        return min(1.0, batch_size / self.units)
+
+    def release(self, batch_size: int) -> Release:
+        """Release of one step of ``batch_size`` samples; `noise` must be chosen."""
+        assert self.noise is not None
+        return Release(self.rate(batch_size), self.noise)

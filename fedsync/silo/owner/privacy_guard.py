@@ -1,0 +1,239 @@
+"""Guard of a silo's privacy budgets: what a private run may do here, and what of its results leaves.
+
+An order is admitted if the budget has room for all of its steps. Its executed steps are entered in the ledgers before
+its result leaves. Of the report, only what follows from the order, what the owner declared public and scores with noise
+remain; docs/assurance/privacy.md lists each figure.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import sqrt
+from pathlib import Path
+
+from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import PrivacyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
+from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.privacy.accounting import LEAST_NOISE, noise_for
+from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.release import PrivateSettings, Release
+from fedsync.silo.owner.audit import audit_here
+from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger
+from fedsync.silo.protocol import Identity
+from fedsync.train.silo_trainer import Outcome, SiloTrainer
+
+_TOLD = 12
+"""Digits of a run's digest in the ledger."""
+
+
+@dataclass(frozen=True)
+class PrivacyGuard:
+    """Guard of one run at one silo.
+
+    Args:
+        ledgers: of the data that the run reads; empty for a silo without a budget.
+        run: name of the run in the ledgers.
+        counts: whether an evaluation's score is a number of right predictions, of which each row adds at most one.
+    """
+
+    config: PrivacyConfig
+    ledgers: Sequence[PrivacyLedger]
+    settings: PrivateSettings
+    run: str
+    counts: bool
+
+    def allow(self, order: WorkOrder) -> None:
+        """Check that an order may begin; raise `BudgetSpent` or `OwnerRefusal`."""
+        if order.apart:
+            problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
+            raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
+        planned = self._trained(order, order.max_steps)
+        if order.evaluate:
+            planned += self._scored()
+        for ledger in self.ledgers:
+            ledger.check(planned)
+
+    def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
+        """Enter what an order releases, and return its outcome as it may leave.
+
+        Raises:
+            BudgetSpent: other runs have spent the budget meanwhile.
+            ConfigError: a ledger takes no entry.
+        """
+        report = outcome.report
+        evaluation, releases = None, self._trained(order, report.steps)
+        if report.evaluation is not None:
+            releases += self._scored()
+            evaluation = self._told(report.evaluation, f"{order.seed}")
+        self._enter(order.update_id, releases)
+        return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
+
+    def evaluated(self, found: Evaluation, of: str) -> Evaluation:
+        """Enter an evaluation, and return it as it may leave; raises as `released`."""
+        told = self._told(found, of)
+        self._enter(of, self._scored())
+        return told
+
+    def public(self, figure: str) -> bool:
+        """Return whether the owners of all data declare a figure public."""
+        return all(figure in ledger.budget.public for ledger in self.ledgers)
+
+    def _trained(self, order: WorkOrder, steps: int) -> Counter[Release]:
+        if order.scores_only:  # its update is zero
+            return Counter()
+        return Counter({self.settings.release(order.batch_size): steps})
+
+    @property
+    def _noisy(self) -> bool:
+        return self.config.score_noise is not None and self.counts
+
+    def _scored(self) -> Counter[Release]:
+        hidden = bool(self.ledgers) and self.public("scores")
+        return Counter({Release(1.0, self.config.score_noise or 0.0): 1} if self._noisy and not hidden else {})
+
+    def _enter(self, of: str, releases: Counter[Release]) -> None:
+        for ledger in self.ledgers:
+            ledger.check(releases)
+        for ledger in self.ledgers:
+            ledger.enter(self.run, of, releases)
+
+    def _told(self, found: Evaluation, of: str) -> Evaluation:
+        """Return a score with noise, or nothing.
+
+        A row adds at most one to the number of right predictions. Where the number of rows is not public, it has noise
+        too, and a row adds at most the square root of two to both together.
+        """
+        if self.ledgers and self.public("scores"):
+            return replace(found, gains={})
+        if not self._noisy or found.correct is None:
+            return Evaluation(None, None, self.settings.units)
+        assert self.config.score_noise is not None
+        drawn = random.Random(f"{self.run} {of}") if self.settings.seeded else random.SystemRandom()
+        exact = all(ledger.budget.examples is None for ledger in self.ledgers)
+        spread = self.config.score_noise * (1.0 if exact else sqrt(2))
+        right = min(max(found.correct, 0.0), float(found.samples)) + drawn.gauss(0.0, spread)
+        samples = found.samples if exact else max(round(found.samples + drawn.gauss(0.0, spread)), 1)
+        return Evaluation(None, min(max(right, 0.0), float(samples)), samples)
+
+    def _stripped(self, order: WorkOrder, report: WorkReport) -> WorkReport:
+        """Return the report without what training finds out about the data."""
+        loss = report.loss if self.ledgers and self.public("loss") else None
+        if self.public("speed"):
+            return replace(report, loss=loss, metrics={})
+        samples = report.steps * order.batch_size
+        return WorkReport(report.base_version, report.steps, samples, float(report.steps), loss)
+
+
+def privacy_guard(
+    spec: RunSpec, identity: Identity, owner: OwnerPolicy, trainer: SiloTrainer, *, seeded: bool
+) -> PrivacyGuard:
+    """Return the guard of a run, and make its trainer private.
+
+    Args:
+        seeded: noise comes from the seeds of orders, in virtual time.
+
+    Raises:
+        OwnerRefusal: the run is not private, or less than the owner demands.
+        BudgetSpent: nothing is left for the run.
+        ConfigError: the trainer cannot train privately.
+    """
+    ledgers, config = ledgers_of(owner, spec.task), spec.privacy
+    emulated = spec.emulate[identity.index] if spec.emulate else None
+    if emulated is not None and emulated.privacy is not None:
+        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
+    if config is None:
+        problem = "the run is not private, and this silo's owner set a privacy budget"
+        raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
+    column = _check_budgets(config, ledgers)
+    run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
+    found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
+    told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
+    settings = PrivateSettings(config.clip, None, min(told, default=found), column, seeded)
+    settings = replace(settings, noise=_chosen(config, spec, ledgers, settings, run))
+    trainer.make_private(settings)
+    return PrivacyGuard(config, tuple(ledgers), settings, run, spec.task.scores == "share" and not column)
+
+
+def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
+    """Return the loaded ledgers of the data that a checked run's task reads.
+
+    A task with code of its own may read all of the owner's data. Raises as `PrivacyLedger.load`.
+    """
+    read: list[str] = []
+    task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]
+    everything, log = not isinstance(task, CsvConfig | SurveyConfig), audit_here()
+    return [
+        PrivacyLedger(
+            name,
+            budget,
+            Path(owner.ledgers) / f"{name}.jsonl",
+            None if owner.audit is None else Path(owner.audit.folder),
+            lambda kind, fields: None if log is None else log.add(kind, fields),
+        ).load()
+        for name, budget in owner.privacy.items()
+        if everything or name == ALL_DATA or any(_within(path, owner.named[name]) for path in read)
+    ]
+
+
+def _within(path: str, folder: str) -> bool:
+    return Path(path).resolve().is_relative_to(Path(folder).resolve())
+
+
+def _check_budgets(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> str:
+    """Check a run against its budgets; return the column that names persons."""
+    columns = {ledger.budget.person_column or "" for ledger in ledgers}
+    if len(columns) > 1:
+        raise ConfigError("privacy", "the run reads data of different units", "Give all of them one unit")
+    told = {"noise_multiplier": config.noise_multiplier, "score_noise": config.score_noise}
+    for budget in [ledger.budget for ledger in ledgers]:
+        if config.clip > budget.largest_clip:
+            problem = f"{config.clip:g}, and this silo's owner allows at most {budget.largest_clip:g}"
+            raise OwnerRefusal("privacy.clip", problem, f"Write clip: {budget.largest_clip:g}")
+        for name, noise in told.items():
+            if noise is not None and noise < budget.least_noise:
+                problem = f"{noise:g}, and this silo's owner demands at least {budget.least_noise:g}"
+                raise OwnerRefusal(f"privacy.{name}", problem, f"Write {name}: {budget.least_noise:g}")
+    return next(iter(columns), "")
+
+
+def _with_plan(plan: PrivacyPlan, settings: PrivateSettings, spent: Counter[Release], noise: float) -> Counter[Release]:
+    return spent + plan.releases(replace(settings, noise=noise))
+
+
+def _chosen(
+    config: PrivacyConfig, spec: RunSpec, ledgers: Sequence[PrivacyLedger], settings: PrivateSettings, run: str
+) -> float:
+    """Return the run's noise multiplier at this silo; raise `BudgetSpent` if no noise is enough."""
+    if config.noise_multiplier is not None:
+        return config.noise_multiplier
+    assert config.target_epsilon is not None and spec.stop is not None and spec.stop.rounds is not None
+    for ledger in ledgers:
+        if run in ledger.planned:
+            return ledger.planned[run]
+    plan = PrivacyPlan(spec.stop.rounds, spec.local.steps, spec.local.batch_size, config.score_noise)
+    least = max((ledger.budget.least_noise for ledger in ledgers), default=LEAST_NOISE)
+    try:
+        noise = plan.noise(settings, config.target_epsilon, config.delta, least)
+        for ledger in ledgers:
+            if not ledger.allows(plan.releases(replace(settings, noise=noise))):
+                budget, spent = ledger.budget, ledger.spent
+                noise = noise_for(
+                    budget.epsilon,
+                    budget.delta,
+                    partial(_with_plan, plan, settings, spent),
+                    noise,
+                    budget.accountant,
+                )
+    except ValueError as error:
+        remedy = "Ask for fewer rounds or more score_noise, or have the owner raise the budget"
+        raise BudgetSpent("privacy", str(error), remedy) from error
+    for ledger in ledgers:
+        ledger.plan(run, noise)
+    return noise

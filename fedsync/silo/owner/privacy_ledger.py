@@ -1,0 +1,205 @@
+"""Ledger of a data set's privacy budget: what left the silo about its units, over all runs. Append-only, on disk.
+
+An entry is on disk (``fdatasync``) before its result leaves. A killed order leaves no entry, or one whose result never
+left: then its repetition is entered again, so an order may count twice and never not at all.
+
+Entries form a chain of digests, as in the audit log. Each entry also goes to the audit log, with its number and digest.
+A ledger that is older than the audit log, as after the restoration of a backup, is therefore noticed and closed. The
+audit log's own signed heads show whether that log is complete.
+
+| key | content |
+|---|---|
+| ``n``, ``at``, ``before``, ``digest`` | as in `fedsync.silo.owner.audit_chain` |
+| ``kind`` | ``spent``, or ``planned`` for the noise that a run has chosen here |
+| ``run``, ``of`` | the run, and the order or evaluation |
+| ``rate``, ``noise``, ``times`` | the release (`fedsync.privacy.release`), and its number of times |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from fedsync.common.errors import BudgetSpent, ConfigError
+from fedsync.common.files import OWNER_FILE, private_folder
+from fedsync.common.locks import taken
+from fedsync.config.sections.privacy import BudgetConfig
+from fedsync.privacy.accounting import epsilon, fits, shown
+from fedsync.privacy.release import Release
+from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, log_files, sealed_line
+
+LEDGERS = "privacy"
+"""Folder of the ledgers in the state folder."""
+
+SPENT = "privacy"
+"""Kind of the audit log's lines about entries."""
+
+
+@dataclass
+class PrivacyLedger:
+    """Ledger of the data set ``name``.
+
+    Args:
+        file: None keeps the ledger in memory, for an emulated silo.
+        audit: folder of the audit log; None without one.
+        tell: records an entry in the audit log.
+    """
+
+    name: str
+    budget: BudgetConfig
+    file: Path | None = None
+    audit: Path | None = None
+    tell: Callable[[str, Mapping[str, str | int]], None] = lambda kind, fields: None
+    spent: Counter[Release] = field(default_factory=Counter)
+    by_run: dict[str, Counter[Release]] = field(default_factory=dict)
+    planned: dict[str, float] = field(default_factory=dict)
+    """Noise that runs have chosen here, by run."""
+    _n: int = 0
+    _digest: str = FIRST
+    _size: int = 0
+
+    def load(self) -> PrivacyLedger:
+        """Read the ledger; raise `ConfigError` if it is damaged, or older than the audit log."""
+        with self._alone():
+            self._read()
+        if self.file is not None and self.audit is not None:
+            n, digest = last_entry(self.audit, self.name)
+            if n > self._n or (n == self._n and digest != self._digest):
+                problem = f"it ends with entry {self._n}, and the audit log has entry {n}: an older ledger was put back"
+                raise ConfigError(str(self.file), problem, "Put back the newest; what it lacks cannot be spent again")
+        return self
+
+    def epsilon(self, run: str | None = None) -> float:
+        """Epsilon that all runs, or one run, have spent."""
+        releases = self.spent if run is None else self.by_run.get(run, Counter())
+        return epsilon(releases, self.budget.delta, self.budget.accountant)
+
+    def allows(self, releases: Mapping[Release, int]) -> bool:
+        """Return whether the budget has room for further releases; this enters nothing."""
+        return fits(self.spent + Counter(releases), self.budget.epsilon, self.budget.delta, self.budget.accountant)
+
+    def check(self, releases: Mapping[Release, int]) -> None:
+        """Raise `BudgetSpent` unless the budget has room for further releases."""
+        with self._alone():
+            self._read()
+            self._check(releases)
+
+    def enter(self, run: str, of: str, releases: Mapping[Release, int]) -> None:
+        """Enter releases durably, before they leave.
+
+        Raises:
+            BudgetSpent: they exceed the budget; nothing is entered.
+            ConfigError: the disk does not take the entry; nothing is entered.
+        """
+        with self._alone():
+            self._read()
+            self._check(releases)
+            for release, times in releases.items():
+                self._write("spent", {"run": run, "of": of, "rate": release.rate, "noise": release.noise}, times)
+
+    def plan(self, run: str, noise: float) -> None:
+        """Enter the noise that a run has chosen here; it is not chosen again."""
+        with self._alone():
+            self._read()
+            self._write("planned", {"run": run, "of": "", "rate": 0.0, "noise": noise}, 0)
+
+    def _check(self, releases: Mapping[Release, int]) -> None:
+        if not self.allows(releases):
+            problem = (
+                f"the order would exceed the privacy budget of {self.name!r}: epsilon {self.budget.epsilon:g} at delta "
+                f"{self.budget.delta:g}, of which {shown(self.epsilon())} is spent"
+            )
+            raise BudgetSpent("privacy", problem, "Ask for less, or have the owner raise privacy.epsilon in silo.yaml")
+
+    def _alone(self) -> AbstractContextManager[object]:
+        if self.file is None:
+            return nullcontext()
+        private_folder(self.file.parent)
+        return taken(self.file.with_suffix(".lock"), inf)
+
+    def _read(self) -> None:
+        """Read what other processes have entered; cut off an incomplete line, whose result never left."""
+        if self.file is None or not self.file.exists():
+            if self._n and self.file is not None:
+                raise ConfigError(str(self.file), "it is gone", "Put it back")
+            return
+        with self.file.open("r+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            if size < self._size:
+                raise ConfigError(str(self.file), "it has become shorter", "Put back the newest")
+            file.seek(self._size)
+            while raw := file.readline(MOST_LINE):
+                if not raw.endswith(b"\n"):
+                    file.truncate(self._size)
+                    break
+                self._take(self._parsed(raw))
+                self._size += len(raw)
+
+    def _parsed(self, raw: bytes) -> dict[str, Any]:
+        try:
+            line: dict[str, Any] = json.loads(raw)
+            digest = line.pop("digest")
+            valid = sealed_line(line) == (raw, digest) and (line["n"], line["before"]) == (self._n + 1, self._digest)
+            valid = valid and line["kind"] in ("spent", "planned") and type(line["times"]) is int and line["times"] >= 0
+            if valid and all(math.isfinite(line[key]) for key in ("rate", "noise")):
+                return {**line, "digest": digest}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        raise ConfigError(str(self.file), f"its entry {self._n + 1} is not as it was written", "Put back the newest")
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        self._n, self._digest = line["n"], line["digest"]
+        if line["kind"] == "planned":
+            self.planned[line["run"]] = line["noise"]
+            return
+        release = Release(line["rate"], line["noise"])
+        self.spent[release] += line["times"]
+        self.by_run.setdefault(line["run"], Counter())[release] += line["times"]
+
+    def _write(self, kind: str, fields: Mapping[str, str | float], times: int) -> None:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        said: dict[str, Any] = {**fields, "times": times, "n": self._n + 1, "at": at, "before": self._digest}
+        line, digest = sealed_line({**said, "kind": kind})
+        if self.file is not None:
+            self._append(line)
+            self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})
+        self._size += len(line)
+        self._take({**said, "kind": kind, "digest": digest})
+
+    def _append(self, line: bytes) -> None:
+        assert self.file is not None
+        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, OWNER_FILE)
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError("no room")
+            os.fdatasync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, self._size)
+            problem = f"the privacy ledger takes no entry: {error.strerror or error}"
+            raise ConfigError(str(self.file), problem, "Make room") from error
+        finally:
+            os.close(descriptor)
+
+
+def last_entry(audit: Path, name: str) -> tuple[int, str]:
+    """Return number and digest of the last entry of a ledger that the audit log knows; 0 where it knows none."""
+    for _, path in reversed(log_files(audit)):
+        for raw in reversed(path.read_bytes().splitlines()):
+            if b'"kind":"privacy"' not in raw:
+                continue
+            try:
+                line = json.loads(raw)
+                if line["kind"] == SPENT and line["of"] == name:
+                    return int(line["entry"]), str(line["entry_digest"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise AuditBroken(f"{path.name} has a line that is none") from error
+    return 0, FIRST

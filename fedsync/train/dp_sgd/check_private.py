@@ -1,0 +1,97 @@
+"""Checks that gradients of single rows exist: options, layers, and a loss that is a mean over independent rows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from opacus import GradSampleModule
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+
+from fedsync.common.errors import ConfigError
+from fedsync.tasks.task_protocol import Task
+from fedsync.train.batches import Batches
+from fedsync.train.options import LocalOptions
+
+# Inputs of the first layer need no gradients, which is right here.
+warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+_ROWS = 3
+_NEAR = 1e-3
+
+
+def check_options(options: LocalOptions) -> None:
+    """Raise `ConfigError` for an option of local training that DP-SGD does not support."""
+    wrong = {
+        "processes": options.processes != 1,
+        "workers": options.workers != 0,
+        "compile": bool(options.compile),
+        "precision": options.precision == "fp16",
+    }
+    for name, found in wrong.items():
+        if found:
+            problem = f"{name} {getattr(options, name)!r} does not go with gradients of single rows"
+            raise ConfigError(f"local.{name}", problem, f"Leave {name} out, or leave privacy out")
+
+
+def check_layers(model: nn.Module) -> None:
+    """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, or whose rows have no gradients."""
+    for error in ModuleValidator.validate(model, strict=False):
+        problem = f"a layer of the model mixes the rows of a batch or hides their gradients: {error}"
+        remedy = "Replace BatchNorm by GroupNorm, LSTM by opacus.layers.DPLSTM, MultiheadAttention by "
+        raise ConfigError("privacy, model", problem, f"{remedy}opacus.layers.DPMultiheadAttention")
+
+
+def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise `ConfigError` unless a batch's single gradients are those of its rows, each taken alone.
+
+    A loss that is a sum, or compares the rows of a batch, fails.
+    """
+    rows = samples.place(np.arange(min(_ROWS, len(samples))))
+    if len(rows) < 2:
+        return
+    with _steady(model):
+        alone = []
+        for row in range(len(rows)):
+            alone.append(_gradients(task.loss(model, samples.take(rows[row : row + 1])), parameters))
+        wrapped = GradSampleModule(model, strict=True)
+        try:
+            task.loss(wrapped, samples.take(rows)).backward()  # type: ignore[no-untyped-call]
+            together = [getattr(each, "grad_sample", None) for each in parameters]
+        finally:
+            wrapped.to_standard_module()
+    for number, each in enumerate(parameters):
+        single = together[number]
+        for row in range(len(rows)):
+            found = torch.zeros_like(each) if single is None else single[row].to(each.dtype)
+            if not torch.allclose(found, alone[row][number], rtol=_NEAR, atol=_NEAR * float(alone[row][number].norm())):
+                problem = "the loss of a batch is not the mean of the losses of its rows, each by itself"
+                remedy = "Return the mean over rows, and compare no rows with each other"
+                raise ConfigError("privacy, loss", problem, remedy)
+    model.zero_grad(set_to_none=True)
+
+
+def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, list(parameters), allow_unused=True)
+    return [torch.zeros_like(each) if one is None else one for each, one in zip(parameters, found, strict=True)]
+
+
+@contextmanager
+def _steady(model: nn.Module) -> Iterator[None]:
+    """Train without dropout, which would draw other neurons for a row alone than in its batch."""
+    quiet = [each for each in model.modules() if isinstance(each, nn.modules.dropout._DropoutNd)]
+    functional: Callable[..., Any] = nn.functional.dropout
+    model.train()
+    for each in quiet:
+        each.eval()
+    nn.functional.dropout = lambda given, *_, **__: given
+    try:
+        yield
+    finally:
+        nn.functional.dropout = functional
+        model.train()

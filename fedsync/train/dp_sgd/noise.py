@@ -1,0 +1,75 @@
+"""Random numbers of a private step: Gaussian noise and the choice of units.
+
+The server knows the seed of a run, so a real silo takes both from the operating system's generator: 32 bytes of it are
+the key of a ChaCha20 stream for one order. Virtual time may use the order's seed, because nothing leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+from torch import Tensor
+
+_KEY, _NONCE = 32, 16
+_AT_ONCE = 2**20
+_PART = 2.0**-53
+
+
+class PrivateRandom(Protocol):
+    """Source of a private order's random numbers."""
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Return standard normal numbers in the shape, type and device of ``like``."""
+
+    def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
+        """Return the numbers, below ``units``, of those that take part; each does with probability ``rate``."""
+
+
+class SystemRandom:
+    """Random numbers from the operating system, for one order."""
+
+    def __init__(self) -> None:
+        secret = os.urandom(_KEY)
+        self._stream = Cipher(ChaCha20(secret, bytes(_NONCE)), mode=None).encryptor()
+
+    def normal(self, like: Tensor) -> Tensor:
+        count = like.numel()
+        found = torch.empty(count, dtype=torch.float64)
+        for start in range(0, count, _AT_ONCE):
+            stop = min(start + _AT_ONCE, count)
+            pairs = (stop - start + 1) // 2
+            # Box and Muller 1958: two independent normal numbers of two uniform ones. 1 - u is never 0.
+            radius = torch.sqrt(-2.0 * torch.log(1.0 - self._uniform(pairs)))
+            angle = 2.0 * math.pi * self._uniform(pairs)
+            both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])
+            found[start:stop] = both[: stop - start]
+        return found.view(like.shape).to(like)
+
+    def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
+        return np.flatnonzero(self._uniform(units).numpy() < rate)
+
+    def _uniform(self, count: int) -> Tensor:
+        """Uniform numbers in 0..1 without 1, float64 [count], of 53 bits each."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
+        return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * _PART)
+
+
+class SeededRandom:
+    """Random numbers from an order's seed, in virtual time alone."""
+
+    def __init__(self, seed: int) -> None:
+        self._noise = torch.Generator().manual_seed(seed)
+        self._choice = np.random.default_rng([seed, 1])
+
+    def normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self._noise, dtype=like.dtype).to(like.device)
+
+    def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
+        return np.flatnonzero(self._choice.random(units) < rate)

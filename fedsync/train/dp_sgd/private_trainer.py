@@ -1,0 +1,147 @@
+"""Trainer of a task by DP-SGD: each step clips the gradient of each unit and adds Gaussian noise.
+
+A step draws units independently, each with the rate that the ordered batch size means (Poisson sampling); so a step may
+have no unit at all, and is then noise alone. The sum of clipped gradients, with noise, is divided by the ordered batch
+size, which is public, and not by the number of units drawn.
+
+Source: Abadi et al. 2016 (arXiv:1607.00133), Algorithm 1. Opacus computes and clips the gradients of single rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor
+
+from fedsync.common.errors import ConfigError
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import WorkOrder
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.privacy.release import PrivateSettings
+from fedsync.tasks.task_protocol import SiloSlot, Task
+from fedsync.train.dp_sgd.check_private import check_layers, check_options, check_rows
+from fedsync.train.dp_sgd.noise import PrivateRandom, SeededRandom, SystemRandom
+from fedsync.train.local_trainer import BeginPace, LoopResult
+from fedsync.train.loop import Trainer
+from fedsync.train.options import LocalOptions
+
+_MOST_VALUES = 2**25
+"""Values of single gradients that are computed together; they take four bytes each."""
+
+
+class PrivateTrainer(Trainer):
+    """Trainer whose updates are differentially private; see `Trainer`.
+
+    Raises:
+        ConfigError: an option, a layer or the loss does not allow gradients of single rows.
+    """
+
+    def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
+        check_options(options)
+        super().__init__(task, slot, options, run)
+        check_layers(self._model)
+        with torch.random.fork_rng():
+            check_rows(task, self._model, self._samples, self._parameters)
+        self._quick = GradSampleModule(self._model, strict=True)
+        self._settings: PrivateSettings | None = None
+        self._random: PrivateRandom = SystemRandom()
+        self._rows_of: list[NDArray[np.int64]] | None = None
+        self._clipping: DPOptimizer | None = None
+        self._steady = [each for each in self._model.buffers() if each.is_floating_point()]
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        if settings.person_column:
+            self._rows_of = _grouped(self._task.persons(self._slot, settings.person_column), self.examples)
+        self._settings = settings
+        self._clipping = DPOptimizer(
+            torch.optim.SGD(self._parameters, lr=0.0),
+            noise_multiplier=0.0,
+            max_grad_norm=settings.clip,
+            expected_batch_size=1,
+            loss_reduction="sum",
+        )
+        return self.examples if self._rows_of is None else len(self._rows_of)
+
+    def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
+        """Return None: single gradients are computed in pieces that fit."""
+        return None
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
+        if self._settings is None or self._settings.noise is None:
+            raise ConfigError("privacy", "the silo has chosen no noise yet", "Begin the run again")
+        self._random = SeededRandom(order.seed) if self._settings.seeded else SystemRandom()
+        self._ordered = order.batch_size
+        before = [each.clone() for each in self._steady]
+        result = super()._train(order, cursor, begin)
+        if not all(map(torch.equal, before, self._steady)):
+            problem = "training changes a buffer of the model, such as running statistics, which has no noise"
+            raise ConfigError("privacy", problem, "Use layers without running statistics, such as GroupNorm")
+        return result
+
+    def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the rows of each step's units."""
+        assert self._settings is not None
+        units = self.examples if self._rows_of is None else len(self._rows_of)
+        rate = self._settings.rate(order.batch_size)
+        for _ in range(order.max_steps):
+            yield torch.from_numpy(self._random.chosen(units, rate)), None
+
+    def _gradients(self, rows: Tensor) -> Tensor:
+        """Set the parameters' gradients to the noisy mean over the units ``rows``; return the mean loss."""
+        assert self._settings is not None and self._settings.noise is not None and self._clipping is not None
+        sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+        losses = torch.zeros((), device=self._device)
+        for piece in torch.split(rows, self._piece) if len(rows) else ():
+            losses += self._clipped(piece.numpy(), sums)
+        scale = self._settings.noise * self._settings.clip
+        for parameter, total in zip(self._parameters, sums, strict=True):
+            parameter.grad = total.add_(self._random.normal(total), alpha=scale).div_(self._ordered)
+        return losses / max(len(rows), 1)
+
+    @property
+    def _piece(self) -> int:
+        values = sum(parameter.numel() for parameter in self._parameters)
+        return max(1, min(_MOST_VALUES // values, self._cap.largest or self.examples))
+
+    def _clipped(self, units: NDArray[np.int64], sums: list[Tensor]) -> Tensor:
+        """Add the clipped gradients of units to ``sums``; return their summed loss."""
+        assert self._clipping is not None
+        of = np.arange(len(units)) if self._rows_of is None else _owners(self._rows_of, units)
+        rows = units if self._rows_of is None else np.concatenate([self._rows_of[unit] for unit in units])
+        self._clipping.zero_grad(set_to_none=True)
+        loss = self._backward(self._samples.place(rows), 1.0)
+        for parameter in self._parameters:
+            single = getattr(parameter, "grad_sample", None)
+            if single is None:  # the loss does not depend on it
+                single = torch.zeros((len(rows), *parameter.shape), dtype=parameter.dtype, device=parameter.device)
+            parameter.grad_sample = single if self._rows_of is None else _means(single, of, len(units))  # type: ignore[attr-defined]
+        self._clipping.clip_and_accumulate()
+        for parameter, total in zip(self._parameters, sums, strict=True):
+            total += parameter.summed_grad.view_as(total)  # type: ignore[attr-defined]
+            parameter.summed_grad = parameter.grad_sample = None  # type: ignore[attr-defined]
+        return loss * len(units)
+
+
+def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
+    """Return the row numbers of each person."""
+    if persons.shape != (examples,):
+        raise ConfigError("task, persons", f"{persons.shape} numbers for {examples} rows", "Return one a training row")
+    order = np.argsort(persons, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(persons[order])) + 1)
+
+
+def _owners(rows_of: list[NDArray[np.int64]], units: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.repeat(np.arange(len(units)), [len(rows_of[unit]) for unit in units])
+
+
+def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
+    """Return the mean of each unit's row gradients, [units, ...]."""
+    index = torch.from_numpy(of).to(single.device)
+    total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
+    counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))
+    return total.index_add_(0, index, single) / counts
