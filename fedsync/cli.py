@@ -118,6 +118,10 @@ def run(
     config, cluster = StrategyConfig.load(strategy, _overrides(assignments, seed)), ClusterConfig.load(silos)
     for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
         console.print(line, highlight=False, markup=False)
+    if config.privacy is not None and not timing_only:
+        from fedsync.ops.private_plan import planned_spending
+
+        console.print(planned_spending(config, cluster) or "")
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
     mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
     folder = mine.path

@@ -155,6 +155,20 @@ def approve(
 
 
 @app.command()
+def privacy(file: File) -> None:
+    """Show the privacy budgets of this silo's data: what each run has spent, and what is left."""
+    from fedsync.config.silo_start import SiloStartConfig
+
+    config = SiloStartConfig.load(file)
+    from fedsync.ops.privacy_table import spending
+
+    tables, notes = spending(config)
+    say(*tables)
+    for note in notes:
+        say(f"note: {note}")
+
+
+@app.command()
 def audit(
     file: File,
     heads: Annotated[

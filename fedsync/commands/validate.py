@@ -41,6 +41,10 @@ def validate(
         machines = ClusterConfig.load(silos).silos
         config.check_silos([silo.name for silo in machines])
         config.check_machines({silo.name: silo.speed for silo in machines})
+        if config.privacy is not None:
+            from fedsync.ops.private_plan import planned_spending
+
+            Terminal().print(planned_spending(config, ClusterConfig.load(silos)) or "")
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Under sealed metrics, the inputs of the metrics must fit a header; the task may define these inputs.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()

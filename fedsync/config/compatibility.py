@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
+from fedsync.config.private_runs import check_private
 from fedsync.config.sections.selecting import needs_single_silos
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
@@ -37,6 +38,7 @@ def check_together(config: StrategySections) -> None:
         _masks_come_off,
         _opens_versions,
         _goes_without_single_figures,
+        check_private,
     ):
         try:
             check(config)

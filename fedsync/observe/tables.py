@@ -20,7 +20,9 @@ def silo_table(summary: dict[str, Any]) -> Table:
     title = f"{summary['strategy']}: who waited for whom (seconds)"
     silos, missing = summary["silos"], {each["silo"] for each in summary.get("lost", ())}
     failed = ("failed",) if any(silo.get("failures") for silo in silos) else ()
-    table = _table(title, "silo", "orders", *failed, "samples", "batch", "compute", "overhead", "waiting", "share")
+    table = figure_table(
+        title, "silo", "orders", *failed, "samples", "batch", "compute", "overhead", "waiting", "share"
+    )
     for silo in silos if len(silos) <= MOST_ROWS else _quantiles(silos):
         share = silo["wait_s"] / summary["seconds"] if summary["seconds"] else 0.0
         table.add_row(
@@ -114,7 +116,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
         columns["accuracy"] = [_number(row["accuracy"], "{:.4f}") for row in rows]
     columns["utilised"] = [_number(row["utilisation"], "{:.1%}") for row in rows]
     columns["waiting"] = [_number(row["wait_fraction"], "{:.1%}") for row in rows]
-    table = _table(title, *columns)
+    table = figure_table(title, *columns)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
@@ -124,7 +126,7 @@ def statistics_table(found: Mapping[str, Any]) -> Table:
     """Return the output of `fedsync.evaluation.survey.findings.told` as a table, one row per data column."""
     classes = ", ".join(_cell(count) for count in found["classes"])
     title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
-    table = _table(title, "column", "known", "missing", "mean", "deviation", "histogram")
+    table = figure_table(title, "column", "known", "missing", "mean", "deviation", "histogram")
     for column in found["columns"]:
         numbers = [_number(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
         table.add_row(
@@ -164,7 +166,7 @@ def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedT
 
 def seed_table(comparisons: Sequence[Comparison]) -> Table:
     title = f"Differences to {comparisons[0].strategy}, seed by seed: mean, 95 % interval, p of paired tests"
-    table = _table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
+    table = figure_table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
     for figure, tests in seed_tests(comparisons).items():
         for strategy, test in tests.items():
             mean = test.difference
@@ -175,7 +177,7 @@ def seed_table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
-def _table(title: str, first: str, *columns: str) -> Table:
+def figure_table(title: str, first: str, *columns: str) -> Table:
     """Return an empty table, names left and numbers right, that suits 80 columns and log files."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)

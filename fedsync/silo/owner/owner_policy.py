@@ -289,7 +289,8 @@ class OwnerPolicy(Section):
             )
             raise OwnerRefusal("cipher.members", problem, remedy)
         _check_bounds(plan, self.seal)
-        if self.seal.metrics == "sealed" and not plan.seal_metrics:
+        # Under a budget only scores with noise leave, and what the owner declares public.
+        if self.seal.metrics == "sealed" and not plan.seal_metrics and not self.privacy:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
             raise OwnerRefusal("cipher.metrics", problem, remedy)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.sections.privacy import PrivacyConfig
+from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.privacy.accounting import LEAST_NOISE, noise_for
@@ -33,12 +33,15 @@ _TOLD = 12
 """Digits of a run's digest in the ledger."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrivacyGuard:
     """Guard of one run at one silo.
 
+    With a target, the noise is worked out anew whenever the rest of the run, at the batch size of the next order, would
+    exceed it; so batches that follow the silo's speed keep the target.
+
     Args:
-        ledgers: of the data that the run reads; empty for a silo without a budget.
+        ledgers: of the data that the run reads; the last is the run's own, in memory, whose budget is the target.
         run: name of the run in the ledgers.
         counts: whether an evaluation's score is a number of right predictions, of which each row adds at most one.
     """
@@ -46,19 +49,58 @@ class PrivacyGuard:
     config: PrivacyConfig
     ledgers: Sequence[PrivacyLedger]
     settings: PrivateSettings
+    trainer: SiloTrainer
     run: str
+    rounds: int
     counts: bool
 
-    def allow(self, order: WorkOrder) -> None:
-        """Check that an order may begin; raise `BudgetSpent` or `OwnerRefusal`."""
+    def allow(self, order: WorkOrder) -> WorkOrder:
+        """Return an order that may begin; one that is bounded by time has no more steps than the budgets have room for.
+
+        Raises:
+            BudgetSpent: the budgets have no room for it.
+            OwnerRefusal: it would train without privacy.
+        """
         if order.apart:
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
             raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
-        planned = self._trained(order, order.max_steps)
-        if order.evaluate:
-            planned += self._scored()
+        if not order.scores_only:
+            self.aim(order.batch_size, order.max_steps, max(self.rounds - order.round + 1, 1))
+        scored = self._scored() if order.evaluate else Counter[Release]()
+
+        def fit(steps: int) -> bool:
+            return all(ledger.allows(scored + self._trained(order, steps)) for ledger in self.ledgers)
+
+        steps, beyond = 0, order.max_steps + 1
+        if order.scores_only or order.budget_s is None or fit(order.max_steps):
+            for ledger in self.ledgers:
+                ledger.check(scored + self._trained(order, order.max_steps))
+            return order
+        while beyond - steps > 1:
+            middle = (steps + beyond) // 2
+            steps, beyond = (middle, beyond) if fit(middle) else (steps, middle)
+        if not steps:
+            self.ledgers[0].check(scored + self._trained(order, 1))
+        return replace(order, max_steps=max(steps, 1))
+
+    def aim(self, batch_size: int, steps: int, orders: int) -> None:
+        """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
+        if self.config.noise_multiplier is not None:
+            return
+        plan = PrivacyPlan(orders, steps, batch_size, self.config.score_noise if self._noisy else None)
+        noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
-            ledger.check(planned)
+            if ledger.allows(_with_plan(plan, self.settings, Counter(), noise)):
+                continue
+            budget, rest = ledger.budget, partial(_with_plan, plan, self.settings, Counter(ledger.spent))
+            try:
+                noise = noise_for(budget.epsilon, budget.delta, rest, noise, budget.accountant)
+            except ValueError as error:
+                remedy = "Ask for fewer rounds or more score_noise, or have the owner raise the budget"
+                raise BudgetSpent("privacy", str(error), remedy) from error
+        if noise != self.settings.noise:
+            self.settings = replace(self.settings, noise=noise)
+            self.trainer.make_private(self.settings)
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Enter what an order releases, and return its outcome as it may leave.
@@ -82,8 +124,12 @@ class PrivacyGuard:
         return told
 
     def public(self, figure: str) -> bool:
-        """Return whether the owners of all data declare a figure public."""
-        return all(figure in ledger.budget.public for ledger in self.ledgers)
+        """Return whether the owner declares a figure of all data public."""
+        return all(figure in ledger.budget.public for ledger in self._owned)
+
+    @property
+    def _owned(self) -> Sequence[PrivacyLedger]:
+        return self.ledgers if self.config.target_epsilon is None else self.ledgers[:-1]
 
     def _trained(self, order: WorkOrder, steps: int) -> Counter[Release]:
         if order.scores_only:  # its update is zero
@@ -95,7 +141,7 @@ class PrivacyGuard:
         return self.config.score_noise is not None and self.counts
 
     def _scored(self) -> Counter[Release]:
-        hidden = bool(self.ledgers) and self.public("scores")
+        hidden = bool(self._owned) and self.public("scores")
         return Counter({Release(1.0, self.config.score_noise or 0.0): 1} if self._noisy and not hidden else {})
 
     def _enter(self, of: str, releases: Counter[Release]) -> None:
@@ -110,13 +156,13 @@ class PrivacyGuard:
         A row adds at most one to the number of right predictions. Where the number of rows is not public, it has noise
         too, and a row adds at most the square root of two to both together.
         """
-        if self.ledgers and self.public("scores"):
+        if self._owned and self.public("scores"):
             return replace(found, gains={})
         if not self._noisy or found.correct is None:
             return Evaluation(None, None, self.settings.units)
         assert self.config.score_noise is not None
         drawn = random.Random(f"{self.run} {of}") if self.settings.seeded else random.SystemRandom()
-        exact = all(ledger.budget.examples is None for ledger in self.ledgers)
+        exact = all(ledger.budget.examples is None for ledger in self._owned)
         spread = self.config.score_noise * (1.0 if exact else sqrt(2))
         right = min(max(found.correct, 0.0), float(found.samples)) + drawn.gauss(0.0, spread)
         samples = found.samples if exact else max(round(found.samples + drawn.gauss(0.0, spread)), 1)
@@ -124,7 +170,7 @@ class PrivacyGuard:
 
     def _stripped(self, order: WorkOrder, report: WorkReport) -> WorkReport:
         """Return the report without what training finds out about the data."""
-        loss = report.loss if self.ledgers and self.public("loss") else None
+        loss = report.loss if self._owned and self.public("loss") else None
         if self.public("speed"):
             return replace(report, loss=loss, metrics={})
         samples = report.steps * order.batch_size
@@ -133,8 +179,8 @@ class PrivacyGuard:
 
 def privacy_guard(
     spec: RunSpec, identity: Identity, owner: OwnerPolicy, trainer: SiloTrainer, *, seeded: bool
-) -> PrivacyGuard:
-    """Return the guard of a run, and make its trainer private.
+) -> PrivacyGuard | None:
+    """Return the guard of a run, and make its trainer private; None where neither run nor data are private.
 
     Args:
         seeded: noise comes from the seeds of orders, in virtual time.
@@ -148,6 +194,8 @@ def privacy_guard(
     emulated = spec.emulate[identity.index] if spec.emulate else None
     if emulated is not None and emulated.privacy is not None:
         ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
+    if config is None and not ledgers:
+        return None
     if config is None:
         problem = "the run is not private, and this silo's owner set a privacy budget"
         raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
@@ -155,10 +203,19 @@ def privacy_guard(
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
     found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
-    settings = PrivateSettings(config.clip, None, min(told, default=found), column, seeded)
-    settings = replace(settings, noise=_chosen(config, spec, ledgers, settings, run))
-    trainer.make_private(settings)
-    return PrivacyGuard(config, tuple(ledgers), settings, run, spec.task.scores == "share" and not column)
+    settings = PrivateSettings(config.clip, config.noise_multiplier, min(told, default=found), column, seeded)
+    if config.target_epsilon is not None:
+        target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
+        spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
+        ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
+    rounds = 1 if spec.stop is None else spec.stop.rounds or 1
+    counts = spec.task.scores == "share" and not column
+    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts)
+    if settings.noise is None:
+        guard.aim(spec.local.batch_size, spec.local.steps, rounds)
+    else:
+        trainer.make_private(settings)
+    return guard
 
 
 def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
@@ -205,35 +262,3 @@ def _check_budgets(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> s
 
 def _with_plan(plan: PrivacyPlan, settings: PrivateSettings, spent: Counter[Release], noise: float) -> Counter[Release]:
     return spent + plan.releases(replace(settings, noise=noise))
-
-
-def _chosen(
-    config: PrivacyConfig, spec: RunSpec, ledgers: Sequence[PrivacyLedger], settings: PrivateSettings, run: str
-) -> float:
-    """Return the run's noise multiplier at this silo; raise `BudgetSpent` if no noise is enough."""
-    if config.noise_multiplier is not None:
-        return config.noise_multiplier
-    assert config.target_epsilon is not None and spec.stop is not None and spec.stop.rounds is not None
-    for ledger in ledgers:
-        if run in ledger.planned:
-            return ledger.planned[run]
-    plan = PrivacyPlan(spec.stop.rounds, spec.local.steps, spec.local.batch_size, config.score_noise)
-    least = max((ledger.budget.least_noise for ledger in ledgers), default=LEAST_NOISE)
-    try:
-        noise = plan.noise(settings, config.target_epsilon, config.delta, least)
-        for ledger in ledgers:
-            if not ledger.allows(plan.releases(replace(settings, noise=noise))):
-                budget, spent = ledger.budget, ledger.spent
-                noise = noise_for(
-                    budget.epsilon,
-                    budget.delta,
-                    partial(_with_plan, plan, settings, spent),
-                    noise,
-                    budget.accountant,
-                )
-    except ValueError as error:
-        remedy = "Ask for fewer rounds or more score_noise, or have the owner raise the budget"
-        raise BudgetSpent("privacy", str(error), remedy) from error
-    for ledger in ledgers:
-        ledger.plan(run, noise)
-    return noise

@@ -10,7 +10,7 @@ audit log's own signed heads show whether that log is complete.
 | key | content |
 |---|---|
 | ``n``, ``at``, ``before``, ``digest`` | as in `fedsync.silo.owner.audit_chain` |
-| ``kind`` | ``spent``, or ``planned`` for the noise that a run has chosen here |
+| ``kind`` | ``spent`` |
 | ``run``, ``of`` | the run, and the order or evaluation |
 | ``rate``, ``noise``, ``times`` | the release (`fedsync.privacy.release`), and its number of times |
 """
@@ -61,8 +61,6 @@ class PrivacyLedger:
     tell: Callable[[str, Mapping[str, str | int]], None] = lambda kind, fields: None
     spent: Counter[Release] = field(default_factory=Counter)
     by_run: dict[str, Counter[Release]] = field(default_factory=dict)
-    planned: dict[str, float] = field(default_factory=dict)
-    """Noise that runs have chosen here, by run."""
     _n: int = 0
     _digest: str = FIRST
     _size: int = 0
@@ -104,13 +102,7 @@ class PrivacyLedger:
             self._read()
             self._check(releases)
             for release, times in releases.items():
-                self._write("spent", {"run": run, "of": of, "rate": release.rate, "noise": release.noise}, times)
-
-    def plan(self, run: str, noise: float) -> None:
-        """Enter the noise that a run has chosen here; it is not chosen again."""
-        with self._alone():
-            self._read()
-            self._write("planned", {"run": run, "of": "", "rate": 0.0, "noise": noise}, 0)
+                self._write({"run": run, "of": of, "rate": release.rate, "noise": release.noise, "times": times})
 
     def _check(self, releases: Mapping[Release, int]) -> None:
         if not self.allows(releases):
@@ -149,7 +141,7 @@ class PrivacyLedger:
             line: dict[str, Any] = json.loads(raw)
             digest = line.pop("digest")
             valid = sealed_line(line) == (raw, digest) and (line["n"], line["before"]) == (self._n + 1, self._digest)
-            valid = valid and line["kind"] in ("spent", "planned") and type(line["times"]) is int and line["times"] >= 0
+            valid = valid and line["kind"] == "spent" and type(line["times"]) is int and line["times"] >= 0
             if valid and all(math.isfinite(line[key]) for key in ("rate", "noise")):
                 return {**line, "digest": digest}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -158,22 +150,19 @@ class PrivacyLedger:
 
     def _take(self, line: Mapping[str, Any]) -> None:
         self._n, self._digest = line["n"], line["digest"]
-        if line["kind"] == "planned":
-            self.planned[line["run"]] = line["noise"]
-            return
         release = Release(line["rate"], line["noise"])
         self.spent[release] += line["times"]
         self.by_run.setdefault(line["run"], Counter())[release] += line["times"]
 
-    def _write(self, kind: str, fields: Mapping[str, str | float], times: int) -> None:
+    def _write(self, fields: Mapping[str, str | float]) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        said: dict[str, Any] = {**fields, "times": times, "n": self._n + 1, "at": at, "before": self._digest}
-        line, digest = sealed_line({**said, "kind": kind})
+        said: dict[str, Any] = {**fields, "kind": "spent", "n": self._n + 1, "at": at, "before": self._digest}
+        line, digest = sealed_line(said)
         if self.file is not None:
             self._append(line)
             self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})
         self._size += len(line)
-        self._take({**said, "kind": kind, "digest": digest})
+        self._take({**said, "digest": digest})
 
     def _append(self, line: bytes) -> None:
         assert self.file is not None

@@ -106,7 +106,7 @@ class SiloSession:
 
             self._trainer = local_trainer(spec, identity, many=machine is not None and not throttled)
         self._guard: PrivacyGuard | None = None
-        if spec.privacy is not None or self._owner.privacy:
+        if spec.privacy is not None or self._owner.privacy or (machine is not None and machine.privacy):
             from fedsync.silo.owner.privacy_guard import privacy_guard
 
             self._guard = privacy_guard(
@@ -197,7 +197,7 @@ class SiloSession:
             Exception: errors of the training pass through.
         """
         if self._guard is not None:
-            self._guard.allow(order)
+            order = self._guard.allow(order)
         if order.apart:
             self._check_apart(order.subject)
             report = self._own.report(order) or self._train_apart(order, received, watch)

@@ -1,0 +1,44 @@
+"""Tables of a silo's privacy budgets, for its owner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.observe.tables import figure_table
+from fedsync.privacy.accounting import shown
+from fedsync.silo.owner.owner_policy import OwnerPolicy, audit_place
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger
+
+
+def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
+    """Return a table for each budget, with what each run has spent, and notes on ledgers without a budget.
+
+    Raises:
+        ConfigError: a ledger is damaged, or older than the audit log.
+    """
+    policy, audit = OwnerPolicy.of(config), Path(audit_place(config).folder)
+    tables = []
+    for name, budget in policy.privacy.items():
+        ledger = PrivacyLedger(name, budget, _file(policy, name), audit).load()
+        title = f"{name}: epsilon {budget.epsilon:g} at delta {budget.delta:g}, for each {budget.unit}"
+        table = figure_table(title, "run", "steps and scores", "noise", "epsilon")
+        for run, releases in ledger.by_run.items():
+            noise = sorted({release.noise for release in releases})
+            told = f"{noise[0]:g}" if len(noise) == 1 else f"{noise[0]:g} to {noise[-1]:g}"
+            table.add_row(run, str(releases.total()), told, shown(ledger.epsilon(run)))
+        spent = ledger.epsilon()
+        table.add_section()
+        table.add_row("all runs together", str(ledger.spent.total()), "", shown(spent))
+        table.add_row("left", "", "", f"{max(budget.epsilon - spent, 0.0):.3f}")
+        tables.append(table)
+    known = {_file(policy, name) for name in policy.privacy}
+    left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
+    notes = [f"{path} has entries, and no budget in silo.yaml is of that name" for path in left]
+    return tables, notes or ([] if tables else ["there is no privacy budget in silo.yaml"])
+
+
+def _file(policy: OwnerPolicy, name: str) -> Path:
+    return Path(policy.ledgers) / f"{name}.jsonl"

@@ -1,0 +1,60 @@
+"""Table of what each emulated silo will spend in a private run, worked out before the run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rich.table import Table
+
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.observe.tables import figure_table
+from fedsync.privacy.accounting import shown
+from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.release import PrivateSettings
+
+
+def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | None:
+    """Return noise and epsilon of each silo for the whole run; None for a run without privacy.
+
+    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more.
+
+    Raises:
+        ConfigError: the data cannot be read.
+    """
+    privacy, stop = config.privacy, config.stop
+    if privacy is None or config.task.own_loop:
+        return None
+    rounds = stop.rounds or 1
+    title = f"{config.name}: planned privacy loss of {rounds} rounds of {config.local.steps} steps"
+    table = figure_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
+    plan = PrivacyPlan(rounds, config.local.steps, config.local.batch_size, privacy.score_noise)
+    for index, silo in enumerate(cluster.silos):
+        delta = privacy.delta if silo.privacy is None else silo.privacy.delta
+        settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, _rows(config, cluster, silo, index))
+        if settings.noise is None:
+            settings = replace(settings, noise=_noise(config, plan, settings))
+        spent = "none" if settings.noise is None else shown(plan.epsilon(settings, delta))
+        budget = "none" if silo.privacy is None else f"{silo.privacy.epsilon:g}"
+        noise = "none is enough" if settings.noise is None else f"{settings.noise:.3f}"
+        rate = settings.rate(config.local.batch_size)
+        table.add_row(silo.name, str(settings.units), f"{rate:.4f}", noise, spent, f"{delta:g}", budget)
+    return table
+
+
+def _noise(config: StrategyConfig, plan: PrivacyPlan, settings: PrivateSettings) -> float | None:
+    assert config.privacy is not None and config.privacy.target_epsilon is not None
+    try:
+        return plan.noise(settings, config.privacy.target_epsilon, config.privacy.delta, 0.1)
+    except ValueError:
+        return None
+
+
+def _rows(config: StrategyConfig, cluster: ClusterConfig, silo: SiloConfig, index: int) -> int:
+    """Return the number of a silo's training rows, as its budget tells it or as they are."""
+    if silo.privacy is not None and silo.privacy.examples is not None:
+        return silo.privacy.examples
+    from fedsync.tasks.task_protocol import SiloSlot
+
+    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build()
+    return len(task.data(SiloSlot(silo.name, index, len(cluster.silos), config.seed)).train)  # type: ignore[arg-type]
