@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import ceil, inf, log
+from math import ceil, inf
 from typing import Any, Literal
 
 from fedsync.common.errors import ConfigError
@@ -24,7 +24,7 @@ LEAST_NOISE = 0.1
 """Smallest noise multiplier that may be used: one release with it costs an epsilon above 50."""
 
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
-_MOST_NOISE, _NEAR = 10_000.0, 0.002
+_MOST_NOISE, _NEAR = 10_000.0, 0.01
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
@@ -46,8 +46,12 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 
 
 def fits(releases: Mapping[Release, int], most: float, delta: float, kind: AccountantKind = "pld") -> bool:
-    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`."""
-    return epsilon(releases, delta, "rdp") <= most or (kind == "pld" and epsilon(releases, delta) <= most)
+    """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`.
+
+    Far beyond, where the bound by RDP is more than twice as much, the exact figure is not worked out.
+    """
+    rough = epsilon(releases, delta, "rdp")
+    return rough <= most or (kind == "pld" and rough <= 2 * most + 1 and epsilon(releases, delta) <= most)
 
 
 def noise_for(
@@ -56,44 +60,44 @@ def noise_for(
     planned: Callable[[float], Mapping[Release, int]],
     least: float = LEAST_NOISE,
     kind: AccountantKind = "pld",
+    guess: float | None = None,
 ) -> float:
-    """Return a noise multiplier with which a plan costs an epsilon of at most ``most``, and hardly less.
-
-    A multiplier that is smaller by more than two thousandths would cost more.
+    """Return a noise multiplier with which a plan costs an epsilon of at most ``most``, and at least 99 % of it.
 
     Args:
         planned: releases of the plan by noise multiplier; more noise never costs more.
         least: the result is at least this.
+        guess: number near the result, which saves time.
 
     Raises:
         ValueError: no noise is enough, since the plan has other releases.
         ConfigError: dp-accounting is not installed.
     """
+    if epsilon(planned(_MOST_NOISE), delta, kind) > most:
+        raise ValueError(f"no noise brings the plan to epsilon {most:g}")
+    noise = max(_by_bound(most, delta, planned, least) if guess is None else guess, least)
+    low, high = 0.0, inf
+    while True:
+        found = epsilon(planned(noise), delta, kind) / most
+        low, high = (low, noise) if found <= 1 else (noise, high)
+        if found <= 1 and (found > 1 - _NEAR or noise == least):
+            return noise
+        if high / max(low, least) < 1 + _NEAR / 8:  # other releases of the plan take nearly all
+            return high
+        # Epsilon falls about as the inverse of the noise.
+        following = max(noise * (found / (1 - _NEAR / 2) if found < inf else 2.0), least)
+        noise = following if low < following < high else (low * high) ** 0.5 if high < inf else 2 * low
 
-    def loss(noise: float, by: AccountantKind = kind) -> float:
-        return epsilon(planned(noise), delta, by) / most
 
-    high = low = least
-    while loss(high, "rdp") > 1:
+def _by_bound(most: float, delta: float, planned: Callable[[float], Mapping[Release, int]], least: float) -> float:
+    """Return a noise multiplier with which the bound by RDP is about ``most``, which is cheap to find."""
+    low = high = least
+    while epsilon(planned(high), delta, "rdp") > most and high < _MOST_NOISE:
         low, high = high, 1.5 * high
-        if high > _MOST_NOISE:
-            raise ValueError(f"no noise brings the plan to epsilon {most:g}")
-    while high / low > 1 + _NEAR:
+    for _ in range(6):
         middle = (low * high) ** 0.5
-        low, high = (low, middle) if loss(middle, "rdp") <= 1 else (middle, high)
-    # From the bound, which is the quicker, to the exact figure, which needs less noise.
-    above, below = loss(high), inf
-    while high > least and below == inf:
-        low = max(0.8 * high, least)
-        found = loss(low)
-        high, above, below = (low, found, inf) if found <= 1 else (high, above, found)
-    while high / low > 1 + _NEAR and above < 1 - _NEAR:
-        # Epsilon falls nearly as a power of the noise: the next guess lies on the line between the logarithms.
-        part = log(below) / log(below / above)
-        noise = low * (high / low) ** min(max(part + 0.02, 0.05), 0.95)
-        found = loss(noise)
-        low, below, high, above = (low, below, noise, found) if found <= 1 else (noise, found, high, above)
-    return ceil(high * 1e4) / 1e4
+        low, high = (low, middle) if epsilon(planned(middle), delta, "rdp") <= most else (middle, high)
+    return high
 
 
 def shown(value: float) -> str:

@@ -53,6 +53,7 @@ class PrivacyGuard:
     run: str
     rounds: int
     counts: bool
+    _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         """Return an order that may begin; one that is bounded by time has no more steps than the budgets have room for.
@@ -90,17 +91,24 @@ class PrivacyGuard:
         plan = PrivacyPlan(orders, steps, batch_size, self.config.score_noise if self._noisy else None)
         noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
-            if ledger.allows(_with_plan(plan, self.settings, Counter(), noise)):
+            if self.settings.noise is not None and ledger.allows(_with_plan(plan, self.settings, Counter(), noise)):
                 continue
             budget, rest = ledger.budget, partial(_with_plan, plan, self.settings, Counter(ledger.spent))
             try:
-                noise = noise_for(budget.epsilon, budget.delta, rest, noise, budget.accountant)
+                noise = noise_for(budget.epsilon, budget.delta, rest, noise, budget.accountant, self._guess(batch_size))
             except ValueError as error:
                 remedy = "Ask for fewer rounds or more score_noise, or have the owner raise the budget"
                 raise BudgetSpent("privacy", str(error), remedy) from error
         if noise != self.settings.noise:
-            self.settings = replace(self.settings, noise=noise)
+            self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
+
+    def _guess(self, batch_size: int) -> float | None:
+        """Return about the noise for another batch size: it grows with the rate."""
+        before = self.settings.noise
+        return (
+            None if before is None else 1.01 * before * self.settings.rate(batch_size) / self.settings.rate(self._aimed)
+        )
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Enter what an order releases, and return its outcome as it may leave.
