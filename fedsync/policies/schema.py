@@ -51,7 +51,10 @@ _PACKAGES = {
     "on_round": "fedsync.policies.rounds",
 }
 _EXTRAS = {
-    "predictor": {kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman", "lstm", "rnn")},
+    "predictor": {
+        **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman")},
+        **dict.fromkeys(("lstm", "rnn"), "fedsync.extras.predictors.recurrent"),
+    },
 }
 """Kinds outside the main packages, by section: kind -> module, which is imported only where the kind is chosen."""
 

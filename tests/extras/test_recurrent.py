@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.extras.predictors.lstm import LstmPredictor
-from fedsync.extras.predictors.recurrent import Recurrent, RecurrentState
-from fedsync.extras.predictors.rnn import RnnPredictor
+from fedsync.extras.predictors.recurrent import LstmPredictor, Recurrent, RecurrentState, RnnPredictor
 
 KINDS = pytest.mark.parametrize("kind", [RnnPredictor, LstmPredictor])
 

@@ -1,4 +1,4 @@
-"""Base of the recurrent predictors: past speeds in, the next speed out, trained by PyTorch."""
+"""Recurrent predictors: past speeds in, the next speed out, trained by PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
-from fedsync.policies.schema import PositiveInt
+from fedsync.policies.schema import PositiveInt, register
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +83,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
     factor of 2 of the least and greatest of the last 50 speeds. Only training needs PyTorch: a forecast is two steps of
     the cell in NumPy.
 
-    Source: LB-BSP, sections 3.2.2 and 5.4.1 (look-back 2).
+    Source: LB-BSP, sections 3.2.2 and 5.4.1 (SimpleRNN and LSTM, look-back 2).
     """
 
     samples: PositiveInt = 500
@@ -99,10 +99,14 @@ class Recurrent(PredictorPolicy[RecurrentState]):
     """Number of orders between two trainings."""
 
     learns = True
+    layer: ClassVar[str]
 
-    @abstractmethod
     def cell(self) -> torch.nn.RNNBase:
-        """Return the PyTorch cell: one input, ``hidden`` outputs, batch first."""
+        """Return PyTorch's ``layer``: one input, ``hidden`` outputs, batch first."""
+        import torch
+
+        made: torch.nn.RNNBase = getattr(torch.nn, self.layer)(1, self.hidden, batch_first=True)
+        return made
 
     @abstractmethod
     def output(self, weights: Weights, inputs: list[float]) -> float:
@@ -151,15 +155,8 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             promise=error / max(_average_error(session.speeds), least),
         )
 
-    def reuse(self, state: RecurrentState, donor: RecurrentState) -> RecurrentState:
-        """Return the state unchanged: two speeds hold little information about another machine."""
-        return state
-
     def promise(self, state: RecurrentState) -> float | None:
         return state.promise
-
-    def export(self, state: RecurrentState) -> dict[str, Any] | None:
-        return None
 
     def _begin(self, state: RecurrentState) -> Session:
         speeds = state.speeds
@@ -242,5 +239,48 @@ def _average_error(speeds: Floats) -> float:
     return squares / held
 
 
-def finish(weights: Weights, state: Floats) -> float:
+def _finish(weights: Weights, state: Floats) -> float:
     return float(weights["out.weight"][0] @ state + weights["out.bias"][0])
+
+
+@register("rnn")
+@dataclass(frozen=True, slots=True)
+class RnnPredictor(Recurrent):
+    """Plain recurrent network over the last two speeds; a moving average before ``samples`` orders.
+
+    ``h <- tanh(W_x v + b_x + W_h h + b_h)``; see `Recurrent` for the rest.
+    """
+
+    layer = "RNN"
+
+    def output(self, weights: Weights, inputs: list[float]) -> float:
+        read, keep = weights["cell.weight_ih_l0"][:, 0], weights["cell.weight_hh_l0"]
+        bias = weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
+        state = np.tanh(read * inputs[0] + bias)
+        for speed in inputs[1:]:
+            state = np.tanh(read * speed + bias + keep @ state)
+        return _finish(weights, state)
+
+
+@register("lstm")
+@dataclass(frozen=True, slots=True)
+class LstmPredictor(Recurrent):
+    """Network with long short-term memory over the last two speeds; a moving average before ``samples`` orders.
+
+    Gates i, f, o and candidate g: ``c <- f c + i g``, ``h <- o tanh(c)``; see `Recurrent` for the rest.
+    """
+
+    layer = "LSTM"
+
+    def output(self, weights: Weights, inputs: list[float]) -> float:
+        read, keep = weights["cell.weight_ih_l0"][:, 0], weights["cell.weight_hh_l0"]
+        bias = weights["cell.bias_ih_l0"] + weights["cell.bias_hh_l0"]
+        size = self.hidden
+        state, memory = np.zeros(size), np.zeros(size)
+        for speed in inputs:
+            gates = read * speed + bias + keep @ state
+            # 1 / (1 + exp(-x)) without overflow; the third part, g, is a tanh of the gates themselves.
+            open_ = 0.5 + 0.5 * np.tanh(0.5 * gates)
+            memory = open_[size : 2 * size] * memory + open_[:size] * np.tanh(gates[2 * size : 3 * size])
+            state = open_[3 * size :] * np.tanh(memory)
+        return _finish(weights, state)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.extras.predictors.lstm import LstmPredictor
-from fedsync.extras.predictors.rnn import RnnPredictor
+from fedsync.extras.predictors.recurrent import LstmPredictor, RnnPredictor
 from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx
