@@ -23,7 +23,7 @@ from fedsync.config.sections.section import Section
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.policies.schema import Choice, Chosen, Policy, Settings, kinds
+from fedsync.policies.schema import Choice, Chosen, Policy, Settings
 
 LONGEST_DEFAULT = 60
 """Characters of a default that fit the table; of a longer one, the meaning tells."""
@@ -155,7 +155,7 @@ def inner_sections(annotation: object) -> Iterator[Part]:
     """The sections that an annotation names, at any depth of unions and lists."""
     chosen = [item for item in get_args(annotation)[1:] if isinstance(item, Chosen)]
     if chosen:
-        yield from kinds(chosen[0].section).values()
+        yield from chosen[0].kinds().values()
     elif isinstance(annotation, type) and issubclass(annotation, Section | Settings):
         yield annotation
     else:
@@ -246,7 +246,7 @@ def spell(annotation: Any, metadata: Sequence[object], homes: dict[Part, str]) -
         inner, *more = parts
         chosen = [item for item in more if isinstance(item, Chosen)]
         if chosen:
-            every = ", ".join(f"[{kind}](#{homes[policy]})" for kind, policy in kinds(chosen[0].section).items())
+            every = ", ".join(f"[{kind}](#{homes[policy]})" for kind, policy in chosen[0].kinds().items())
             return f"list of {every}, 1 or more" if chosen[0].several else every
         flat = [item for each in more for item in (each.metadata if isinstance(each, FieldInfo) else [each])]
         return spell(inner, flat, homes)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Ge(0)]
 PositiveInt = Annotated[int, Ge(1)]
+Several = Annotated[int, Ge(2)]
 NonNegative = Annotated[float, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 Share = Annotated[float, Gt(0), Le(1)]
@@ -55,10 +56,18 @@ _EXTRAS = {
         **{kind: f"fedsync.extras.predictors.{kind}" for kind in ("arima", "kalman")},
         **dict.fromkeys(("lstm", "rnn"), "fedsync.extras.predictors.recurrent"),
     },
+    "data": {
+        **{kind: f"fedsync.extras.generators.{kind}" for kind in ("digits28", "keywords")},
+        **dict.fromkeys(("blobs", "sparse", "ratings"), "fedsync.extras.generators.numbers"),
+        **{kind: f"fedsync.extras.readers.{kind}" for kind in ("idx", "cifar", "speech", "libsvm")},
+        "femnist": "fedsync.extras.readers.leaf",
+        "table": "fedsync.tasks.readers.tabular",
+        "npz": "fedsync.tasks.readers.npz",
+    },
 }
 """Kinds outside the main packages, by section: kind -> module, which is imported only where the kind is chosen."""
 
-_KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in _PACKAGES}
+_KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in (*_PACKAGES, "data", "partition")}
 _being_written: set[str] = set()
 """Sections whose JSON Schema is under construction."""
 
@@ -103,6 +112,11 @@ class Settings:
         return [each for each in inside if isinstance(each, Settings)]
 
     @classmethod
+    def _title(cls) -> str:
+        """Name of the section in the JSON Schema."""
+        return cls.__name__
+
+    @classmethod
     def _keys(cls) -> list[str]:
         return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is one
 
@@ -126,7 +140,7 @@ class Settings:
             return found  # a reference to the definition below
         fields = cast(dict[str, Any], found)
         fields["strict"] = False  # strictness is for the fields: the section itself is read from a mapping
-        ref = fields.pop("ref")
+        ref = fields.pop("ref").replace(f".{cls.__name__}:", f".{cls._title()}:")
         return cs.no_info_before_validator_function(cls._known, found, ref=ref)
 
     @classmethod
@@ -136,7 +150,7 @@ class Settings:
         known = meanings(cls)
         for key, about in own.get("properties", {}).items():
             about["description"] = known.get(key, "")
-        own["description"] = meaning(cls)
+        own |= {"description": meaning(cls), "title": cls._title()}
         return found
 
 
@@ -203,9 +217,19 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
     return decorate
 
 
+class DataPart(Policy):
+    """Base of sources of data, and of partitions of them."""
+
+    __slots__ = ()
+
+    @classmethod
+    def _title(cls) -> str:
+        return f"{cls.kind.title().replace('-', '')}Config"
+
+
 def kinds(section: str) -> Mapping[str, type[Policy]]:
     """Registered policies of a section by kind, sorted by kind."""
-    _import_all(_PACKAGES[section])
+    _import_all(_PACKAGES.get(section))
     for module in _EXTRAS.get(section, {}).values():
         importlib.import_module(module)
     return dict(sorted(_KINDS[section].items()))
@@ -213,15 +237,15 @@ def kinds(section: str) -> Mapping[str, type[Policy]]:
 
 def find_kind(section: str, kind: str) -> type[Policy] | None:
     """Return the policy of a kind, or None; other kinds of `fedsync.extras` are not imported."""
-    _import_all(_PACKAGES[section])
+    _import_all(_PACKAGES.get(section))
     if kind not in _KINDS[section] and kind in _EXTRAS.get(section, {}):
         importlib.import_module(_EXTRAS[section][kind])
     return _KINDS[section].get(kind)
 
 
 @cache
-def _import_all(package: str) -> None:
-    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+def _import_all(package: str | None) -> None:
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.") if package else ():
         importlib.import_module(found.name)
 
 
@@ -239,10 +263,17 @@ class Chosen:
     Args:
         section: name of the section, as in a strategy file.
         several: whether the field holds a nonempty list of policies, a tuple in Python.
+        among: kinds that may stand here, in the order of the JSON Schema; empty for all.
     """
 
     section: str
     several: bool = False
+    among: tuple[str, ...] = ()
+
+    def kinds(self) -> Mapping[str, type[Policy]]:
+        """Policies that the field may hold, by kind."""
+        known = kinds(self.section)
+        return {kind: known[kind] for kind in self.among} if self.among else known
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         from pydantic_core import core_schema as cs
@@ -258,12 +289,12 @@ class Chosen:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         from pydantic_core import core_schema as cs
 
-        if not kinds(self.section):  # all kinds are users' own, unknown to an editor
+        if not self.kinds():  # all kinds are users' own, unknown to an editor
             return self._listed({"type": "object", "required": ["kind"]})
         # A policy of the same section inside, such as a wrapper's barrier, refers to the schema under construction.
         inside = self.section in _being_written
         choices: dict[Any, CoreSchema] = {}
-        for kind, policy in kinds(self.section).items():
+        for kind, policy in self.kinds().items():
             whole: Any = _adapter(policy).core_schema
             choices[kind] = cs.definition_reference_schema(whole["ref"]) if inside else whole
         _being_written.add(self.section)
@@ -287,9 +318,10 @@ class Chosen:
         if "kind" not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
         kind = value["kind"]
-        policy = find_kind(self.section, kind) if isinstance(kind, str) else None
+        here = isinstance(kind, str) and kind in (self.among or (kind,))
+        policy = find_kind(self.section, kind) if here else None
         if policy is None:
-            known = ", ".join(map(repr, kinds(self.section)))
+            known = ", ".join(map(repr, self.among or kinds(self.section)))
             context = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": known}
             raise PydanticKnownError("union_tag_invalid", context)
         return _adapter(policy).validate_python(value)

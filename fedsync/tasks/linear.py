@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
-from fedsync.tasks.limits import at_least
+from fedsync.policies.schema import NonNegative
 from fedsync.tasks.neural import SourceTask
 from fedsync.tasks.samples import Pairs, Samples
 from fedsync.tasks.task_protocol import Batch
@@ -50,21 +50,13 @@ class LinearTask(SourceTask):
     ``logistic`` and ``hinge`` have one output for two classes, otherwise one output per class; ``hinge`` then compares
     with the best wrong class. ``squared`` predicts numbers: the loss is half the squared error, and the accuracy is
     minus the squared error. Penalties exclude the bias, and are part of the training loss only, not of the test loss.
-    The L1 penalty uses the subgradient: weights come close to zero, but not exactly to zero.
-
-    Args:
-        l1: strength of ``l1 |w|_1``, at least 0.
-        l2: strength of ``l2 / 2 |w|_2^2``, at least 0.
+    The L1 penalty, ``l1 |w|_1``, uses the subgradient: weights come close to zero, but not exactly to zero. The L2
+    penalty is ``l2 / 2 |w|_2^2``.
     """
 
     loss_name: LinearLoss = "logistic"
-    l1: float = 0.0
-    l2: float = 0.0
-
-    def __post_init__(self) -> None:
-        SourceTask.__post_init__(self)
-        at_least("task.l1", self.l1, 0)
-        at_least("task.l2", self.l2, 0)
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
 
     def model(self) -> nn.Module:
         """A `LinearModel`; raises `ConfigError` if loss and targets do not fit."""

@@ -15,7 +15,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import classification
 from fedsync.model.table_columns import TableForm
-from fedsync.tasks.limits import at_least
+from fedsync.policies.schema import PositiveInt
+from fedsync.tasks.limits import at_least, check_bounds
 from fedsync.tasks.networks.convolutional import Network, Norm, image_network
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.tasks.partition import Partition
@@ -43,6 +44,7 @@ class SourceTask(Task):
 
     def __post_init__(self) -> None:
         check_shares(self.test_share, self.validation)
+        check_bounds(self)
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Samples of one silo; raises `ConfigError` if they cannot be read or divided."""
@@ -95,13 +97,8 @@ class ImagesTask(_Classifier):
 class SequencesTask(_Classifier):
     """Classifier of sequences with an LSTM; ``hidden`` is the width of an LSTM layer."""
 
-    hidden: int = 64
-    layers: int = 2
-
-    def __post_init__(self) -> None:
-        _Classifier.__post_init__(self)
-        at_least("task.hidden", self.hidden, 1)
-        at_least("task.layers", self.layers, 1)
+    hidden: PositiveInt = 64
+    layers: PositiveInt = 2
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return LstmClassifier(shape, self.hidden, self.layers, classes)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.rng import Stream, derive_seed, generator
+from fedsync.policies.schema import DataPart, Positive, PositiveInt, register
 from fedsync.tasks.limits import at_least
 
 Rows = NDArray[np.int64]
@@ -26,11 +28,13 @@ _DRAWS = 10
 _BY_LABEL = {"partition_by": "label", "shuffle": False}
 
 
-class Partition(Protocol):
+class Partition(DataPart):
     """Division of the rows of a data set among silos; equal partitions give equal divisions."""
 
-    def __hash__(self) -> int: ...
+    __slots__ = ()
+    section = "partition"
 
+    @abstractmethod
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """Sorted row numbers of each of ``count`` silos, disjoint, none empty; the run's ``seed`` determines the draw.
 
@@ -42,28 +46,31 @@ class Partition(Protocol):
         """
 
 
+@register("iid")
 @dataclass(frozen=True, slots=True)
-class Iid:
-    """Equal random share for every silo (sizes differ by at most one)."""
+class Iid(Partition):
+    """A random share of the samples for every silo.
+
+    Sizes differ by at most one.
+    """
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
         return [np.sort(part) for part in np.array_split(_order(len(labels), seed), count)]
 
 
+@register("dirichlet")
 @dataclass(frozen=True, slots=True)
-class Dirichlet:
-    """Dirichlet partition: the shares of each class come from a symmetric Dirichlet distribution.
+class Dirichlet(Partition):
+    """Shares of classes drawn from a Dirichlet distribution.
 
     Every silo gets at least ten rows, or half its equal share if that is less.
-
-    Args:
-        alpha: concentration; 0.1 is very uneven, 100 nearly i.i.d.
 
     Source: Hsu et al. 2019, arXiv:1909.06335, section 3; as in flwr-datasets, without its balancing.
     """
 
-    alpha: float
+    alpha: Positive = 0.5
+    """Concentration; 0.1 is very uneven, 100 is nearly i.i.d."""
 
     def __post_init__(self) -> None:
         _positive("alpha", self.alpha)
@@ -86,19 +93,21 @@ class Dirichlet:
             ) from error
 
 
+@register("pathological")
 @dataclass(frozen=True, slots=True)
-class Pathological:
-    """Pathological partition: every silo holds exactly ``classes_per_silo`` classes, assigned in ascending order.
+class Pathological(Partition):
+    """Only ``classes_per_silo`` classes at every silo; two, as in LB-BSP, section 5.5.
 
-    If ``classes_per_silo`` divides the number of classes, silo 0 gets the first block of classes, silo 1 the next, and
-    so on in a cycle: 5 silos with 2 of 10 classes hold each class exactly once. Otherwise silo i gets the window that
-    starts at class i. Silos that share a class get equal numbers of random rows. If few silos leave a class unassigned,
-    its rows are in no part.
+    Classes are assigned in ascending order. If ``classes_per_silo`` divides the number of classes, silo 0 gets the
+    first block of classes, silo 1 the next, and so on in a cycle: 5 silos with 2 of 10 classes hold each class exactly
+    once. Otherwise silo i gets the window that starts at class i. Silos that share a class get equal numbers of random
+    rows. If few silos leave a class unassigned, its rows are in no part.
 
     Source: McMahan et al. 2017, arXiv:1602.05629, section 3; Li et al. 2021, arXiv:2102.02079.
     """
 
-    classes_per_silo: int
+    classes_per_silo: PositiveInt = 2
+    """Number of classes at each silo."""
 
     def __post_init__(self) -> None:
         at_least("task.partition.classes_per_silo", self.classes_per_silo, 1)
@@ -130,17 +139,17 @@ class Pathological:
             ) from error
 
 
+@register("shards")
 @dataclass(frozen=True, slots=True)
-class Shards:
-    """Shard partition: rows sorted by class are cut into ``silos x shards_per_silo`` shards, which go to random silos.
+class Shards(Partition):
+    """Shards of the samples, sorted by class; every silo gets several, by default two, as in PSP, section 10.6.1.
 
-    Shards have equal size; the remaining rows, fewer than the number of shards, are in no part. A silo therefore holds
-    few classes, mostly as many as its shards.
-
-    Source: PSP, section 10.6.1 (2n shards, two to each of n silos).
+    Shards have equal size and go to random silos; the remaining rows, fewer than the number of shards, are in no part.
+    A silo therefore holds few classes, mostly as many as its shards.
     """
 
-    shards_per_silo: int = 2
+    shards_per_silo: PositiveInt = 2
+    """Number of shards at each silo."""
 
     def __post_init__(self) -> None:
         at_least("task.partition.shards_per_silo", self.shards_per_silo, 1)
@@ -157,23 +166,23 @@ class Shards:
         return _deal("ShardPartitioner", labels, count, seed, **_BY_LABEL, **options)
 
 
+@register("dual-dirichlet")
 @dataclass(frozen=True, slots=True)
-class DualDirichlet:
-    """Partition by two draws from symmetric Dirichlet distributions: data sizes of silos, and their class mixes.
+class DualDirichlet(Partition):
+    """Two Dirichlet draws: the amount of data of each silo (``size_alpha``), and its classes (``class_alpha``).
 
     With size shares q and class shares p_i of silo i, the rows of class k are divided in proportion to ``q_i p_ik``.
     All rows are assigned, so sizes follow q approximately. Every silo gets at least one row; ten draws are tried.
-
-    Args:
-        size_alpha: concentration of q; large values give equal sizes.
-        class_alpha: concentration of p; small values give few classes per silo.
 
     flwr-datasets has no such partitioner: its InnerDirichletPartitioner needs the sizes, and divides by zero when a
     silo's classes are used up. Experiments with FedCompass (arXiv:2309.14675) use two draws of this kind.
     """
 
-    size_alpha: float
-    class_alpha: float
+    size_alpha: Positive = 2.0
+    """Concentration of the sizes; a large value makes silos of equal size."""
+
+    class_alpha: Positive = 0.5
+    """Concentration of the classes; a small value leaves each silo few classes."""
 
     def __post_init__(self) -> None:
         _positive("size_alpha", self.size_alpha)
@@ -203,9 +212,13 @@ class DualDirichlet:
         )
 
 
+@register("natural")
 @dataclass(frozen=True, slots=True)
-class ByOwner:
-    """Partition by owner: whole owners (writers, speakers) go to random silos in nearly equal numbers."""
+class ByOwner(Partition):
+    """Whole writers, speakers or other owners of samples for each silo; only for data that name owners.
+
+    Owners go to random silos in nearly equal numbers.
+    """
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """See `Partition.split`; ``labels`` are owners."""
@@ -217,6 +230,14 @@ class ByOwner:
         seats = generator(seed, Stream.PARTITION).permutation(len(owners)) % count
         silo = seats[place.reshape(-1)]
         return [np.flatnonzero(silo == index) for index in range(count)]
+
+
+@register("own")
+@dataclass(frozen=True, slots=True)
+class Own(DataPart):
+    """No distribution: every silo trains on all samples at the data's path on its own machine."""
+
+    section = "partition"
 
 
 def _deal(kind: str, labels: NDArray[np.int64], count: int, seed: int, /, **options: Any) -> list[Rows]:

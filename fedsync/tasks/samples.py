@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
+from fedsync.policies.schema import DataPart
 from fedsync.tasks.partition import ByOwner, Partition, Rows
-from fedsync.tasks.task_protocol import SiloSlot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedsync.tasks.task_protocol import SiloSlot
 
 Inputs = NDArray[np.float32] | NDArray[np.uint8]
 Targets = NDArray[np.int64] | NDArray[np.float32]
@@ -75,6 +80,8 @@ class Samples:
 
     def dense(self) -> Tensor:
         """Inputs, float32 [n, ...]."""
+        import torch
+
         cells = self.inputs.dense() if isinstance(self.inputs, Pairs) else self.inputs
         # torch warns about read-only arrays, such as views of a file's bytes.
         tensor = torch.from_numpy(np.require(cells, requirements="W"))
@@ -82,6 +89,8 @@ class Samples:
 
     def labels(self) -> Tensor:
         """Targets, int64 or float32 [n]."""
+        import torch
+
         return torch.from_numpy(self.targets)
 
 
@@ -104,19 +113,36 @@ class DataShape:
         return int(np.prod(self.inputs, dtype=np.int64))
 
 
-class Source(Protocol):
-    """Source of samples; equal sources give equal samples."""
+class Source(DataPart):
+    """Source of samples; equal sources give equal samples.
 
-    def __hash__(self) -> int: ...
+    ``libraries`` lists modules that are imported late and load slowly.
+    """
 
+    __slots__ = ()
+    section = "data"
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
     def shape(self) -> DataShape:
         """Shape of the samples; reads as little as possible. Raises `ConfigError` as `read`."""
 
+    @abstractmethod
     def read(self) -> tuple[Samples, Samples | None]:
         """All training samples, and test samples if the source has a test split.
 
         Raises `ConfigError` with file, place and remedy if a file has an error.
         """
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Keys that hold paths; a source without paths is generated, and equal at all silos."""
+        return tuple(key for key in self._keys() if key in ("folder", "file", "test_file"))
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        """Return the source with every path replaced by ``locate(path)``."""
+        given = {name: getattr(self, name) for name in self.paths}
+        return replace(self, **{name: locate(path) for name, path in given.items() if path is not None})  # type: ignore[type-var]
 
 
 def deal(source: Source, partition: Partition | None, test_share: float, slot: SiloSlot) -> tuple[Samples, Samples]:

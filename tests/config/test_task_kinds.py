@@ -15,7 +15,7 @@ from fedsync.extras.readers.idx import IdxSource
 from fedsync.observe.run_builder import measuring
 from fedsync.tasks.neural import ImagesTask
 from fedsync.tasks.partition import DualDirichlet
-from fedsync.tasks.readers.npz import NpzSource
+from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
 
 FILE = """\
 name: mine
@@ -125,7 +125,7 @@ def test_only_ratings_may_be_missing(tmp_path: Path) -> None:
         load(tmp_path, f"{{kind: {kind}, data: {data}}}").task.build() for kind in ("factorisation", "k-means")
     )
 
-    assert (ratings.source, points.source) == (NpzSource("a.npz", missing=True), NpzSource("a.npz"))
+    assert (ratings.source, points.source) == (RatingsNpz("a.npz"), NpzSource("a.npz"))
     assert load(tmp_path, f"{{kind: k-means, data: {data}, partition: {{kind: own}}}}").task.build().partition is None
 
 

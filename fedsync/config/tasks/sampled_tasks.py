@@ -9,39 +9,26 @@ from pydantic import Field, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.section import Scores, Section
-from fedsync.config.tasks.data_partition import OwnConfig, SourcePartitionConfig, iid
-from fedsync.config.tasks.data_sources import (
-    AnyData,
-    BlobsConfig,
-    DataSection,
-    Digits28Config,
-    ImageData,
-    KeywordsConfig,
-    NonNegative,
-    NpzConfig,
-    PositiveInt,
-    RatingsConfig,
-    RatingsData,
-    SequenceData,
-    SparseConfig,
-)
 from fedsync.config.training import LocalConfig
 from fedsync.core.weighting import Solver
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.policies.schema import Chosen, NonNegative, Positive, PositiveInt
+from fedsync.tasks.partition import Iid, Own, Partition
+from fedsync.tasks.samples import Source
 
 if TYPE_CHECKING:
     from fedsync.client.silo_facts import Silo
-    from fedsync.tasks.partition import Partition
-    from fedsync.tasks.samples import Source
     from fedsync.tasks.task_protocol import Task
     from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
 
 Share = Annotated[float, Field(gt=0, lt=1)]
-Spread = Annotated[float, Field(gt=0)]
 
-_GENERATED = (Digits28Config, KeywordsConfig, BlobsConfig, SparseConfig, RatingsConfig)
+DEALT = ("iid", "dirichlet", "dual-dirichlet", "pathological", "shards")
+"""Kinds of partitions for any data."""
 
+_IMAGES, _SEQUENCES, _ROWS = ("digits28", "idx", "cifar", "femnist"), ("keywords", "speech"), ("libsvm", "table")
+AnyData = Annotated[Source, Chosen("data", among=("blobs", "sparse", *_ROWS, "npz", *_IMAGES, *_SEQUENCES))]
 
 Tensor = tuple[str, str, tuple[int, ...]]
 """Name, NumPy data type and shape of one array of a model."""
@@ -157,10 +144,12 @@ class SourceSection(TaskSection):
     """Base of tasks on samples from a source."""
 
     kind: str
-    data: DataSection
+    data: Annotated[Source, Chosen("data")]
     """Source of the samples."""
 
-    partition: SourcePartitionConfig = Field(default_factory=iid)
+    partition: Annotated[Partition | Own, Chosen("partition", among=(*DEALT, "natural", "own"))] = Field(
+        default_factory=Iid
+    )
     """Distribution of one data set among silos."""
 
     test_share: Share = 0.2
@@ -172,7 +161,7 @@ class SourceSection(TaskSection):
 
     @model_validator(mode="after")
     def _silos_differ(self) -> Self:
-        if isinstance(self.partition, OwnConfig) and isinstance(self.data, _GENERATED):
+        if isinstance(self.partition, Own) and not self.data.paths:
             raise ValueError(
                 f"partition.kind own gives every silo the same samples, for {self.data.kind} are generated; "
                 "choose another partition"
@@ -189,10 +178,8 @@ class SourceSection(TaskSection):
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """Return source, partition, test share and validation share."""
-        return self.data.build(), self.partition.build(), self.test_share, self.validation
-
-    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        return self
+        dealt = None if isinstance(self.partition, Own) else self.partition
+        return self.data, dealt, self.test_share, self.validation
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         return self.model_copy(update={"data": self.data.relocated(locate)})
@@ -202,7 +189,7 @@ class ImagesConfig(SourceSection):
     """Image classification with LeNet-5, a small CNN with two convolutions, or a residual network."""
 
     kind: Literal["images"]
-    data: ImageData
+    data: Annotated[Source, Chosen("data", among=(*_IMAGES, "npz"))]
     """Source of the images."""
 
     model: Literal["lenet5", "cnn", "resnet20", "resnet32"] = "lenet5"
@@ -222,7 +209,7 @@ class SequencesConfig(SourceSection):
     """Classification of sequences with an LSTM."""
 
     kind: Literal["sequences"]
-    data: SequenceData
+    data: Annotated[Source, Chosen("data", among=(*_SEQUENCES, "npz"))]
     """Source of the sequences."""
 
     hidden: PositiveInt = 64
@@ -288,7 +275,7 @@ class StatisticsSection(SourceSection):
     Accuracy is minus the test loss.
     """
 
-    spread: Spread = 1.0
+    spread: Positive = 1.0
     """Standard deviation of the random initial groups around 0."""
 
     @property
@@ -357,7 +344,7 @@ class GaussianMixtureConfig(StatisticsSection):
     components: PositiveInt = 8
     """Number of Gaussians."""
 
-    floor: Annotated[float, Field(gt=0)] = 1e-3
+    floor: Positive = 1e-3
     """Constant that is added to every variance."""
 
     @property
@@ -378,13 +365,13 @@ class FactorisationConfig(StatisticsSection):
     """
 
     kind: Literal["factorisation"]
-    data: RatingsData
+    data: Annotated[Source, Chosen("data", among=("ratings", "npz"))]
     """Source of the ratings."""
 
     factors: PositiveInt = 4
     """Length of the vectors of users and items."""
 
-    ridge: Annotated[float, Field(gt=0)] = 0.01
+    ridge: Positive = 0.01
     """Strength of the penalty on the vectors."""
 
     non_negative: bool = False
@@ -403,5 +390,8 @@ class FactorisationConfig(StatisticsSection):
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:
         """Return the parts as for any data, with missing inputs allowed."""
-        source = self.data.build(missing=True) if isinstance(self.data, NpzConfig) else self.data.build()
-        return source, self.partition.build(), self.test_share, self.validation
+        from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
+
+        source, partition, test_share, validation = super().source()
+        known = RatingsNpz(source.file, source.classes) if isinstance(source, NpzSource) else source
+        return known, partition, test_share, validation

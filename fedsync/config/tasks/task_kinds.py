@@ -14,8 +14,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.locate import BY_NAME
 from fedsync.config.sections.section import Scores, Section
 from fedsync.config.tasks.clientapp_task import ClientAppConfig
-from fedsync.config.tasks.data_partition import PartitionConfig, iid
 from fedsync.config.tasks.sampled_tasks import (
+    DEALT,
     OWN_LOOP_LIBRARIES,
     FactorisationConfig,
     FuzzyConfig,
@@ -31,6 +31,8 @@ from fedsync.config.tasks.sampled_tasks import (
 )
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.policies.schema import Chosen
+from fedsync.tasks.partition import Iid, Partition
 
 if TYPE_CHECKING:
     from fedsync.client.silo_facts import Silo
@@ -56,7 +58,7 @@ class DigitsConfig(TaskSection):
     """Scikit-learn's 1,797 handwritten digits and a small CNN."""
 
     kind: Literal["digits"]
-    partition: PartitionConfig = Field(default_factory=iid)
+    partition: Annotated[Partition, Chosen("partition", among=DEALT)] = Field(default_factory=Iid)
     """Distribution of the digits among silos."""
 
     test_share: Share = 0.2
@@ -77,7 +79,7 @@ class DigitsConfig(TaskSection):
     def build(self) -> Task:
         from fedsync.tasks.digits import DigitsTask
 
-        return DigitsTask(self.partition.build(), self.test_share, self.validation)
+        return DigitsTask(self.partition, self.test_share, self.validation)
 
 
 class ColumnStatisticsConfig(Section):

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import not_installed
 from fedsync.common.rng import Stream, generator
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.policies.schema import PositiveInt, register
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 SIDE = 28
 _TEST_SHARE = 0.2
@@ -22,19 +23,25 @@ _BEND = 34.0
 _SMOOTH = 5.0
 
 
+@register("digits28")
 @dataclass(frozen=True, slots=True)
-class Digits28Source:
-    """Source of grey images, uint8 [n, 1, 28, 28], of the digits 0 to 9 in about equal numbers.
+class Digits28Source(Source):
+    """Scikit-learn's digits, enlarged to 28 x 28 and randomly distorted: any number of images, without a download.
 
-    Every sample is one of scikit-learn's 1,797 digits of 8 x 8. It is enlarged with cubic splines, rotated by up to 14
-    degrees, sheared, scaled, shifted by up to 2 pixels, and bent by a smooth random field. A fifth of the originals is
-    reserved for test samples and never used for training samples.
+    Grey images, uint8 [n, 1, 28, 28], of the digits 0 to 9 in about equal numbers. Every sample is one of
+    scikit-learn's 1,797 digits of 8 x 8. It is enlarged with cubic splines, rotated by up to 14 degrees, sheared,
+    scaled, shifted by up to 2 pixels, and bent by a smooth random field. A fifth of the originals is reserved for test
+    samples and never used for training samples.
 
     Source: elastic distortions: Simard, Steinkraus and Platt 2003.
     """
 
-    samples: int = 6000
-    test_samples: int = 1000
+    libraries = ("scipy.ndimage", "sklearn.datasets")
+    samples: PositiveInt = 6000
+    """Number of training images, over all silos."""
+
+    test_samples: PositiveInt = 1000
+    """Number of test images."""
 
     def shape(self) -> DataShape:
         return DataShape((1, SIDE, SIDE), 10)

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.rng import Stream, generator
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.policies.schema import NonNegative, PositiveInt, Several, register
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 _FORMANTS = 3
 _TURNS = 4
@@ -16,20 +17,30 @@ _WIDTH = 0.06
 _SPEAKERS = 40
 
 
+@register("keywords")
 @dataclass(frozen=True, slots=True)
-class KeywordsSource:
-    """Source of sequences like log-mel features, float32 [n, frames, bands], of ``words`` classes and 40 speakers.
+class KeywordsSource(Source):
+    """Synthetic spoken words, as sequences of ``frames`` of ``bands`` features.
 
-    A word is three formants; each follows a path with four corners over the bands. A speaker shifts all formants and
-    changes their width. A sample has its own start, end, uneven pace and noise (standard deviation ``noise``; a
-    formant's peak is 1). Words alternate.
+    Sequences like log-mel features, float32 [n, frames, bands], of 40 speakers. A word is three formants; each follows
+    a path with four corners over the bands. A speaker shifts all formants and changes their width. A sample has its own
+    start, end, uneven pace and noise.
     """
 
-    samples: int = 4000
-    words: int = 10
-    frames: int = 32
-    bands: int = 20
-    noise: float = 0.3
+    samples: PositiveInt = 4000
+    """Number of sequences, over all silos; the words alternate."""
+
+    words: Several = 10
+    """Number of words, which are the classes."""
+
+    frames: Several = 32
+    """Number of frames in a sequence."""
+
+    bands: Several = 20
+    """Number of features of a frame."""
+
+    noise: NonNegative = 0.3
+    """Standard deviation of the noise; the peak of a formant is 1."""
 
     def shape(self) -> DataShape:
         return DataShape((self.frames, self.bands), self.words)

@@ -8,21 +8,30 @@ from typing import Literal
 import numpy as np
 
 from fedsync.common.rng import Stream, generator
-from fedsync.tasks.samples import DataShape, Pairs, Samples
+from fedsync.policies.schema import NonNegative, PositiveInt, Share, register
+from fedsync.tasks.samples import DataShape, Pairs, Samples, Source
 
 
+@register("blobs")
 @dataclass(frozen=True, slots=True)
-class BlobsSource:
-    """Source of points around ``blobs`` centres, float32 [n, features]; the class is the index of the centre.
+class BlobsSource(Source):
+    """Points around random centres.
 
-    Centres are normal with deviation ``apart``, points around them with deviation 1. Blobs overlap if
-    ``apart`` is 1, and hardly if it is 5. Samples alternate between blobs.
+    Points are float32 [n, features], and normal around their centre; the class is the index of the centre. Blobs
+    overlap if ``apart`` is 1, and hardly if it is 5.
     """
 
-    samples: int = 2000
-    blobs: int = 5
-    features: int = 4
-    apart: float = 4.0
+    samples: PositiveInt = 2000
+    """Number of points, over all silos; the blobs alternate."""
+
+    blobs: PositiveInt = 5
+    """Number of centres."""
+
+    features: PositiveInt = 4
+    """Number of dimensions of a point."""
+
+    apart: NonNegative = 4.0
+    """Standard deviation of the centres; the standard deviation of points around a centre is 1."""
 
     def shape(self) -> DataShape:
         return DataShape((self.features,), self.blobs)
@@ -35,27 +44,33 @@ class BlobsSource:
         return Samples(points.astype(np.float32), labels), None
 
 
+@register("sparse")
 @dataclass(frozen=True, slots=True)
-class SparseSource:
-    """Source of sparse rows with many features, like the words of an address, with a linear truth.
+class SparseSource(Source):
+    """Sparse rows of many features, with a linear target of ``informative`` features.
 
     The frequency of feature j is proportional to 1 / (j + 1): some features are common and most are rare. A value is
     1 / sqrt(nonzeros). In the truth vector, ``informative`` of the more common features are not zero. Targets are 1
-    where ``truth * row + noise`` is above its median, or that number itself.
-
-    Args:
-        nonzeros: non-zero values per row; a feature drawn twice counts twice.
-        informative: number of features with an effect.
-        noise: standard deviation, in units of the truth's own deviation over the rows.
-        target: ``class`` or ``number``.
+    where ``truth * row + noise`` is above its median, or that number itself. A feature drawn twice counts twice.
     """
 
-    samples: int = 2000
-    features: int = 10_000
-    nonzeros: int = 20
-    informative: int = 100
-    noise: float = 0.1
+    samples: PositiveInt = 2000
+    """Number of rows, over all silos."""
+
+    features: PositiveInt = 10_000
+    """Number of columns."""
+
+    nonzeros: PositiveInt = 20
+    """Number of non-zero values in a row."""
+
+    informative: PositiveInt = 100
+    """Number of features that determine the target."""
+
+    noise: NonNegative = 0.1
+    """Standard deviation of the noise, relative to the standard deviation of the noiseless target."""
+
     target: Literal["class", "number"] = "class"
+    """Kind of target: two classes, or a number."""
 
     def shape(self) -> DataShape:
         return DataShape((self.features,), 2 if self.target == "class" else 0, sparse=True)
@@ -75,26 +90,33 @@ class SparseSource:
         return Samples(Pairs(columns, values, self.features), targets), None
 
 
+@register("ratings")
 @dataclass(frozen=True, slots=True)
-class RatingsSource:
-    """Source of users' ratings of items, float32 [users, items], NaN if unknown; targets are 0.
+class RatingsSource(Source):
+    """Users' ratings of items; a share of ``known`` is known, and the true ratings have a low ``rank``.
 
-    A rating is the product of a user vector and an item vector of ``rank`` values, plus noise. A rating is known with
-    probability ``known``; every user has at least one known rating.
-
-    Args:
-        rank: rank of the truth.
-        known: share of known ratings.
-        noise: standard deviation; the truth's own is 1, or 0.77 with ``non_negative``.
-        non_negative: take absolute values of the vectors, and set negative ratings to 0.
+    Ratings are float32 [users, items], NaN if unknown; targets are 0. A rating is the product of a user vector and an
+    item vector of ``rank`` values, plus noise. Every user has at least one known rating. With ``non_negative``, vectors
+    have absolute values, whose products have a deviation of 0.77, and ratings below 0 become 0.
     """
 
-    users: int = 500
-    items: int = 40
-    rank: int = 3
-    known: float = 0.5
-    noise: float = 0.1
+    users: PositiveInt = 500
+    """Number of users; a user is a row and a sample."""
+
+    items: PositiveInt = 40
+    """Number of items, which are the columns."""
+
+    rank: PositiveInt = 3
+    """Rank of the matrix of true ratings."""
+
+    known: Share = 0.5
+    """Share of ratings that are known."""
+
+    noise: NonNegative = 0.1
+    """Standard deviation of the noise; the standard deviation of the true ratings is 1."""
+
     non_negative: bool = False
+    """Whether the true vectors have no negative values, so that no rating is below 0."""
 
     def shape(self) -> DataShape:
         return DataShape((self.items,), 1)

@@ -7,29 +7,35 @@ import pickle
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
+from fedsync.policies.schema import register
 from fedsync.tasks.readers.user_files import check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 _PIXELS = 3 * 32 * 32
 _MAX_BYTES = 1 << 29
 
 
+@register("cifar")
 @dataclass(frozen=True, slots=True)
-class CifarSource:
-    """Source of colour images, uint8 [n, 3, 32, 32], and classes.
+class CifarSource(Source):
+    """CIFAR-10 or CIFAR-100: a folder with the files of the Python version.
 
-    CIFAR-10 files are ``data_batch_1`` to ``data_batch_5`` and ``test_batch``; CIFAR-100 files are ``train`` and
-    ``test``, with fine labels. At least one training file must exist; other files may be missing.
+    Colour images are uint8 [n, 3, 32, 32]. CIFAR-10 files are ``data_batch_1`` to ``data_batch_5`` and ``test_batch``;
+    CIFAR-100 files are ``train`` and ``test``, with fine labels. At least one training file must exist; other files may
+    be missing.
     """
 
     folder: str
-    classes: int = 10
+    """Folder with the files."""
+
+    classes: Literal[10, 100] = 10
+    """Number of classes: 10 for CIFAR-10, 100 for CIFAR-100."""
 
     def shape(self) -> DataShape:
         return DataShape((3, 32, 32), self.classes)

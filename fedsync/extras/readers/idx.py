@@ -10,23 +10,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
+from fedsync.policies.schema import Count, Several, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, find, optional, read_at_most
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 _UNSIGNED_BYTE = 0x08
 
 
+@register("idx")
 @dataclass(frozen=True, slots=True)
-class IdxSource:
-    """Source of grey images, uint8 [n, 1, height, width], and classes, from a folder with files of the usual names.
+class IdxSource(Source):
+    """MNIST, Fashion-MNIST or EMNIST: a folder with IDX files, plain or .gz, under their usual names.
 
-    Names contain ``train-images`` and ``train-labels``. Optional test files contain ``t10k-images`` or ``test-images``,
-    and the matching labels. EMNIST's letter classes start at 1; ``first_class`` is subtracted.
+    Grey images are uint8 [n, 1, height, width]. Names contain ``train-images`` and ``train-labels``. Optional test
+    files contain ``t10k-images`` or ``test-images``, and the matching labels.
     """
 
     folder: str
-    classes: int = 10
-    first_class: int = 0
+    """Folder with the IDX files."""
+
+    classes: Several = 10
+    """Number of classes."""
+
+    first_class: Count = 0
+    """Label of the first class in the files; 1 for EMNIST's letters."""
 
     def shape(self) -> DataShape:
         return DataShape(_image_shape(find(self.folder, "*train-images*")), self.classes)

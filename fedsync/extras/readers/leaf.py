@@ -6,28 +6,37 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.policies.schema import Several, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 
+@register("femnist")
 @dataclass(frozen=True, slots=True)
-class LeafSource:
-    """Source of images, float32 [n, 1, side, side], classes, and users as owners.
+class LeafSource(Source):
+    """FEMNIST in the format of LEAF: a folder of JSON files, or of folders ``train`` and ``test``.
 
-    Reads all ``*.json`` files of LEAF's output folder ``train``, and of ``test`` if present. Without ``train``,
-    it reads all files of ``folder`` itself. Users are numbered in the order of their names. FEMNIST has 62 classes.
+    Images are float32 [n, 1, side, side], and users are owners. Reads all ``*.json`` files of LEAF's output folder
+    ``train``, and of ``test`` if present. Without ``train``, it reads all files of ``folder`` itself. Users are
+    numbered in the order of their names.
     """
 
     folder: str
-    classes: int = 62
-    side: int = 28
+    """Folder that LEAF's scripts have filled."""
+
+    classes: Several = 62
+    """Number of classes."""
+
+    side: Annotated[int, Ge(4)] = 28
+    """Width and height of an image [pixels]."""
 
     def shape(self) -> DataShape:
         return DataShape((1, self.side, self.side), self.classes)

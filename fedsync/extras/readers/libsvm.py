@@ -8,26 +8,31 @@ import numpy as np
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.policies.schema import Count, PositiveInt, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Pairs, Samples
+from fedsync.tasks.samples import DataShape, Pairs, Samples, Source
 
 
+@register("libsvm")
 @dataclass(frozen=True, slots=True)
-class LibsvmSource:
-    """Source of sparse rows and targets, read by scikit-learn.
+class LibsvmSource(Source):
+    """A file in the format of libsvm.
 
     Columns count from 1 and ascend within a row. Classes are numbered from 0; two classes may also be -1 and 1, which
     become 0 and 1. Text after ``#`` is a comment.
-
-    Args:
-        features: number of columns; must be equal at all silos, even if a silo's rows need fewer.
-        classes: number of classes, or 0 if targets are numbers.
     """
 
     file: str
-    features: int
-    classes: int = 2
+    """File with the training samples."""
+
+    features: PositiveInt
+    """Number of columns; all silos must use the same number, whatever their own rows need."""
+
+    classes: Count = 2
+    """Number of classes; 0 for numeric targets."""
+
     test_file: str | None = None
+    """File with the test samples; left out, the task holds out a share of the training samples."""
 
     def shape(self) -> DataShape:
         return DataShape((self.features,), self.classes, sparse=True)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import wave
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.policies.schema import Several, register
 from fedsync.tasks.readers.user_files import check_cells, reading
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 RATE = 16_000
 FRAME = 400
@@ -23,19 +26,27 @@ _TESTING = "testing_list.txt"
 _QUIET = 1e-6
 
 
+@register("speech")
 @dataclass(frozen=True, slots=True)
-class SpeechSource:
-    """Source of sequences, float32 [n, frames, bands], with words as classes and speakers as owners.
+class SpeechSource(Source):
+    """Speech Commands: a folder with one subfolder per word.
 
-    Recordings are cut or padded with silence to ``seconds``. Recordings listed in an optional ``testing_list.txt`` in
-    the folder are the test samples. The speaker is the part of a file's name before ``_nohash_``. ``words``, the
-    classes in this order, must be equal at all silos.
+    Sequences are float32 [n, frames, bands], and speakers are owners. Recordings are cut or padded with silence to
+    ``seconds``. Recordings listed in an optional ``testing_list.txt`` in the folder are the test samples. The speaker
+    is the part of a file's name before ``_nohash_``.
     """
 
     folder: str
-    words: tuple[str, ...]
-    seconds: float = 1.0
-    bands: int = 40
+    """Folder with one subfolder per word."""
+
+    words: Annotated[list[str], MinLen(2)] = field(hash=False)
+    """Words, which are the classes in this order; all silos must list the same words."""
+
+    seconds: Annotated[float, Ge(0.1)] = 1.0
+    """Length to which recordings are cut or padded [s]."""
+
+    bands: Several = 40
+    """Number of mel bands."""
 
     def shape(self) -> DataShape:
         return DataShape((_frames(self._length), self.bands), len(self.words))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Gt
 from torch import Tensor, nn
 
 from fedsync.extras.tasks.em_training import Statistics, StatisticsTask, centres_of, keep_empty, random_centres
-from fedsync.tasks.limits import above, at_least
+from fedsync.policies.schema import PositiveInt
 
 _NEAREST = 1e-12
 
@@ -22,12 +24,8 @@ class _Clusters(StatisticsTask):
     times x.
     """
 
-    clusters: int = 8
+    clusters: PositiveInt = 8
     spread: float = 1.0
-
-    def __post_init__(self) -> None:
-        StatisticsTask.__post_init__(self)
-        at_least("task.clusters", self.clusters, 1)
 
     def model(self) -> nn.Module:
         centres = random_centres(self.clusters, self.source.shape().features, self.spread)
@@ -52,10 +50,6 @@ class _Clusters(StatisticsTask):
 class KMeansTask(_Clusters):
     """Lloyd's k-means. The loss is the squared distance to the nearest centre; the summed loss is the inertia.
 
-    Args:
-        clusters: number of clusters.
-        spread: standard deviation of the first centres, which are normal around 0; scale the data to match.
-
     Source: FSP, section 2.2.
     """
 
@@ -70,21 +64,12 @@ class FuzzyTask(_Clusters):
     """Fuzzy c-means: every sample belongs to every cluster, more to nearer clusters.
 
     A membership is ``u_k = 1 / sum_j (d_k / d_j)^(2 / (m - 1))`` with distances d. Statistics and loss use memberships
-    to the power of m: the loss is ``sum_k u_k^m d_k^2``.
-
-    Args:
-        clusters: number of clusters.
-        spread: standard deviation of the first centres, which are normal around 0.
-        fuzziness: m, above 1; values close to 1 give k-means.
+    to the power of m, ``fuzziness``: the loss is ``sum_k u_k^m d_k^2``.
 
     Source: FSP, section 6.1 (FCM); the memberships are Bezdek's.
     """
 
-    fuzziness: float = 2.0
-
-    def __post_init__(self) -> None:
-        _Clusters.__post_init__(self)
-        above("task.fuzziness", self.fuzziness, 1)
+    fuzziness: Annotated[float, Gt(1)] = 2.0
 
     def members(self, distances: Tensor) -> tuple[Tensor, Tensor]:
         near = torch.log(distances.clamp(min=_NEAREST)) / (1 - self.fuzziness)

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError
 from fedsync.extras.tasks.em_training import Statistics, StatisticsTask
-from fedsync.tasks.limits import above, at_least
+from fedsync.policies.schema import Positive, PositiveInt
 from fedsync.tasks.samples import Pairs, Samples
 
 _SWEEPS, _SMALL = 100, 1e-6
@@ -33,26 +33,15 @@ class FactorisationTask(StatisticsTask):
     With ``non_negative`` all vector values are at least 0, so ratings are sums of parts without cancellation. The
     statistics are the same; both steps solve their least squares under this constraint, and lower the same loss.
 
-    Args:
-        factors: length of the vectors.
-        ridge: strength of the penalties, above 0.
-        spread: standard deviation of the first item vectors, normal around 0; ``non_negative`` takes absolute values.
-        non_negative: whether vectors must not be negative; ratings must then not be negative either.
-
     Source: A-BSP, Table 1 (MF by EM: alternating least squares). NMF is a workload of FSP, section 6.1, trained there
     by gradient descent. Here it is trained by alternating non-negative least squares (Kim and Park, SIAM J. Matrix
     Anal. Appl. 30(2), 2008), which needs sums only.
     """
 
-    factors: int = 4
-    ridge: float = 0.01
+    factors: PositiveInt = 4
+    ridge: Positive = 0.01
     spread: float = 1.0
     non_negative: bool = False
-
-    def __post_init__(self) -> None:
-        StatisticsTask.__post_init__(self)
-        at_least("task.factors", self.factors, 1)
-        above("task.ridge", self.ridge, 0)
 
     def model(self) -> nn.Module:
         items = self.source.shape().features

@@ -16,7 +16,7 @@ from fedsync.extras.tasks.em_training import (
     keep_empty,
     random_centres,
 )
-from fedsync.tasks.limits import above, at_least
+from fedsync.policies.schema import Positive, PositiveInt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +26,15 @@ class MixtureTask(StatisticsTask):
     Statistics, with r_k the probability that a sample belongs to component k: ``counts`` [components], the mean of r_k;
     ``sums`` [components, features], the mean of r_k x; ``squares``, the mean of r_k x^2. Weights are the counts, means
     are sums / counts, and variances are squares / counts - means^2 plus ``floor``. Averaged statistics are the
-    statistics of the joint data, so variances stay positive. A mean far from 0 costs digits: centre the data first.
-
-    Args:
-        components: number of components.
-        spread: standard deviation of the first means, normal around 0; the first variances are 1.
-        floor: added to every variance, above 0.
+    statistics of the joint data, so variances stay positive. The first variances are 1. A mean far from 0 costs digits:
+    centre the data first.
 
     Source: FSP, sections 2.2 and 6.1 (GMM).
     """
 
-    components: int = 8
+    components: PositiveInt = 8
     spread: float = 1.0
-    floor: float = 1e-3
-
-    def __post_init__(self) -> None:
-        StatisticsTask.__post_init__(self)
-        at_least("task.components", self.components, 1)
-        above("task.floor", self.floor, 0)
+    floor: Positive = 1e-3
 
     def model(self) -> nn.Module:
         means = random_centres(self.components, self.source.shape().features, self.spread)

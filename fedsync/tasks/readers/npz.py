@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 from numpy.lib import format as npy
@@ -13,28 +14,31 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
+from fedsync.policies.schema import Count, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Inputs, Samples
+from fedsync.tasks.samples import DataShape, Inputs, Samples, Source
 
 _DAMAGE = (ValueError, LookupError, OSError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _Header = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 
 
+@register("npz")
 @dataclass(frozen=True, slots=True)
-class NpzSource:
-    """Source of inputs of any shape and their targets.
+class NpzSource(Source):
+    """NumPy file with the arrays ``inputs`` and ``targets``.
 
     Inputs are uint8 (255 stands for 1) or numbers, which become float32; targets are classes or numbers. The file may
     also hold ``owners``, int64 [n], the owner of each sample. No code in the file is run.
-
-    Args:
-        classes: number of classes, or 0 if targets are numbers.
-        missing: whether NaN inputs are allowed as unknown values.
     """
 
+    missing: ClassVar[bool] = False
+    """Whether NaN inputs are allowed as unknown values."""
+
     file: str
-    classes: int = 10
-    missing: bool = False
+    """The ``.npz`` file."""
+
+    classes: Count = 10
+    """Number of classes; 0 for numeric targets."""
 
     def shape(self) -> DataShape:
         with _Archive(self.file) as archive:
@@ -88,6 +92,13 @@ class NpzSource:
         if f"{prefix}owners" not in archive.names:
             return None
         return archive.array(f"{prefix}owners", length).astype(np.int64)
+
+
+class RatingsNpz(NpzSource):
+    """NumPy file of ratings, with NaN where a rating is unknown."""
+
+    __slots__ = ()
+    missing = True
 
 
 class _Archive:

@@ -11,19 +11,19 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.sandbox.path_sandbox import open_data
 from fedsync.model.table_columns import PLAIN, ColumnForm, TableForm
+from fedsync.policies.schema import Count, register
 from fedsync.tasks.readers.user_files import check_cells, check_classes, check_finite, reading
-from fedsync.tasks.samples import DataShape, Samples
+from fedsync.tasks.samples import DataShape, Samples, Source
 
 csv.field_size_limit(2**31 - 1)
 
@@ -88,6 +88,8 @@ def read_table(file: str, *, header: bool = False) -> Table:
         ConfigError: the file is missing, not text, or has no rows; a column name is missing or repeated; or a row's
             length differs from the header's.
     """
+    import pandas as pd
+
     with _table(file) as stream:
         blank, head = next(((n, line) for n, line in enumerate(iter(stream.readline, "")) if line.strip()), (0, ""))
         separator = max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", head).count)
@@ -121,6 +123,8 @@ def check_column(place: str, name: str, columns: Sequence[str], file: str) -> No
 @contextmanager
 def _table(file: str) -> Iterator[io.TextIOWrapper]:
     """Open a file as text; convert its errors to `ConfigError`, because pandas' own errors may quote cells."""
+    from pandas.errors import EmptyDataError, ParserError
+
     try:
         with (
             reading(file, "task.files"),
@@ -128,9 +132,9 @@ def _table(file: str) -> Iterator[io.TextIOWrapper]:
             io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
         ):
             yield stream
-    except pd.errors.EmptyDataError as error:
+    except EmptyDataError as error:
         raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out") from error
-    except pd.errors.ParserError as error:
+    except ParserError as error:
         raise _malformed(file, str(error)) from error
     except (ValueError, OverflowError, csv.Error) as error:  # includes UnicodeError
         raise ConfigError(file, "not a CSV file in UTF-8", "Export it as one") from error
@@ -173,20 +177,25 @@ def _header(place: str, columns: tuple[str, ...], first: int) -> tuple[str, ...]
     return columns
 
 
+@register("table")
 @dataclass(frozen=True, slots=True)
-class TableSource:
-    """Source of numeric table rows, without scaling: standardise the columns first if necessary.
+class TableSource(Source):
+    """A table of numbers, CSV or Parquet.
 
-    Args:
-        file: path; ``.parquet`` or ``.pq`` is read as Parquet, other files as CSV.
-        target: column to predict, or None for tasks without a target (clusters, mixtures): targets are then 0.
-        classes: number of classes, or 0 if the target is a number.
+    Rows are not scaled: standardise the columns first if necessary. Without a target, targets are 0.
     """
 
     file: str
+    """File with the table: Parquet if its name ends in ``.parquet`` or ``.pq``, otherwise CSV."""
+
     target: str | None = None
-    classes: int = 2
-    ignore: tuple[str, ...] = ()
+    """Column to predict; null for tasks without a target (clusters, mixtures)."""
+
+    classes: Count = 2
+    """Number of classes; 0 for numeric targets."""
+
+    ignore: list[str] = field(default_factory=list, hash=False)
+    """Names of columns to leave out."""
 
     def shape(self) -> DataShape:
         return DataShape((len(self._features()),), self.classes if self.target is not None else 1)

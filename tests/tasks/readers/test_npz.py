@@ -8,7 +8,7 @@ import pytest
 from numpy.lib import format as npy
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.readers.npz import NpzSource
+from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
 from tests.tasks.readers.damage import survives
 
 INPUTS = np.arange(24, dtype=np.float64).reshape(4, 2, 3)
@@ -47,12 +47,12 @@ def test_bytes_stay_bytes_and_targets_may_be_numbers(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_a_mistake_unless_it_is_asked_for(tmp_path: Path) -> None:
     file = write(tmp_path, inputs=[[1.0, np.nan], [2.0, 3.0]], targets=[0, 0])
-    train, _ = NpzSource(file, missing=True).read()
+    train, _ = RatingsNpz(file).read()
     np.testing.assert_array_equal(train.inputs, np.array([[1, np.nan], [2, 3]], dtype=np.float32))
     with pytest.raises(ConfigError, match="sample 1: a value is missing"):
         NpzSource(file).read()
     with pytest.raises(ConfigError, match="sample 2: a value is missing or not finite"):
-        NpzSource(write(tmp_path, inputs=[[1.0], [np.inf]], targets=[0, 0]), missing=True).read()
+        RatingsNpz(write(tmp_path, inputs=[[1.0], [np.inf]], targets=[0, 0])).read()
 
 
 @pytest.mark.parametrize(
