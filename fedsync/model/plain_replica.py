@@ -48,6 +48,9 @@ class PlainReplica:
         controlled: control variates come with the newest model; then model and control travel as float32.
     """
 
+    best_version = -1
+    unrevealed = False
+
     def __init__(
         self,
         values: int,
@@ -83,14 +86,6 @@ class PlainReplica:
 
     @property
     def best_model(self) -> None: ...
-
-    @property
-    def best_version(self) -> int:
-        return -1
-
-    @property
-    def unrevealed(self) -> bool:
-        return False
 
     def greeting(self) -> None: ...
 

@@ -153,20 +153,17 @@ def store(aggregator: Aggregator, silo: str, order: WorkOrder, update: Payload |
 class InTheClear:
     """Base of an `Aggregator` without encryption and without models at the silos: empty defaults."""
 
+    seals_figures = False
+    blocked = False
+    wants_snapshot = False
+    snapshot_bytes = 0
+
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None: ...
 
     def holds(self, silo: str, version: int) -> None: ...
 
-    @property
-    def seals_figures(self) -> bool:
-        return False
-
     def notes(self) -> list[str]:
         return []
-
-    @property
-    def blocked(self) -> bool:
-        return False
 
     def questions(self) -> Mapping[str, Payload]:
         return {}
@@ -179,14 +176,6 @@ class InTheClear:
     def announce(self, silo: str, announcement: str) -> None: ...
 
     def leave(self, silo: str) -> None: ...
-
-    @property
-    def wants_snapshot(self) -> bool:
-        return False
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return 0
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
         raise ProtocolError(silo, "snapshot", "nobody asked for one")

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Form, Member, Words, check_additions
+from fedsync.cipher.suites.suite import PAD, PAD_MODULUS, Adder, Member, Words, check_additions
 
 _BLOCK = 16
 # 2^64 minus the modulus.
@@ -96,13 +96,11 @@ class Pad:
         key: 32 bytes that the silos share and the server does not have, used for nothing else.
     """
 
+    form = PAD
+
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._adder = Adder(PAD)
-
-    @property
-    def form(self) -> Form:
-        return PAD
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         stream = self._stream(member, first)

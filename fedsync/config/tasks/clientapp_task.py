@@ -7,20 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.sections.section import Scores, Section
-from fedsync.config.tasks.sampled_tasks import OWN_LOOP_LIBRARIES, TaskSection, Tensor, has_own_loop
+from fedsync.config.sections.section import Section
+from fedsync.config.tasks.sampled_tasks import OwnLoopSection, Tensor
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.model.transfer import MAX_SEALED_BYTES
 
 if TYPE_CHECKING:
     from fedsync.client.silo_facts import Silo
-    from fedsync.tasks.task_protocol import Task
-    from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
+    from fedsync.train.local_trainer import LocalTrainer
     from fedsync.train.options import LocalOptions
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -100,10 +99,8 @@ class TensorConfig(Section):
     """Length along each axis."""
 
 
-class ClientAppConfig(TaskSection):
+class ClientAppConfig(OwnLoopSection):
     """An unmodified Flower ClientApp; see docs/flower-clientapp.md."""
-
-    own_loop: ClassVar[bool] = True
 
     kind: Literal["clientapp"]
     app: str
@@ -119,18 +116,6 @@ class ClientAppConfig(TaskSection):
 
     tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = Field(default_factory=list)
     """Tensors of the first model, if ``model`` is left out; filled in from a ServerApp's ``initial_arrays``."""
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        return OWN_LOOP_LIBRARIES
-
-    @property
-    def scores(self) -> Scores:
-        return "any"
-
-    @property
-    def deals_data(self) -> bool:
-        return False
 
     @field_validator("app", "model")
     @classmethod
@@ -162,10 +147,6 @@ class ClientAppConfig(TaskSection):
             raise ValueError("tensors have a name twice; give each its own")
         return self
 
-    def build(self) -> Task:
-        """Raise `ConfigError`: only the app knows model and data."""
-        raise has_own_loop(self.kind)
-
     def relocated(self, locate: Callable[[str], str]) -> Self:
         app, folder = self._located(self.app, locate)
         model = None if self.model is None else self._located(self.model, locate)[0]
@@ -196,7 +177,3 @@ class ClientAppConfig(TaskSection):
             first = FirstModel(make=CodePlace.parse(self.model).find(folder, "task.model", modules, call=True))
         app = place.find(folder, "task.app", modules)
         return ClientAppTrainer(app, first, site, slots, options, place.root(folder / place.file), run)
-
-    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """Return the trainer itself: only the app at the silo knows the model."""
-        return self.trainer(site, slots, options, run)

@@ -129,15 +129,27 @@ class TaskSection(Section):
         return TaskModel(task, site.seed, run)
 
 
-OWN_LOOP_LIBRARIES = ("torch._dynamo",)
-"""Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.optimizers`."""
+class OwnLoopSection(TaskSection):
+    """Base of tasks with a training loop of their own, so that only silos know the model."""
 
+    own_loop: ClassVar[bool] = True
+    scores: ClassVar[Scores] = "any"
+    libraries: ClassVar[tuple[str, ...]] = ("torch._dynamo",)
+    """Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.optimizers`."""
 
-def has_own_loop(kind: str) -> ConfigError:
-    """Return the error for building a task's model without its own training loop."""
-    problem = "it has a training loop of its own, and its model is where that is, at the silos"
-    remedy = "Ask a silo for the model, or try a run in virtual time. How fast silos are, a run says, not fedsync probe"
-    return ConfigError(f"task.kind {kind}", problem, remedy)
+    deals_data: ClassVar[bool] = False
+    kind: str
+
+    def build(self) -> Task:
+        """Raise `ConfigError`: the model is where the loop is."""
+        problem = "it has a training loop of its own, and its model is where that is, at the silos"
+        remedy = "Ask a silo for the model, or try a run in virtual time. "
+        remedy += "How fast silos are, a run says, not fedsync probe"
+        raise ConfigError(f"task.kind {self.kind}", problem, remedy)
+
+    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
+        """Return the trainer itself: only the silo knows the model."""
+        return self.trainer(site, slots, options, run)
 
 
 class SourceSection(TaskSection):
@@ -253,9 +265,7 @@ class LinearConfig(SourceSection):
     l2: NonNegative = 0.0
     """Strength of the L2 penalty; half of it times the squared norm is added to the loss."""
 
-    @property
-    def linear(self) -> bool:
-        return True
+    linear: ClassVar[bool] = True
 
     @property
     def scores(self) -> Scores:
@@ -278,10 +288,8 @@ class StatisticsSection(SourceSection):
     spread: Positive = 1.0
     """Standard deviation of the random initial groups around 0."""
 
-    @property
-    def scores(self) -> Scores:
-        """Minus the test loss."""
-        return "error"
+    scores: ClassVar[Scores] = "error"
+    """Minus the test loss."""
 
     def solver(self, local: LocalConfig) -> Solver:
         """Return the solver; its pull adds ``learning_rate`` (the step) and ``learning_rate * proximal``."""
@@ -347,10 +355,8 @@ class GaussianMixtureConfig(StatisticsSection):
     floor: Positive = 1e-3
     """Constant that is added to every variance."""
 
-    @property
-    def scores(self) -> Scores:
-        """Mean log-likelihood; as it is of densities, it may be above 0."""
-        return "any"
+    scores: ClassVar[Scores] = "any"
+    """Mean log-likelihood; as it is of densities, it may be above 0."""
 
     def build(self) -> Task:
         from fedsync.extras.tasks.gaussian_mixture import MixtureTask

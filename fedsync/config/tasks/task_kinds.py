@@ -16,7 +16,6 @@ from fedsync.config.sections.section import Scores, Section
 from fedsync.config.tasks.clientapp_task import ClientAppConfig
 from fedsync.config.tasks.sampled_tasks import (
     DEALT,
-    OWN_LOOP_LIBRARIES,
     FactorisationConfig,
     FuzzyConfig,
     GaussianMixtureConfig,
@@ -24,10 +23,10 @@ from fedsync.config.tasks.sampled_tasks import (
     KMeansConfig,
     LinearConfig,
     MlpConfig,
+    OwnLoopSection,
     SequencesConfig,
     Share,
     TaskSection,
-    has_own_loop,
 )
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from fedsync.evaluation.survey.findings import ColumnScale
     from fedsync.tasks.csv_ import CsvTask
     from fedsync.tasks.task_protocol import Task
-    from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
+    from fedsync.train.local_trainer import LocalTrainer
     from fedsync.train.options import LocalOptions
 
 # Tasks import torch. They are imported in `build`, so that a file validates without torch.
@@ -68,13 +67,8 @@ class DigitsConfig(TaskSection):
     """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
     at the end. None: the test samples evaluate every round."""
 
-    @property
-    def scores(self) -> Scores:
-        return "share"
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        return ("sklearn.datasets", "sklearn.model_selection")
+    scores: ClassVar[Scores] = "share"
+    libraries: ClassVar[tuple[str, ...]] = ("sklearn.datasets", "sklearn.model_selection")
 
     def build(self) -> Task:
         from fedsync.tasks.digits import DigitsTask
@@ -198,6 +192,8 @@ class CsvConfig(TaskSection):
     """Statistics that silos compute together before training: counts, missing cells, means, deviations and histograms
     of their columns. Left out, no statistics."""
 
+    scores: ClassVar[Scores] = "share"
+
     @model_validator(mode="after")
     def _has_one_file_a_silo(self) -> Self:
         if (self.files is None) == (self.file is None):
@@ -216,10 +212,6 @@ class CsvConfig(TaskSection):
     @property
     def linear(self) -> bool:
         return self.model == "logistic"
-
-    @property
-    def scores(self) -> Scores:
-        return "share"
 
     def build(self) -> CsvTask:
         from fedsync.tasks.csv_ import CsvTask
@@ -284,26 +276,18 @@ class CsvConfig(TaskSection):
         return self.model_copy(update={"files": files, "file": self.file and locate(self.file)})
 
 
-class SurveyConfig(TaskSection):
+class SurveyConfig(OwnLoopSection):
     """Joint statistics of the silos' columns: a run without training, before a training run or by itself."""
 
-    own_loop: ClassVar[bool] = True
-
+    libraries: ClassVar[tuple[str, ...]] = ()
+    deals_data: ClassVar[bool] = True
     kind: Literal["survey"]
     of: CsvConfig
     """Task whose columns are surveyed."""
 
     @property
-    def scores(self) -> Scores:
-        return "any"
-
-    @property
     def statistics(self) -> ColumnStatisticsConfig:
         return self.of.survey() or ColumnStatisticsConfig()
-
-    def build(self) -> Task:
-        """Raise `ConfigError`: only silos know the columns."""
-        raise has_own_loop(self.kind)
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
         return self.model_copy(update={"of": self.of.emulated(data)})
@@ -328,9 +312,6 @@ class SurveyConfig(TaskSection):
         table = task.table(slot)
         return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)
 
-    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        return self.trainer(site, slots, options, run)
-
 
 class _OwnFileSection(TaskSection):
     """Base of tasks that are defined in a user's Python file."""
@@ -339,9 +320,7 @@ class _OwnFileSection(TaskSection):
     file: str
     """Python file; relative to the strategy file if it exists there."""
 
-    @property
-    def scores(self) -> Scores:
-        return "any"
+    scores: ClassVar[Scores] = "any"
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         return self.model_copy(update={"file": locate(self.file)})
@@ -360,10 +339,8 @@ class CustomConfig(_OwnFileSection):
         return load_task(Path(self.file), self.options)
 
 
-class SiloAppConfig(_OwnFileSection):
+class SiloAppConfig(OwnLoopSection, _OwnFileSection):
     """Your own Python file with a `fedsync.client.SiloApp`, which contains your own training code."""
-
-    own_loop: ClassVar[bool] = True
 
     kind: Literal["silo-app"]
     app: str = "app"
@@ -371,18 +348,6 @@ class SiloAppConfig(_OwnFileSection):
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Values that ``setup`` finds in ``silo.options``."""
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        return OWN_LOOP_LIBRARIES
-
-    @property
-    def deals_data(self) -> bool:
-        return False
-
-    def build(self) -> Task:
-        """Raise `ConfigError`: the user's code makes model and data in one step, at the silo that has the data."""
-        raise has_own_loop(self.kind)
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.client.app import SiloApp
@@ -394,10 +359,6 @@ class SiloAppConfig(_OwnFileSection):
             problem = f"there is no SiloApp by the name of {self.app}"
             raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
         return GuestTrainer(app, replace(site, options=self.options), options, run)
-
-    def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """Return the trainer itself: only the user's code at the silo knows the model."""
-        return self.trainer(site, slots, options, run)
 
 
 TaskConfig = Annotated[

@@ -26,13 +26,8 @@ class PairCounts(Statistic):
     group.
     """
 
-    @property
-    def key(self) -> str:
-        return f"pairs/{BLOCKS}"
-
-    @property
-    def size(self) -> int:
-        return (1 + BLOCKS) * 4
+    key = f"pairs/{BLOCKS}"
+    size = (1 + BLOCKS) * 4
 
     def problem(self, sums: Sums) -> str:
         table = self.table(sums)

@@ -23,6 +23,8 @@ class BlockSums(Statistic):
     measured: str
     columns: int = 2
 
+    whole = False
+
     @property
     def key(self) -> str:
         return f"{self.measured}/{BLOCKS}"
@@ -30,10 +32,6 @@ class BlockSums(Statistic):
     @property
     def size(self) -> int:
         return BLOCKS * self.columns
-
-    @property
-    def whole(self) -> bool:
-        return False
 
     def problem(self, sums: Sums) -> str:
         counts = self.table(sums)[:, 0]

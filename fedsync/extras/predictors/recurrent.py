@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
+from fedsync.policies.predict.narx import average_error
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
 from fedsync.policies.schema import PositiveInt, register
 
@@ -145,6 +146,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
         if session.stale < _PATIENCE and session.epochs < _MOST_EPOCHS:
             return replace(state, session=session)
         error = session.error * session.best.scale**2
+        held = max(int(_HELD_OUT * (len(session.speeds) - LOOK_BACK)), 1)
         # After a constant speed the average's error is 0, so the reference error is at least the rounding error.
         least = _ROUNDING * session.best.mean**2
         return replace(
@@ -152,7 +154,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             trained=session.best,
             session=None,
             due=state.seen + self.renew,
-            promise=error / max(_average_error(session.speeds), least),
+            promise=error / max(average_error(session.speeds, held), least),
         )
 
     def promise(self, state: RecurrentState) -> float | None:
@@ -227,16 +229,6 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             if session.stale >= _PATIENCE:
                 break
         return session
-
-
-def _average_error(speeds: Floats) -> float:
-    """Mean squared error of the moving average, one order ahead, over the held-out speeds."""
-    average, squares, held = float(speeds[0]), 0.0, max(int(_HELD_OUT * (len(speeds) - LOOK_BACK)), 1)
-    for index, speed in enumerate(speeds.tolist()):
-        if index >= len(speeds) - held:
-            squares += (speed - average) ** 2
-        average += _ALPHA * (speed - average)
-    return squares / held
 
 
 def _finish(weights: Weights, state: Floats) -> float:

@@ -32,14 +32,12 @@ class WeightedMean:
 
     by: Share = "silo"
 
+    toward = False
+
     @property
     def weighting(self) -> Weighting | None:
         """The silo knows its own amount; the total is common to the commit."""
         return Weighting(self.by)
-
-    @property
-    def toward(self) -> bool:
-        return False
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
         """Return shares p_i, which sum to 1."""
@@ -69,10 +67,8 @@ class Stale:
     inner: Weigher
     discount: Discount
 
-    @property
-    def weighting(self) -> Weighting | None:
-        """None: a silo cannot know how stale its update will be."""
-        return None
+    weighting = None
+    """None: a silo cannot know how stale its update will be."""
 
     @property
     def toward(self) -> bool:
@@ -117,14 +113,9 @@ class Toward:
 
     inner: Weigher
 
-    @property
-    def weighting(self) -> Weighting | None:
-        """None: the model is needed in the clear."""
-        return None
-
-    @property
-    def toward(self) -> bool:
-        return True
+    weighting = None
+    """None: the model is needed in the clear."""
+    toward = True
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
         return self.inner.coefficients(metas, version)

@@ -268,7 +268,7 @@ class Narx(PredictorPolicy[NarxState]):
                 best, gain, correction = squares, tried, after
         errors = state.errors
         if state.model is None or state.length == 1:
-            errors = best, _average_error(state.rows[:, 0], held)
+            errors = best, average_error(state.rows[:, 0], held)
         return replace(
             state,
             model=replace(model, gain=gain, limit=limit),
@@ -369,7 +369,7 @@ def _corrected(model: Model, correction: float, rows: Floats) -> float:
     return correction
 
 
-def _average_error(speeds: Floats, held: int) -> float:
+def average_error(speeds: Floats, held: int) -> float:
     """Mean squared error of the moving average, one window ahead, over the last ``held`` windows."""
     average, squares = float(speeds[0]), 0.0
     for index, speed in enumerate(speeds.tolist()):

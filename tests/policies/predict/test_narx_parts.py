@@ -10,7 +10,6 @@ from fedsync.core.protocols import SpeedSample
 from fedsync.policies.predict.narx import (
     Model,
     Narx,
-    _average_error,
     _corrected,
     _fold,
     _follow,
@@ -18,6 +17,7 @@ from fedsync.policies.predict.narx import (
     _normal,
     _rows,
     _table,
+    average_error,
 )
 from fedsync.policies.predict.small_network import Training, outputs
 
@@ -63,7 +63,7 @@ def test_inputs_are_scaled_by_their_spread_and_what_does_not_vary_by_its_size() 
 
 def test_the_error_of_the_average_over_what_is_held_out() -> None:
     """1, 1.0, 1.2 are the averages before 1, 2, 4: of the last two the errors are 1 and 2.8."""
-    assert _average_error(np.array([1.0, 2.0, 4.0]), 2) == pytest.approx((1.0 + 2.8**2) / 2)
+    assert average_error(np.array([1.0, 2.0, 4.0]), 2) == pytest.approx((1.0 + 2.8**2) / 2)
 
 
 def test_the_correction_follows_the_error_by_its_gain_within_its_limit() -> None:

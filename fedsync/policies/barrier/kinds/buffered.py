@@ -27,9 +27,7 @@ class Buffered(BarrierPolicy[Failures]):
     size: PositiveInt
     """Updates per commit, from any silos; K in the paper."""
 
-    @property
-    def most_ahead(self) -> float:
-        return inf
+    most_ahead = inf
 
     @property
     def most_updates(self) -> int:

@@ -214,9 +214,7 @@ class Sampled(BarrierPolicy[SampledState]):
     redraw: bool = True
     """Whether each arriving update gives a waiting silo a new sample; otherwise the silo waits for its first sample."""
 
-    @property
-    def most_updates(self) -> int:
-        return 1
+    most_updates = 1
 
     @property
     def symmetric(self) -> bool:

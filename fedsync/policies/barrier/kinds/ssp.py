@@ -217,13 +217,11 @@ class Ssp(BarrierPolicy[SspState]):
     """Orders that a silo may be ahead of the slowest; s in the papers. 0 keeps the silos in lockstep, as ``bsp`` does,
     but commits updates one by one."""
 
+    most_updates = 1
+
     @property
     def most_ahead(self) -> int:
         return self.staleness
-
-    @property
-    def most_updates(self) -> int:
-        return 1
 
     def init(self) -> SspState:
         return SspState()
@@ -261,13 +259,8 @@ class Asp(BarrierPolicy[Failures]):
     Source: PSP, section 10.3; "ZipLine", section 2.2, equation 5.
     """
 
-    @property
-    def most_ahead(self) -> float:
-        return inf
-
-    @property
-    def most_updates(self) -> int:
-        return 1
+    most_ahead = inf
+    most_updates = 1
 
     def init(self) -> Failures:
         return {}

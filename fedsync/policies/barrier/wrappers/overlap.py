@@ -53,6 +53,8 @@ class Overlap(BarrierPolicy[Any]):
     """Share of its own last update that a silo adds to the model when it begins a queued order. 0 is the plain delay. 1
     is CoCoD-SGD: a silo keeps its own progress whole and gets the progress of the others one round late."""
 
+    queues = True
+
     def __post_init__(self) -> None:
         inner = self.inner
         if inner.queues:
@@ -72,10 +74,6 @@ class Overlap(BarrierPolicy[Any]):
     @property
     def named_silos(self) -> dict[str, int]:
         return within(self.inner)
-
-    @property
-    def queues(self) -> bool:
-        return True
 
     @property
     def carries(self) -> bool:
