@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.table import Table
 
 from fedsync.common.files import check_result, read_input, write_result
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, say
 
 if TYPE_CHECKING:
@@ -99,10 +99,8 @@ def disclose(
 
 
 def _table(findings: Sequence[Finding], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("silo", "update", "what is wrong"):
-        table.add_column(column, no_wrap=column != "what is wrong")
-    table.add_column("largest / limit", justify="right", no_wrap=True)
+    names = ("silo", "update", "what is wrong")
+    table = new_table(title, *names, "largest / limit", left=names, wraps="what is wrong")
     for one in findings:
         wrong = ", ".join(one.faults) or ("" if one.unexamined else "nothing")
         wrong += f"{'; ' if one.faults else ''}not examined: {one.unexamined}" if one.unexamined else ""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -150,17 +150,9 @@ def _kinds(text: str) -> list[str]:
 
 def _ranking(ranked: Sequence[Ranked], target: float | None) -> Table:
     title = f"Candidates, the best first{'' if target is None else f'; target {target:g}'}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in (
-        "strategy",
-        "steps",
-        "interval s",
-        "optimizer",
-        "s to target (90 %)",
-        "s a round (90 %)",
-        "samples/s",
-    ):
-        table.add_column(column, justify="left" if column in ("strategy", "optimizer") else "right", no_wrap=True)
+    times = ("s to target (90 %)", "s a round (90 %)", "samples/s")
+    names = ("strategy", "optimizer")
+    table = new_table(title, "strategy", "steps", "interval s", "optimizer", *times, left=names)
     for one in ranked:
         candidate, predicted = one.candidate, one.predicted
         reached = "-" if one.accuracy is None else f"never, at {one.accuracy:.3f}"
@@ -203,9 +195,8 @@ def _why(best: Ranked, said: str) -> str:
 
 
 def _machines(fits: tuple[SiloFit, ...]) -> Table:
-    table = Table(title="Machines as the journal shows them", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("silo", "orders", "samples/s", "ms a step", "jitter", "overhead s", "Mbit/s", "load", "away"):
-        table.add_column(column, justify="left" if column in ("silo", "load") else "right", no_wrap=column != "load")
+    columns = ("silo", "orders", "samples/s", "ms a step", "jitter", "overhead s", "Mbit/s", "load", "away")
+    table = new_table("Machines as the journal shows them", *columns, left=("silo", "load"), wraps="load")
     for fit in fits:
         config = fit.config
         launch_s = getattr(config.curve, "launch_s", 0.0)

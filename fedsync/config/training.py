@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -228,21 +229,7 @@ class LocalConfig(Section):
     def build(self) -> LocalOptions:
         from fedsync.train.options import LocalOptions
 
-        return LocalOptions(
-            optimizer=self.optimizer,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            schedule=self._schedule(self.schedule),
-            clip_norm=self.clip_norm,
-            accumulate=self.accumulate,
-            workers=self.workers,
-            proximal=self.proximal,
-            device=self.device,
-            processes=self.processes,
-            threads=self.threads,
-            resources=self.resources,
-            precision=self.precision,
-            channels_last=self.channels_last,
-            compile="inductor" if self.compile else "",
-            deterministic=self.deterministic,
-        )
+        names = {field.name for field in fields(LocalOptions)} & type(self).model_fields.keys()
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
+        own |= {"schedule": self._schedule(self.schedule), "compile": "inductor" if self.compile else ""}
+        return LocalOptions(**own)

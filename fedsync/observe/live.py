@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -23,7 +22,7 @@ from fedsync.observe.lost_silos import MOST_NAMED, expected_of
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.shares import EndedOrder
 from fedsync.observe.steered import SteeredRun
-from fedsync.observe.tables import silo_table
+from fedsync.observe.tables import new_table, silo_table
 from fedsync.observe.tail import Tail
 from fedsync.observe.terminal import Terminal, words
 
@@ -165,11 +164,8 @@ class LiveRun:
         return words("  ".join(parts), "bold")
 
     def _table(self, now_s: float) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("silo", no_wrap=True)
-        table.add_column("state", no_wrap=True)
-        for column in ("order", "batch", "samples/s", "ETA s", "waiting"):
-            table.add_column(column, justify="right", no_wrap=True)
+        columns = ("silo", "state", "order", "batch", "samples/s", "ETA s", "waiting")
+        table = new_table(None, *columns, left=columns[:2])
         summary = self.ledger.summary()
         whole_s, waited = summary["seconds"], {silo["name"]: silo["wait_s"] for silo in summary["silos"]}
         silos = self.ledger.silos

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from fedsync.observe.quality.paired import PairedTest, corrected, paired
@@ -20,9 +21,7 @@ def silo_table(summary: dict[str, Any]) -> Table:
     title = f"{summary['strategy']}: who waited for whom (seconds)"
     silos, missing = summary["silos"], {each["silo"] for each in summary.get("lost", ())}
     failed = ("failed",) if any(silo.get("failures") for silo in silos) else ()
-    table = figure_table(
-        title, "silo", "orders", *failed, "samples", "batch", "compute", "overhead", "waiting", "share"
-    )
+    table = new_table(title, "silo", "orders", *failed, "samples", "batch", "compute", "overhead", "waiting", "share")
     for silo in silos if len(silos) <= MOST_ROWS else _quantiles(silos):
         share = silo["wait_s"] / summary["seconds"] if summary["seconds"] else 0.0
         table.add_row(
@@ -116,7 +115,7 @@ def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: 
         columns["accuracy"] = [_number(row["accuracy"], "{:.4f}") for row in rows]
     columns["utilised"] = [_number(row["utilisation"], "{:.1%}") for row in rows]
     columns["waiting"] = [_number(row["wait_fraction"], "{:.1%}") for row in rows]
-    table = figure_table(title, *columns)
+    table = new_table(title, *columns)
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
     return table
@@ -126,7 +125,7 @@ def statistics_table(found: Mapping[str, Any]) -> Table:
     """Return the output of `fedsync.evaluation.survey.findings.told` as a table, one row per data column."""
     classes = ", ".join(_cell(count) for count in found["classes"])
     title = f"{found['silos']} silos, {_cell(found['rows'])} training rows, of classes 0, 1 ...: {classes}"
-    table = figure_table(title, "column", "known", "missing", "mean", "deviation", "histogram")
+    table = new_table(title, "column", "known", "missing", "mean", "deviation", "histogram")
     for column in found["columns"]:
         numbers = [_number(column.get(name), "{:.4g}") for name in ("mean", "deviation")]
         table.add_row(
@@ -166,7 +165,7 @@ def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedT
 
 def seed_table(comparisons: Sequence[Comparison]) -> Table:
     title = f"Differences to {comparisons[0].strategy}, seed by seed: mean, 95 % interval, p of paired tests"
-    table = figure_table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
+    table = new_table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
     for figure, tests in seed_tests(comparisons).items():
         for strategy, test in tests.items():
             mean = test.difference
@@ -177,12 +176,12 @@ def seed_table(comparisons: Sequence[Comparison]) -> Table:
     return table
 
 
-def figure_table(title: str, first: str, *columns: str) -> Table:
-    """Return an empty table, names left and numbers right, that suits 80 columns and log files."""
+def new_table(title: str | None, *columns: str, left: Collection[str] = (), wraps: str = "") -> Table:
+    """Return an empty table for 80 columns and log files. Columns of names are ``left``, by default the first one."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
     for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
+        justify: JustifyMethod = "left" if column in (left or columns[:1]) else "right"
+        table.add_column(column, justify=justify, no_wrap=column != wraps)
     return table
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.observe.tables import figure_table
+from fedsync.observe.tables import new_table
 from fedsync.privacy.accounting import shown
 from fedsync.silo.owner.owner_policy import OwnerPolicy, audit_place
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
@@ -24,7 +24,7 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
     for name, budget in policy.privacy.items():
         ledger = PrivacyLedger(name, budget, _file(policy, name), audit).load()
         title = f"{name}: epsilon {budget.epsilon:g} at delta {budget.delta:g}, for each {budget.unit}"
-        table = figure_table(title, "run", "steps and scores", "noise", "epsilon")
+        table = new_table(title, "run", "steps and scores", "noise", "epsilon")
         for run, releases in ledger.by_run.items():
             noise = sorted({release.noise for release in releases})
             told = f"{noise[0]:g}" if len(noise) == 1 else f"{noise[0]:g} to {noise[-1]:g}"

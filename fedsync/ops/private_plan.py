@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.observe.tables import figure_table
+from fedsync.observe.tables import new_table
 from fedsync.privacy.accounting import shown
 from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings
@@ -27,7 +27,7 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | 
         return None
     rounds = stop.rounds or 1
     title = f"{config.name}: planned privacy loss of {rounds} rounds of {config.local.steps} steps"
-    table = figure_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
+    table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
     plan = PrivacyPlan(rounds, config.local.steps, config.local.batch_size, privacy.score_noise)
     for index, silo in enumerate(cluster.silos):
         delta = privacy.delta if silo.privacy is None else silo.privacy.delta
