@@ -55,19 +55,13 @@ class CsvTask(Task):
     `fedsync.model.table_columns` defines gaps. Training rows are the rows in neither the test nor the validation split.
     A silo reads only its own file.
 
+    Without ``positive_above``, targets are the integers ``0 .. classes - 1``, or the declared categories. Arguments not
+    listed here are keys of the task in a strategy file.
+
     Args:
-        files: one file per silo, in the order of silos; a single file with ``everywhere``.
-        positive_above: if given, there are two classes, and a target above this number is class 1. Otherwise targets
-            are the integers ``0 .. classes - 1``, or the declared categories.
-        model: ``logistic`` regression, or an ``mlp`` with one hidden layer.
-        hidden: width of the hidden layer.
-        test_share: share of each class in the silo's own test split, between 0 and 1.
-        validation: share of the other rows for the validation split; see `held_out`.
-        ignore: columns to leave out.
-        text: columns to treat as text, even if all cells of some silo look like numbers.
         scales: scaling of each numeric column; None for the silo's own.
         columns: the run's rules for columns, by name.
-        everywhere: whether every silo has its file under the same name.
+        everywhere: whether every silo has its file under the same name, the only one of ``files``.
 
     Raises:
         ConfigError: in the constructor, an option is out of range; in `data`, a file has an error (names file and

@@ -27,11 +27,6 @@ class DigitsTask(Task):
     Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. All silos share one stratified test split, which
     no silo trains on; ``partition`` divides the rest. A digit that no silo trains on is left out of the test split.
 
-    Args:
-        partition: division of training samples among silos.
-        test_share: share of all samples in the test split, between 0 and 1.
-        validation: share of a silo's training samples for its validation split; see `held_out`.
-
     Raises:
         ConfigError: a share is out of range, or scikit-learn is not installed.
     """

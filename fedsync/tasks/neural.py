@@ -26,15 +26,10 @@ from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 @dataclass(frozen=True, slots=True)
 class SourceTask(Task):
-    """Task on samples from a source.
-
-    Args:
-        partition: division of the samples among silos; None if each silo reads its own samples.
-        test_share: share of test samples if the source has no test split, between 0 and 1.
-        validation: share of a silo's training samples for its validation split; see `held_out`.
+    """Task on samples from a source; ``partition`` is None if each silo reads its own samples.
 
     Raises:
-        ConfigError: a share is out of range; later, errors of the source.
+        ConfigError: an option is out of range; later, errors of the source.
     """
 
     source: Source

@@ -40,6 +40,9 @@ class TaskSection(Section):
     own_loop: ClassVar[bool] = False
     """Whether the task brings its own training loop, so that only silos know its model."""
 
+    deals_data: ClassVar[bool] = True
+    """Whether a silo's number selects its share of the data; then there are at most as many silos as shares."""
+
     @property
     def linear(self) -> bool:
         """Whether the model is a single layer with a convex loss."""
@@ -57,11 +60,6 @@ class TaskSection(Section):
     def build(self) -> Task:
         """Return model and data; raises `ConfigError` if they cannot be built at this machine."""
         raise NotImplementedError
-
-    @property
-    def deals_data(self) -> bool:
-        """Whether a silo's number selects its share of the data; then there are at most as many silos as shares."""
-        return True
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
         """Return notes for the operator on the data of emulated silos, before a run; ``data`` as in `emulated`.
