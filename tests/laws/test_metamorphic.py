@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -54,6 +54,13 @@ def journal(case: int, corner: str) -> list[JournalEntry]:
     """What happened in a corner."""
     scenario = replace(corners(seed=case)[corner].scenario, poll_s=TICK_S)
     return FakeCluster(Coordinator(policies_in(EVERY[case])), scenario).run().entries
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_stays() -> Iterator[None]:
+    """Whoever collects garbage in this process later does not look at journals."""
+    yield
+    journal.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 from zlib import crc32
 
@@ -141,7 +141,6 @@ def cases_of(section: str, *, wraps: bool = False) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", chosen, ids=NAMES.__getitem__)
 
 
-@cache
 def runs(case: int) -> dict[str, Run | Exception]:
     """The runs of a case by corner, all that apply to it; or what kept one from being made."""
     found: dict[str, Run | Exception] = {}
