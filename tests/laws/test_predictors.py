@@ -5,5 +5,5 @@ from tests.laws.watched import cases_of
 
 
 @cases_of("predictor")
-def test_laws(case: int) -> None:
-    keep(case)
+def test_laws(case: int, some: bool) -> None:
+    keep(case, some)

@@ -19,7 +19,7 @@ from fedsync.core.views import ClusterView, Verdict
 from fedsync.observe.ledger import Ledger
 from tests.laws.corners import Corner, applies, corners
 from tests.laws.fake_cluster import FakeCluster, Outcome
-from tests.laws.kinds import cases, configuration, name_of
+from tests.laws.kinds import COMBINED, FURTHER, cases, configuration, name_of
 from tests.laws.scenario import Scenario
 
 CASES = cases()
@@ -131,20 +131,39 @@ def configured(case: int) -> StrategyConfig:
 
 
 def cases_of(section: str, *, wraps: bool = False) -> pytest.MarkDecorator:
-    """The cases of a section, one test each; of barriers those that are around others, or those that are not."""
+    """The cases of a section; of barriers those that are around others, or those that are not.
+
+    Examples of barriers go through all corners, and of other kinds the first, the last and one in the middle. All
+    others go through a fourth of them, and through all with ``make full``.
+    """
     chosen = [
         case
         for case, (each, _, _) in enumerate(CASES)
         if each == section
         and wraps == (each == "barrier" and (barrier := configured(case).barrier) is not barrier.innermost)
     ]
-    return pytest.mark.parametrize("case", chosen, ids=NAMES.__getitem__)
+    own = [case for case in chosen if CASES[case] not in FURTHER]
+    whole = own if section == "barrier" else [own[0], own[len(own) // 2], own[-1]]
+    every = [
+        pytest.param(case, False, id=NAMES[case], marks=() if case in whole else pytest.mark.full) for case in chosen
+    ]
+    some = [
+        pytest.param(case, True, id=f"{NAMES[case]}-some")
+        for case in chosen
+        if case not in whole and CASES[case] not in COMBINED
+    ]
+    return pytest.mark.parametrize(("case", "some"), every + some)
 
 
-def runs(case: int) -> dict[str, Run | Exception]:
-    """The runs of a case by corner, all that apply to it; or what kept one from being made."""
+def runs(case: int, some: bool = False) -> dict[str, Run | Exception]:
+    """The runs of a case by corner, all that apply to it or a fourth of them; or what kept one from being made.
+
+    Each corner is in the fourth of every fourth case.
+    """
     found: dict[str, Run | Exception] = {}
-    for name, corner in corners(crc32(NAMES[case].encode())).items():
+    for number, (name, corner) in enumerate(corners(crc32(NAMES[case].encode())).items()):
+        if some and (number + case) % 4:
+            continue
         config = configuration(CASES[case], dict(corner.stop), corner.min_silos)
         if applies(corner, config.policies(), config.barrier.innermost.needs_losses):
             try:
