@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -42,6 +43,12 @@ _LONG = (
 def _turn(item: pytest.Item) -> int:
     """When its file begins: files that fork, then long ones in their order, then all others."""
     return next((n for n, begin in enumerate((_FORKING, *_LONG)) if item.nodeid.startswith(begin)), 1 + len(_LONG))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The file of adapters imports libraries for seconds, where they are installed, and all its tests need them."""
+    adapters = collection_path == Path(__file__).with_name("client") / "test_adapters.py"
+    return True if adapters and "not examples" in config.option.markexpr else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

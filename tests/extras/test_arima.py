@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from statsmodels.tsa.arima.model import ARIMA
 
 from fedsync.core.protocols import SpeedSample
 from fedsync.extras.predictors.arima import Arima, ArimaState
@@ -23,6 +22,8 @@ def test_it_forecasts_what_statsmodels_forecasts_with_the_same_parameters() -> N
     arima = Arima(d=1, samples=120)
     state = arima.learn(seen(arima, SPEEDS[:120].tolist()), 1)
     unit = SPEEDS[:120].mean()
+    from statsmodels.tsa.arima.model import ARIMA  # seconds, for every process that only collects this file
+
     result = ARIMA(SPEEDS[:120] / unit, order=(2, 1, 1), trend="n").fit(method_kwargs={"maxiter": 30, "disp": 0})
     assert arima.forecast(state) == pytest.approx(result.forecast(1)[0] * unit, rel=1e-6)
     for speed in SPEEDS[120:]:
