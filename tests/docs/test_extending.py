@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from tests.e2e.deployed import SMALL
+
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, FEATURES_PAGE = DOCS / "extending.md", DOCS / "extending-features.md"
 RUN = """\
@@ -58,7 +60,8 @@ def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **chang
     (folder / plugin).write_text(text, encoding="utf-8")
     (folder / "run.yaml").write_text(
         f"name: features\nplugin: {plugin}\nextensions: {extensions}\nstop: {{rounds: {rounds}}}\n"
-        "barrier: {kind: bsp}\nbalancer: {kind: fixed}\nlocal: {steps: 4, batch_size: 8}\ntask: {kind: digits}\n",
+        "barrier: {kind: bsp}\nbalancer: {kind: fixed}\nlocal: {steps: 4, batch_size: 8}\n"
+        f"{SMALL.replace('=', ': ', 1)}\n",
         encoding="utf-8",
     )
     subprocess.run([sys.executable, "-c", FEATURES], cwd=folder, check=True, timeout=240)
@@ -108,7 +111,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.run import run_virtual
 from server_app import WithoutOutliers, app
-config = StrategyConfig.load("bsp", ["stop.rounds=3"]).with_policies({"aggregation": WithoutOutliers(most=1.0)})
+small = "task={kind: mlp, data: {kind: blobs, samples: 200}}"
+config = StrategyConfig.load("bsp", [small, "stop.rounds=3"]).with_policies({"aggregation": WithoutOutliers(most=1.0)})
 cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})
 print(*run_virtual(config, cluster, Path("run"))["notes"])
 """
