@@ -27,7 +27,7 @@ def _training(config: StrategySections) -> dict[str, bool]:
         ),
         f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
         "them; write noise_multiplier": (
-            privacy is not None and privacy.target_epsilon is not None and config.barrier.innermost.unequal_steps
+            privacy is not None and privacy.target_epsilon is not None and config.barrier.innermost.sets_steps
         ),
         f"task.standardise {standardise!r} scales a row by other rows, which no noise hides; give mean and deviation "
         "of each column, as in standardise: {age: [54, 9]}, from what is generally known": isinstance(standardise, str),
