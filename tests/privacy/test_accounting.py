@@ -1,0 +1,134 @@
+"""Epsilon of a schedule: what the libraries of others find for the same releases, and noise for a given epsilon."""
+
+import random
+from collections import Counter
+from math import inf
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from fedsync.privacy.accounting import epsilon, fits, noise_for, shown
+from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.release import PrivateSettings, Release
+
+DELTA = 1e-5
+
+
+def schedule(seed: int) -> list[tuple[Release, int]]:
+    """Phases of a run: rates, noise and steps change with the batch sizes that a server chooses."""
+    drawn = random.Random(seed)
+    return [
+        (Release(drawn.choice([0.01, 0.04, 0.1, 0.3, 1.0]), drawn.uniform(1.5, 6.0)), drawn.randint(1, 60))
+        for _ in range(drawn.randint(1, 3))
+    ]
+
+
+def by_hand(phases: list[tuple[Release, int]], kind: str) -> float:
+    accountant = PLDAccountant() if kind == "pld" else RdpAccountant()
+    for release, times in phases:
+        event = dp_event.PoissonSampledDpEvent(release.rate, dp_event.GaussianDpEvent(release.noise))
+        accountant.compose(event, times)
+    return float(accountant.get_epsilon(DELTA))
+
+
+def counted(phases: list[tuple[Release, int]]) -> Counter[Release]:
+    found: Counter[Release] = Counter()
+    for release, times in phases:
+        found[release] += times
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_changing_schedule_costs_what_dp_accounting_finds_by_hand(seed: int) -> None:
+    phases = schedule(seed)
+    found = epsilon(counted(phases), DELTA)
+    assert found == pytest.approx(by_hand(phases, "pld"), abs=1e-6)
+    # The grid of orders is our own, and so a bound that is not the library's; both are above the exact figure.
+    assert min(epsilon(counted(phases), DELTA, "rdp"), by_hand(phases, "rdp")) >= found
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.02, 1.5, 200), (0.1, 3.0, 50), (0.5, 6.0, 20)])
+def test_constant_rates_cost_what_opacus_finds(rate: float, noise: float, steps: int) -> None:
+    """Opacus' PRV accountant bounds its own error: ours lies within it. Its RDP orders give ours within a twentieth."""
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    error = 0.01
+    others = PRVAccountant(), RDPAccountant()
+    for accountant in others:
+        accountant.history = [(noise, rate, steps)]
+    prv = others[0].get_epsilon(DELTA, eps_error=error)  # the upper end of its interval
+    releases = {Release(rate, noise): steps}
+    ours = epsilon(releases, DELTA)
+    assert prv - 2 * error <= ours <= prv + error
+    bound = others[1].get_epsilon(DELTA)
+    assert epsilon(releases, DELTA, "rdp") == pytest.approx(bound, rel=0.05)
+    assert bound >= ours
+
+
+def test_a_full_batch_costs_what_the_gaussian_mechanism_costs() -> None:
+    """Balle and Wang 2018 (arXiv:1805.06530), equation 6: delta of the Gaussian mechanism at an epsilon."""
+    from scipy.stats import norm
+
+    noise, times = 4.0, 9
+    found, single = epsilon({Release(1.0, noise): times}, DELTA), noise / times**0.5
+    delta = norm.cdf(0.5 / single - found * single) - np.exp(found) * norm.cdf(-0.5 / single - found * single)
+    assert delta == pytest.approx(DELTA, rel=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["pld", "rdp"])
+def test_the_order_of_releases_does_not_matter(kind: str) -> None:
+    phases = [(Release(0.1, 2.0), 10), (Release(1.0, 5.0), 3), (Release(0.02, 1.5), 40)]
+    found = {epsilon(counted(each), DELTA, kind) for each in (phases, phases[::-1], [*phases[1:], phases[0]])}  # type: ignore[arg-type]
+    assert len(found) == 1
+
+
+def test_more_steps_less_noise_and_larger_batches_cost_more() -> None:
+    costs = [epsilon({Release(0.1, 3.0): 10}, DELTA), epsilon({Release(0.1, 3.0): 20}, DELTA)]
+    costs += [epsilon({Release(0.2, 3.0): 20}, DELTA), epsilon({Release(0.2, 2.0): 20}, DELTA)]
+    assert costs == sorted(costs) and len(set(costs)) == 4
+
+
+def test_nothing_costs_nothing_and_no_noise_everything() -> None:
+    assert epsilon({}, DELTA) == epsilon({Release(0.1, 1.0): 0}, DELTA) == 0
+    assert epsilon({Release(0.1, 0.0): 1}, DELTA) == inf
+    assert (shown(inf), shown(1.0), shown(1.00001)) == ("infinite", "1.000", "1.001")
+
+
+def test_a_budget_holds_at_its_edge_by_the_exact_figure_and_by_the_bound() -> None:
+    releases = {Release(0.1, 2.0): 30}
+    exact, bound = epsilon(releases, DELTA), epsilon(releases, DELTA, "rdp")
+    assert exact < bound
+    assert fits(releases, exact, DELTA) and not fits(releases, exact * 0.999, DELTA)
+    assert fits(releases, bound, DELTA, "rdp") and not fits(releases, bound * 0.999, DELTA, "rdp")
+    assert fits(releases, bound * 0.999, DELTA)
+
+
+@pytest.mark.parametrize(("rounds", "batch", "scores"), [(3, 40, None), (5, 20, 20.0)])
+def test_the_noise_of_a_plan_costs_the_target_and_hardly_less(rounds: int, batch: int, scores: float | None) -> None:
+    plan, settings = PrivacyPlan(rounds, 4, batch, scores), PrivateSettings(1.0, None, 400)
+    noise = plan.noise(settings, 1.0, DELTA, 0.1)
+
+    def cost(noise: float) -> float:
+        return plan.epsilon(PrivateSettings(1.0, noise, 400), DELTA)
+
+    assert cost(noise) <= 1.0 < cost(0.995 * noise)
+
+
+def test_noise_is_at_least_what_the_owner_demands() -> None:
+    assert noise_for(50.0, DELTA, lambda noise: {Release(0.01, noise): 1}, least=3.0) == 3.0
+
+
+def test_a_plan_that_no_noise_saves_is_refused() -> None:
+    plan = PrivacyPlan(10, 1, 8, score_noise=1.0)
+    with pytest.raises(ValueError, match=r"no noise brings the plan to epsilon 0\.5"):
+        plan.noise(PrivateSettings(1.0, None, 400), 0.5, DELTA, 0.1)
+
+
+def test_a_plan_counts_each_step_and_each_evaluation() -> None:
+    """Ten rounds of three steps; the models of ten rounds are scored, the first and the last version besides."""
+    settings = PrivateSettings(1.0, 2.0, 40)
+    assert PrivacyPlan(10, 3, 8, 5.0).releases(settings) == {Release(0.2, 2.0): 30, Release(1.0, 5.0): 12}
+    assert PrivacyPlan(10, 3, 80).releases(settings) == {Release(1.0, 2.0): 30}
