@@ -4,6 +4,9 @@ A step draws units independently, each with the rate that the ordered batch size
 have no unit at all, and is then noise alone. The sum of clipped gradients, with noise, is divided by the ordered batch
 size, which is public, and not by the number of units drawn.
 
+A server may choose a model with which one row's gradient is not finite. Such a gradient counts as zero, and such a loss
+too: else the failure of the order would tell that the row is there.
+
 Source: Abadi et al. 2016 (arXiv:1607.00133), Algorithm 1. Opacus computes and clips the gradients of single rows.
 """
 
@@ -18,9 +21,11 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, Diverged, ProtocolError
 from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.report_checks import check_evaluation
+from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import SiloSlot, Task
@@ -29,6 +34,7 @@ from fedsync.train.dp_sgd.noise import PrivateRandom, SeededRandom, SystemRandom
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
+from fedsync.train.postmortem import Postmortem
 
 _MOST_VALUES = 2**25
 """Values of single gradients that are computed together; they take four bytes each."""
@@ -52,7 +58,7 @@ class PrivateTrainer(Trainer):
         self._random: PrivateRandom = SystemRandom()
         self._rows_of: list[NDArray[np.int64]] | None = None
         self._clipping: DPOptimizer | None = None
-        self._steady = [each for each in self._model.buffers() if each.is_floating_point()]
+        self._steady = list(self._model.buffers())
 
     def make_private(self, settings: PrivateSettings) -> int:
         if settings.person_column:
@@ -82,6 +88,21 @@ class PrivateTrainer(Trainer):
             problem = "training changes a buffer of the model, such as running statistics, which has no noise"
             raise ConfigError("privacy", problem, "Use layers without running statistics, such as GroupNorm")
         return result
+
+    def _why_diverged(
+        self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
+    ) -> Diverged:
+        """Describe an update that is not finite, without a repetition of its order."""
+        return Postmortem().error(order.learning_rate, loss)
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        """Evaluate the loaded weights; a loss that is not finite is left out, so that no row makes it fail."""
+        found = super()._evaluate(split)
+        try:
+            check_evaluation(self._name, found)
+        except ProtocolError:
+            return Evaluation(None, found.correct, found.samples)
+        return found
 
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the rows of each step's units."""
@@ -119,12 +140,13 @@ class PrivateTrainer(Trainer):
             single = getattr(parameter, "grad_sample", None)
             if single is None:  # the loss does not depend on it
                 single = torch.zeros((len(rows), *parameter.shape), dtype=parameter.dtype, device=parameter.device)
+            single = single.to(parameter.dtype).nan_to_num(0.0, 0.0, 0.0)
             parameter.grad_sample = single if self._rows_of is None else _means(single, of, len(units))  # type: ignore[attr-defined]
         self._clipping.clip_and_accumulate()
         for parameter, total in zip(self._parameters, sums, strict=True):
             total += parameter.summed_grad.view_as(total)  # type: ignore[attr-defined]
             parameter.summed_grad = parameter.grad_sample = None  # type: ignore[attr-defined]
-        return loss * len(units)
+        return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
