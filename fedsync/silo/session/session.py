@@ -209,7 +209,8 @@ class SiloSession:
         base = self._receive(received, order.base_version)
         received_s = perf_counter()
         model, cursor = self._about(order, base)
-        outcome = self._run(order, model, cursor, watch)
+        with nullcontext() if self._guard is None else self._guard.spending(order):
+            outcome = self._run(order, model, cursor, watch)
         if self._owner.limits is not None:
             self._owner.check_done(outcome.report.samples)
         if self._guard is not None:
