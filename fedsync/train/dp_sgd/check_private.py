@@ -41,7 +41,7 @@ def check_options(options: LocalOptions) -> None:
 
 def check_layers(model: nn.Module) -> None:
     """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, or whose rows have no gradients."""
-    for error in ModuleValidator.validate(model, strict=False):
+    for error in (*ModuleValidator.validate(model, strict=False), *GradSampleModule.validate(model, strict=False)):
         problem = f"a layer of the model mixes the rows of a batch or hides their gradients: {error}"
         remedy = "Replace BatchNorm by GroupNorm, LSTM by opacus.layers.DPLSTM, MultiheadAttention by "
         raise ConfigError("privacy, model", problem, f"{remedy}opacus.layers.DPMultiheadAttention")
