@@ -1,0 +1,390 @@
+"""DP-SGD at a silo: each step worked out by hand, what cannot be trained so, and where random numbers come from."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedsync.common.errors import ConfigError, Diverged
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
+from fedsync.model.layout import Vector
+from fedsync.privacy.release import PrivateSettings
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.train.dp_sgd import private_trainer
+from fedsync.train.dp_sgd.noise import SeededRandom, SystemRandom
+from fedsync.train.options import LocalOptions
+from tests.privacy.make import INPUTS, TARGETS, Fixed, Line, clipped, order, slot, trainer
+from tests.train.make import TwoClasses
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+CLIP, NOISE = 2.0, 0.5
+SETTINGS = PrivateSettings(CLIP, NOISE, 4)
+NEARLY_NONE = PrivateSettings(CLIP, 1e-9, 4)
+START = np.array([0.5, -0.25], np.float32)
+# A chance of one in ten thousand million for each test of a distribution.
+NEVER = 1e-10
+
+
+@pytest.fixture
+def random(monkeypatch: pytest.MonkeyPatch) -> Fixed:
+    """Random numbers of the next order; the test says each step's units."""
+    fixed = Fixed()
+    monkeypatch.setattr(private_trainer, "SystemRandom", lambda: fixed)
+    return fixed
+
+
+def row_gradients(weights: Vector = START) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Gradients of the four rows of `Line`, by hand."""
+    inputs, targets = INPUTS.double().numpy(), TARGETS.double().numpy()
+    return 2 * (inputs @ weights.astype(np.float64)[:, None] - targets) * inputs
+
+
+def test_a_step_is_the_clipped_sum_with_noise_over_the_ordered_batch(random: Fixed) -> None:
+    """Rows 0, 1 and 3 are drawn for a batch of 2; the first is cut from a norm of 5 to 2, and the others are not."""
+    random.units = [[0, 1, 3]]
+    gradients = row_gradients()
+    norms = np.linalg.norm(gradients, axis=1)
+    assert norms[0] > 2 * CLIP and max(norms[1], norms[3]) < CLIP
+    found = trainer(settings=SETTINGS).run(order(), START, Cursor())
+    total = gradients[0] * CLIP / norms[0] + gradients[1] + gradients[3]
+    np.testing.assert_allclose(found.update, -(total + NOISE * CLIP * 1.0) / 2, rtol=1e-5)
+    assert random.rates == [(4, 0.5)] and random.drawn == 1
+    assert (found.report.steps, found.report.samples) == (1, 2)
+
+
+def test_a_step_begins_where_the_last_one_ended(random: Fixed) -> None:
+    random.units = [[2], [0, 2]]
+    found = trainer(settings=SETTINGS).run(order(max_steps=2, learning_rate=0.1), START, Cursor())
+    weights = START.astype(np.float64)
+    for number, rows in enumerate(([2], [0, 2]), 1):
+        weights = weights - 0.1 * (clipped(row_gradients(weights)[rows], CLIP) + NOISE * CLIP * number) / 2
+    np.testing.assert_allclose(found.update, weights - START, rtol=1e-5)
+
+
+def test_units_are_added_up_alike_in_pieces(random: Fixed, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, found = trainer(settings=SETTINGS), []
+    for values in (2**25, 2):
+        monkeypatch.setattr(private_trainer, "_MOST_VALUES", values)
+        random.units, random.drawn = [[0, 1, 2, 3]], 0
+        found.append(subject.run(order(), START, Cursor()))
+    np.testing.assert_allclose(found[0].update, found[1].update, rtol=1e-6)
+    assert found[0].report.loss == pytest.approx(found[1].report.loss)
+
+
+def test_an_empty_draw_gives_noise_alone(random: Fixed) -> None:
+    random.units = [[], []]
+    found = trainer(settings=SETTINGS).run(order(max_steps=2), START, Cursor())
+    np.testing.assert_allclose(found.update, [-NOISE * CLIP * (1 + 2) / 2] * 2, rtol=1e-6)
+    assert found.report.loss == 0 and found.report.steps == 2
+
+
+def test_a_person_of_two_rows_counts_once_by_the_mean_of_its_gradients(random: Fixed) -> None:
+    """Persons 0 and 1 have rows 0 and 2, and 1 and 3. Only person 0's mean gradient is longer than the clip."""
+    subject = trainer(Line(persons=[5, 9, 5, 9]))
+    assert subject.make_private(PrivateSettings(CLIP, NOISE, 2, "person")) == 2
+    random.units = [[0, 1]]
+    found = subject.run(order(batch_size=1), START, Cursor())
+    gradients = row_gradients()
+    means = np.stack([gradients[[0, 2]].mean(axis=0), gradients[[1, 3]].mean(axis=0)])
+    assert np.linalg.norm(means[0]) > CLIP > np.linalg.norm(means[1])
+    np.testing.assert_allclose(found.update, -(clipped(means, CLIP) + NOISE * CLIP), rtol=1e-5)
+    assert random.rates == [(2, 0.5)]
+
+
+def test_persons_are_told_for_each_row() -> None:
+    with pytest.raises(ConfigError, match=r"\(3,\) numbers for 4 rows; Return one a training row|\(3,\) numbers"):
+        trainer(Line(persons=[1, 2, 3]), PrivateSettings(CLIP, NOISE, 2, "person"))
+    with pytest.raises(ConfigError, match="does not tell which samples are of one person"):
+        trainer(TwoClasses(), PrivateSettings(CLIP, NOISE, 2, "person"))
+
+
+class TwoParts(Line):
+    """A model with a part that the loss leaves out, and one that is frozen."""
+
+    def model(self) -> nn.Module:
+        model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("used", "unused", "frozen")})
+        model["frozen"].requires_grad_(False)
+        model.forward = lambda rows: model["used"](rows) + model["frozen"](rows)  # type: ignore[method-assign]
+        return model
+
+
+def test_parts_without_a_gradient_have_noise_and_frozen_ones_none(random: Fixed) -> None:
+    random.units = [[1, 3]]
+    subject = trainer(TwoParts(), SETTINGS)
+    base = subject.initial_model()
+    before = {name: value.clone() for name, value in subject._model.state_dict().items()}
+    update = subject.run(order(), base, Cursor()).update
+    parts = subject.layout.split(update)
+    np.testing.assert_allclose(parts["unused.weight"], [[-NOISE * CLIP * 2 / 2] * 2], rtol=1e-6)
+    assert parts["used.weight"].any() and "frozen.weight" not in parts
+    assert torch.equal(before["frozen.weight"], subject._model.state_dict()["frozen.weight"])
+
+
+def test_the_norm_goes_over_all_parts_of_the_model(random: Fixed) -> None:
+    """One row's part in the update is at most the clip, over all tensors together."""
+    subject = trainer(TwoClasses(), NEARLY_NONE)
+    base = subject.initial_model() * 40  # long gradients
+    random.units = [[3]]
+    update = subject.run(order(batch_size=1), base, Cursor()).update
+    assert np.linalg.norm(update) == pytest.approx(CLIP, rel=1e-4)
+
+
+@pytest.mark.parametrize("spoiled", [math.inf, math.nan, 1e38])
+def test_a_row_that_overflows_counts_nothing_and_is_not_told(spoiled: float, random: Fixed) -> None:
+    """A lying server sends a model with which one row's loss or gradient is not finite; the order must not fail."""
+
+    class Spoiled(Line):
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            scale = torch.where(batch[0][:, :1] == 3, spoiled, 1.0)
+            return ((model(batch[0]) - batch[1]).square() * scale).mean()
+
+        def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+            errors, right = super().score(model, batch)
+            return errors * spoiled, right
+
+    subject = trainer(Line(), SETTINGS)
+    subject._task = Spoiled()
+    random.units = [[0, 1, 3]]
+    found = subject.run(order(evaluate=True), START, Cursor())
+    if spoiled == 1e38:  # the norm is infinite, but the gradient is not
+        assert np.isfinite(found.update).all()
+    else:
+        total = row_gradients()[[1, 3]].sum(axis=0)
+        np.testing.assert_allclose(found.update, -(total + NOISE * CLIP) / 2, rtol=1e-5)
+    assert found.report.loss is not None and math.isfinite(found.report.loss)
+    assert found.report.evaluation is not None and found.report.evaluation.correct is not None
+
+
+def test_an_update_that_is_not_finite_is_refused_without_training_again(random: Fixed) -> None:
+    random.units = [[2], [2]]
+    with pytest.raises(Diverged):
+        trainer(settings=SETTINGS).run(order(1, max_steps=2, learning_rate=3e38), START, Cursor())
+    assert random.drawn == 2
+
+
+@pytest.mark.parametrize("options", [{"optimizer": "adam"}, {"momentum": 0.9}, {"proximal": 0.1}, {"clip_norm": 0.5}])
+def test_optimizers_and_terms_of_the_model_alone_go_with_privacy(options: dict[str, Any], random: Fixed) -> None:
+    """They change what is done with the noisy gradient: equal noise and no rows give the same update, whatever data."""
+    updates = []
+    for scale in (1.0, 3.0):
+
+        class Scaled(Line):
+            def data(self, slot: SiloSlot, scale: float = scale) -> SiloData:
+                return SiloData(*(TensorDataset(INPUTS * scale, TARGETS) for _ in range(2)))
+
+        random.units, random.drawn = [[], []], 0
+        updates.append(trainer(Scaled(), SETTINGS, **options).run(order(max_steps=2), START, Cursor()).update)
+    assert updates[0].any()
+    np.testing.assert_array_equal(*updates)
+
+
+class Layers(TwoClasses):
+    def __init__(self, *layers: nn.Module) -> None:
+        self._layers = layers
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), *self._layers, nn.Linear(8, 2))
+
+
+def test_batch_norm_is_refused_with_its_name_and_a_remedy() -> None:
+    with pytest.raises(ConfigError) as caught:
+        trainer(Layers(nn.BatchNorm1d(8)))
+    assert "BatchNorm" in caught.value.problem and "GroupNorm" in str(caught.value)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cell: type[nn.Module]) -> None:
+        super().__init__()
+        self.cell, self.last = cell(1, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found: Tensor = self.last(self.cell(rows.unsqueeze(-1))[0][:, -1])
+        return found
+
+
+class Sequences(TwoClasses):
+    def __init__(self, cell: type[nn.Module]) -> None:
+        self._cell = cell
+
+    def model(self) -> nn.Module:
+        return Recurrent(self._cell)
+
+
+class Weighed(nn.Linear):
+    """A layer with parameters and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+
+
+def test_a_layer_whose_rows_have_no_gradients_is_refused_with_its_name() -> None:
+    with pytest.raises(ConfigError, match=r"hides their gradients.*Weighed"):
+        trainer(Layers(Weighed()))
+
+
+def test_an_lstm_is_refused_and_opacus_own_trains() -> None:
+    from opacus.layers import DPLSTM
+
+    with pytest.raises(ConfigError, match="DPLSTM"):
+        trainer(Sequences(nn.LSTM))
+    subject = trainer(Sequences(DPLSTM), PrivateSettings(1.0, 1.0, 40))
+    assert subject.run(order(batch_size=8), subject.initial_model(), Cursor()).update.any()
+
+
+def test_group_norm_and_dropout_train() -> None:
+    subject = trainer(Layers(nn.GroupNorm(2, 8), nn.Dropout(0.5)), PrivateSettings(1.0, 1.0, 40))
+    assert subject.run(order(batch_size=8), subject.initial_model(), Cursor()).update.any()
+
+
+class Compares(Line):
+    """A loss that pulls rows of a batch apart from each other."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        outputs = model(batch[0])
+        return super().loss(model, batch) + (outputs - outputs.mean(dim=0)).square().mean()
+
+
+class Sums(Line):
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return super().loss(model, batch) * len(batch[0])
+
+
+@pytest.mark.parametrize("task", [Compares(), Sums()])
+def test_a_loss_that_is_no_mean_over_rows_is_refused(task: Task) -> None:
+    with pytest.raises(ConfigError, match=r"not the mean of the losses of its rows.*Return the mean over rows"):
+        trainer(task)
+
+
+class Counting(nn.Module):
+    """A layer that keeps a sum of what it sees."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2, dtype=kind))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.training:
+            self.seen += rows.detach().sum(dim=0).to(self.seen.dtype)
+        return rows
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+def test_a_buffer_that_follows_the_data_is_refused(kind: torch.dtype, random: Fixed) -> None:
+    class Kept(Line):
+        def model(self) -> nn.Module:
+            return nn.Sequential(Counting(kind), nn.Linear(2, 1, bias=False))
+
+    random.units = [[0, 1]]
+    subject = trainer(Kept(), SETTINGS)
+    with pytest.raises(ConfigError, match=r"changes a buffer.*GroupNorm"):
+        subject.run(order(), subject.initial_model(), Cursor())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("processes", {"processes": 2}),
+        ("workers", {"workers": 1}),
+        ("compile", {"compile": "eager"}),
+        ("precision", {"precision": "fp16"}),
+    ],
+)
+def test_options_without_gradients_of_rows_are_refused(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"local.{name}: .*Leave {name} out"):
+        trainer(**options)
+
+
+def test_a_loop_of_the_user_s_own_is_refused() -> None:
+    """Every trainer refuses unless it says otherwise."""
+    from fedsync.train.loop import Trainer
+
+    subject = Trainer(Line(), slot(), LocalOptions(device="cpu"))
+    with pytest.raises(ConfigError, match=r"a loop of its own.*Write a task without a loop"):
+        subject.make_private(SETTINGS)
+
+
+def test_nothing_is_trained_before_the_noise_is_chosen() -> None:
+    for settings in (None, PrivateSettings(CLIP, None, 4)):
+        with pytest.raises(ConfigError, match="has chosen no noise yet"):
+            trainer(settings=settings).run(order(), START, Cursor())
+
+
+def many(settings: PrivateSettings, seed: int = 1, torch_seed: int = 0) -> Vector:
+    """Noise of one step with twenty thousand weights of which no row is drawn."""
+
+    class Wide(Line):
+        def model(self) -> nn.Module:
+            return nn.Linear(2, 10_000, bias=False)
+
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            return model(batch[0]).square().mean()
+
+    subject = trainer(Wide(), settings)
+    torch.manual_seed(torch_seed)
+    np.random.seed(torch_seed)
+    return subject.run(order(batch_size=1, seed=seed), np.zeros(20_000, np.float32), Cursor()).update
+
+
+def test_noise_has_the_size_of_noise_times_clip_and_a_normal_s_shape() -> None:
+    """With all weights zero every gradient is zero too."""
+    found = many(PrivateSettings(CLIP, 3.0, 4)) / (3.0 * CLIP)
+    assert stats.kstest(found, "norm").pvalue > NEVER
+    # Bounds of seven standard errors, and a tail of 4 sigma that 0.006 % of normal numbers reach.
+    assert abs(found.mean()) < 7 / math.sqrt(20_000) and abs(found.var() - 1) < 7 * math.sqrt(2 / 20_000)
+    assert 0 < np.mean(np.abs(found) > 3) < 0.01 and np.abs(found).max() < 8.6
+
+
+def test_noise_of_the_operating_system_follows_no_seed() -> None:
+    settings = PrivateSettings(CLIP, 1.0, 4)
+    found = [many(settings) for _ in range(2)]
+    assert not (found[0] == found[1]).any() or np.mean(found[0] == found[1]) < 1e-3
+    assert abs(np.corrcoef(found[0], found[1])[0, 1]) < 0.06
+
+
+def test_noise_of_virtual_time_follows_the_order_s_seed_alone() -> None:
+    settings = PrivateSettings(CLIP, 1.0, 4, seeded=True)
+    one, again, other = many(settings), many(settings, torch_seed=5), many(settings, seed=2)
+    np.testing.assert_array_equal(one, again)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
+    for random in (SeededRandom(3), SystemRandom()):
+        assert stats.kstest(random.normal(torch.zeros(20_000)).numpy(), "norm").pvalue > NEVER
+
+
+@pytest.mark.parametrize("source", [SystemRandom, lambda: SeededRandom(4)])
+def test_units_are_drawn_one_by_one_with_the_rate(source: Any) -> None:
+    """Counts are binomial; the draws of two units are independent."""
+    random, units, times = source(), 50, 2000
+    drawn = np.zeros((times, units))
+    for row in drawn:
+        row[random.chosen(units, 0.3)] = 1
+    counts = drawn.sum(axis=1)
+    expected = stats.binom.pmf(np.arange(8, 23), units, 0.3) * times
+    found = np.array([(counts == count).sum() for count in range(8, 23)])
+    assert stats.chisquare(found, expected * found.sum() / expected.sum()).pvalue > NEVER
+    assert abs(drawn.mean() - 0.3) < 7 * math.sqrt(0.21 / drawn.size)
+    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 7 / math.sqrt(times)
+    assert len(random.chosen(10, 1.0)) == 10
+
+
+def test_system_numbers_are_new_for_each_order_and_each_part_of_an_order() -> None:
+    one, other = SystemRandom(), SystemRandom()
+    parts = [one.normal(torch.zeros(1000)), one.normal(torch.zeros(1000)), other.normal(torch.zeros(1000))]
+    assert all(not torch.equal(parts[first], parts[second]) for first, second in ((0, 1), (0, 2), (1, 2)))
+    assert one.normal(torch.zeros(3, 5, dtype=torch.float64)).shape == (3, 5)
+
+
+def test_a_task_of_a_private_run_has_the_private_trainer() -> None:
+    task = StrategyConfig.load("fedavg").task
+    from fedsync.client.silo_facts import Silo
+
+    site = Silo(0, "a", 1, "cpu")
+    made = task.trainer(site, 3, LocalOptions(device="cpu", private=True))
+    assert isinstance(made, private_trainer.PrivateTrainer)
