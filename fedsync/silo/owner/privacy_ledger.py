@@ -63,6 +63,7 @@ class PrivacyLedger:
     by_run: dict[str, Counter[Release]] = field(default_factory=dict)
     _n: int = 0
     _digest: str = FIRST
+    _digests: list[str] = field(default_factory=list)
     _size: int = 0
 
     def load(self) -> PrivacyLedger:
@@ -71,8 +72,8 @@ class PrivacyLedger:
             self._read()
         if self.file is not None and self.audit is not None:
             n, digest = last_entry(self.audit, self.name)
-            if n > self._n or (n == self._n and digest != self._digest):
-                problem = f"it ends with entry {self._n}, and the audit log has entry {n}: an older ledger was put back"
+            if n > self._n or (n and digest != self._digests[n - 1]):
+                problem = f"it has not the entry {n} that the audit log has: an older ledger was put back"
                 raise ConfigError(str(self.file), problem, "Put back the newest; what it lacks cannot be spent again")
         return self
 
@@ -150,6 +151,7 @@ class PrivacyLedger:
 
     def _take(self, line: Mapping[str, Any]) -> None:
         self._n, self._digest = line["n"], line["digest"]
+        self._digests.append(self._digest)
         release = Release(line["rate"], line["noise"])
         self.spent[release] += line["times"]
         self.by_run.setdefault(line["run"], Counter())[release] += line["times"]
