@@ -1,0 +1,436 @@
+"""What a budget lets a run do at a silo, what is entered for it, and what of its reports leaves."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, OwnerRefusal
+from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
+from fedsync.config.sections.survey import survey_of
+from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, Subject, Window, WorkOrder, WorkReport
+from fedsync.model.transfer import Payload
+from fedsync.privacy.release import PrivateSettings, Release
+from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
+from fedsync.silo.owner.privacy_guard import PrivacyGuard
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger
+from fedsync.silo.protocol import EvaluateModel, Identity
+from fedsync.silo.session.session import SiloSession
+from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
+from fedsync.train.silo_trainer import Outcome
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+ROWS, TRAIN, BATCH = 50, 37, 8
+"""Rows of the silo's file, those of them that it trains on, and the batch of an order."""
+
+BUDGET = BudgetConfig(epsilon=8.0, delta=1e-3)
+PRIVATE = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}
+STEP = Release(BATCH / TRAIN, 1.0)
+SCORED = Release(1.0, 5.0)
+ORDER = WorkOrder("a/1", 0, 1, BATCH, 3, 0.1, seed=1, evaluate=False)
+REPORT = WorkReport(
+    base_version=0,
+    steps=3,
+    samples=24,
+    compute_s=0.25,
+    loss=0.7,
+    overhead_s={"load": 0.1},
+    windows=(Window(96.0, 0.5, 0.5),),
+    batch_cap=17,
+    evaluation=Evaluation(3.5, 6.0, 10, {"own": (0.5, 10)}, {"sum": (1.0,)}, {"local": {"accuracy": (0.1, 0.2)}}),
+    metrics={"peak_memory_bytes": 1e9},
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    drawn = np.random.default_rng(5)
+    rows = [f"{x:.3f},{y:.3f},{row // 2},{int(x + y > 0)}" for row, (x, y) in enumerate(drawn.normal(size=(ROWS, 2)))]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y,person,ill", *rows]) + "\n")
+    return tmp_path
+
+
+def strategy(folder: Path, privacy: Mapping[str, Any] | None = None, **more: Any) -> StrategyConfig:
+    task = {
+        "kind": "csv",
+        "files": [str(folder / "a.csv")] * 3,
+        "target": "ill",
+        "ignore": ["person"],
+        "standardise": {"x": [0, 1], "y": [0, 1]},
+        **more,
+    }
+    given = [f"task={json.dumps(task)}", "local.threads=1", f"privacy={json.dumps(privacy)}"]
+    return StrategyConfig.load("fedavg", given)
+
+
+def owner(folder: Path, budget: BudgetConfig | None = BUDGET) -> OwnerPolicy:
+    budgets = {} if budget is None else {ALL_DATA: budget}
+    return OwnerPolicy(privacy=budgets, ledgers=str(folder / "state"))
+
+
+def session(
+    folder: Path, privacy: Mapping[str, Any] | None = None, budget: BudgetConfig | None = BUDGET
+) -> SiloSession:
+    spec = RunSpec.of(strategy(folder, {**PRIVATE, **(privacy or {})}), None, 3)
+    return SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))
+
+
+def entered(folder: Path, budget: BudgetConfig = BUDGET) -> Counter[Release]:
+    return PrivacyLedger(ALL_DATA, budget, folder / "state" / f"{ALL_DATA}.jsonl").load().spent
+
+
+def guard(
+    folder: Path, *budgets: BudgetConfig, score_noise: float | None = None, seeded: bool = False, counts: bool = True
+) -> PrivacyGuard:
+    ledgers = tuple(
+        PrivacyLedger(f"data-{number}", budget, folder / f"data-{number}.jsonl").load()
+        for number, budget in enumerate(budgets)
+    )
+    config = PrivacyConfig(kind="dp-sgd", clip=1.0, noise_multiplier=1.0, score_noise=score_noise)
+    return PrivacyGuard(config, ledgers, PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded), "run", counts)
+
+
+def outcome(report: WorkReport = REPORT) -> Outcome:
+    return Outcome(np.ones(3, np.float32), report, Cursor())
+
+
+def test_an_order_is_entered_before_its_update_is_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, found = session(folder), []
+    send = subject.replica.send
+
+    def sending(*given: Any) -> Payload:
+        found.append(entered(folder))
+        return send(*given)
+
+    monkeypatch.setattr(subject.replica, "send", sending)
+    done = subject.train(ORDER, subject.initial_model())
+    assert found == [entered(folder)] == [Counter({STEP: 3})]
+    assert done.report.steps == 3 and np.asarray(done.update).any()
+
+
+def test_an_order_counts_with_the_rate_of_its_own_batch(folder: Path) -> None:
+    subject = session(folder, {"noise_multiplier": 4.0})
+    for number, batch in enumerate((4, 20, 80), 1):  # the last is larger than the data
+        subject.train(replace(ORDER, update_id=f"a/{number}", round=number, batch_size=batch), subject.initial_model())
+    assert entered(folder) == {Release(4 / TRAIN, 4.0): 3, Release(20 / TRAIN, 4.0): 3, Release(1.0, 4.0): 3}
+
+
+def test_an_order_that_ends_early_counts_the_steps_that_it_did(folder: Path) -> None:
+    subject = session(folder)
+    done = subject.train(ORDER, subject.initial_model(), lambda steps, samples: steps < 2)
+    assert done.report.steps == 2 and entered(folder) == {STEP: 2}
+
+
+def test_a_refused_order_counts_nothing_and_trains_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = session(folder, budget=BudgetConfig(epsilon=1.0, delta=1e-3))
+    monkeypatch.setattr(PrivateTrainer, "run", lambda *given: pytest.fail("it trains"))
+    with pytest.raises(BudgetSpent, match="exceed the privacy budget of 'data'"):
+        subject.train(replace(ORDER, max_steps=500), subject.initial_model())
+    assert entered(folder) == {}
+
+
+def test_an_order_that_fails_counts_all_of_its_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it fails may tell what a step found: a server asks for steps so long that a weight overflows or not."""
+    subject, gradients, steps = session(folder, {"score_noise": SCORED.noise}), PrivateTrainer._gradients, []
+
+    def failing(trainer: PrivateTrainer, rows: Any) -> Any:
+        steps.append(rows)
+        if len(steps) == 2:
+            raise Diverged("training", "something is not finite", "Look for it")
+        return gradients(trainer, rows)
+
+    monkeypatch.setattr(PrivateTrainer, "_gradients", failing)
+    with pytest.raises(Diverged):
+        subject.train(replace(ORDER, evaluate=True), subject.initial_model())
+    assert entered(folder) == {STEP: 3, SCORED: 1}
+
+
+def test_an_order_that_is_asked_again_is_trained_with_other_noise_and_counts_again(folder: Path) -> None:
+    """As after a kill between entry and answer."""
+    answers = []
+    for _ in range(2):
+        subject = session(folder)
+        answers.append(subject.train(ORDER, subject.initial_model()).update)
+    assert entered(folder) == {STEP: 6}
+    assert not np.array_equal(np.asarray(answers[0]), np.asarray(answers[1]))
+
+
+def test_an_order_that_only_scores_releases_no_step(folder: Path) -> None:
+    subject = session(folder, {"score_noise": SCORED.noise})
+    done = subject.train(replace(ORDER, learning_rate=0.0, max_steps=1, evaluate=True), subject.initial_model())
+    assert entered(folder) == {SCORED: 1}
+    assert done.report.evaluation is not None and done.report.evaluation.correct is not None
+
+
+def test_an_evaluation_is_counted_and_has_noise(folder: Path) -> None:
+    subject = session(folder, {"score_noise": SCORED.noise})
+    asked = EvaluateModel(version=0, split=Split.VALIDATION)
+    found = [subject.evaluate(subject.initial_model(), asked) for _ in range(3)]
+    assert entered(folder) == {SCORED: 3}
+    assert len({each.correct for each in found if isinstance(each, Evaluation)}) > 1
+    assert all(isinstance(each, Evaluation) and each.loss is None and not each.sums for each in found)
+
+
+def test_an_evaluation_beyond_the_budget_is_refused(folder: Path) -> None:
+    subject = session(folder, {"score_noise": 0.5}, BudgetConfig(epsilon=1.0, delta=1e-3))
+    with pytest.raises(BudgetSpent):
+        subject.evaluate(subject.initial_model(), EvaluateModel(version=0, split=Split.VALIDATION))
+    assert entered(folder) == {}
+
+
+def test_without_noise_for_scores_none_is_sent_and_none_counted(folder: Path) -> None:
+    subject = session(folder)
+    found = subject.evaluate(subject.initial_model(), EvaluateModel(version=0, split=Split.VALIDATION))
+    assert found == Evaluation(None, None, TRAIN) and entered(folder) == {}
+    done = subject.train(replace(ORDER, evaluate=True), subject.initial_model())
+    assert done.report.evaluation == Evaluation(None, None, TRAIN) and entered(folder) == {STEP: 3}
+
+
+def test_a_report_has_nothing_that_the_owner_does_not_declare_public(folder: Path) -> None:
+    kept = WorkReport(0, 3, 24, 3.0, None, evaluation=Evaluation(None, None, TRAIN))
+    assert told(folder, []) == kept
+
+
+def test_speed_is_public_unless_the_owner_takes_it_out(folder: Path) -> None:
+    """Times, windows and memory; no loss, no score, no metric that training code may have filled."""
+    found = told(folder, None)
+    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
+
+
+def test_a_public_loss_is_sent_and_nothing_else(folder: Path) -> None:
+    assert told(folder, ["loss"]) == WorkReport(0, 3, 24, 3.0, 0.7, evaluation=Evaluation(None, None, TRAIN))
+
+
+def test_public_scores_are_sent_as_they_are_and_cost_nothing(folder: Path) -> None:
+    assert REPORT.evaluation is not None
+    expected = WorkReport(0, 3, 24, 3.0, None, evaluation=replace(REPORT.evaluation, gains={}))
+    assert told(folder, ["scores"], score_noise=5.0) == expected
+    ledger = PrivacyLedger("data-0", BUDGET, folder / "data-0.jsonl").load()
+    assert ledger.spent == {STEP: 3}
+
+
+def test_public_statistics_open_no_report(folder: Path) -> None:
+    assert told(folder, ["statistics"]) == told(folder, [])
+
+
+def told(folder: Path, public: list[str] | None, score_noise: float | None = None) -> WorkReport:
+    more = {} if public is None else {"public": public}
+    budget = BudgetConfig.model_validate({**BUDGET.model_dump(), **more})
+    subject = guard(folder, budget, score_noise=score_noise)
+    return subject.released(replace(ORDER, evaluate=True), outcome()).report
+
+
+def test_a_figure_is_public_only_if_all_owners_data_allow_it(folder: Path) -> None:
+    both = BudgetConfig(epsilon=8.0, delta=1e-3, public=["loss", "scores"])
+    found = guard(folder, both, BudgetConfig(epsilon=8.0, delta=1e-3, public=["scores"])).released(ORDER, outcome())
+    assert found.report.loss is None and found.report.compute_s == 3.0
+    assert found.report.evaluation is not None and found.report.evaluation.correct == 6.0
+
+
+def test_a_silo_without_a_budget_sends_neither_loss_nor_score_of_a_private_run(folder: Path) -> None:
+    found = guard(folder).released(ORDER, outcome()).report
+    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
+
+
+def test_a_noisy_score_is_a_count_with_noise_of_the_asked_size(folder: Path) -> None:
+    """Of a large split, so that nothing is cut; where its size is secret, that has noise too, and both have more."""
+    found = Evaluation(9.0, 5000.0, 10_000)
+    for examples, spread in ((None, 5.0), (TRAIN, 5.0 * 2**0.5)):
+        budget = BudgetConfig(epsilon=100.0, delta=1e-3, examples=examples)
+        subject = guard(folder, budget, score_noise=5.0)
+        several = [subject._told(found, "x") for _ in range(400)]
+        scores = np.array([each.correct for each in several], float)
+        assert abs(scores.mean() - 5000) < 7 * spread / 20 and 0.7 < scores.std() / spread < 1.3
+        assert (len({each.samples for each in several}) == 1) == (examples is None)
+        assert all(each.loss is None and not each.metrics for each in several)
+
+
+def test_a_score_stays_between_none_and_all_and_is_never_nan(folder: Path) -> None:
+    subject = guard(folder, score_noise=50.0)
+    for correct in (0.0, 10.0, 1e30, -1e30, float("nan"), float("inf")):
+        for _ in range(20):
+            found = subject._told(Evaluation(None, correct, 10), "x")
+            assert found.correct is not None and 0 <= found.correct <= 10
+
+
+def test_a_score_that_is_no_count_is_not_sent(folder: Path) -> None:
+    """One person's rows, or a score of any size, may move it by more than the noise is for."""
+    subject = guard(folder, BUDGET, score_noise=5.0, counts=False)
+    assert subject.evaluated(Evaluation(1.0, 5.0, 10), "x") == Evaluation(None, None, TRAIN)
+    assert subject.ledgers[0].spent == {}
+
+
+def test_virtual_time_draws_a_score_s_noise_from_its_name(folder: Path) -> None:
+    subject = guard(folder, score_noise=5.0, seeded=True)
+    one, again, other = (subject.evaluated(Evaluation(1.0, 500.0, 1000), name) for name in ("x", "x", "y"))
+    assert one == again != other
+
+
+def test_each_ledger_must_have_room(folder: Path) -> None:
+    small = BudgetConfig(epsilon=0.5, delta=1e-3)
+    for budgets in ((BUDGET, small), (small, BUDGET)):
+        subject = guard(folder, *budgets)
+        with pytest.raises(BudgetSpent):
+            subject.allow(ORDER)
+        with pytest.raises(BudgetSpent):
+            subject.released(ORDER, outcome())
+        assert [ledger.spent for ledger in subject.ledgers] == [{}, {}]
+    subject = guard(folder, BUDGET, BUDGET)
+    subject.released(ORDER, outcome(replace(REPORT, steps=2)))
+    assert [ledger.spent for ledger in subject.ledgers] == [{STEP: 2}, {STEP: 2}]
+
+
+def test_an_order_that_evaluates_must_have_room_for_both(folder: Path) -> None:
+    budget = BudgetConfig(epsilon=8.0, delta=1e-3, accountant="rdp")
+    ledger, most = guard(folder, budget).ledgers[0], 1
+    while ledger.allows({STEP: most + 1}):
+        most += 1
+    subject = guard(folder, budget, score_noise=1.0)
+    subject.allow(replace(ORDER, max_steps=most))
+    with pytest.raises(BudgetSpent):
+        subject.allow(replace(ORDER, max_steps=most, evaluate=True))
+
+
+def test_an_evaluation_that_fails_counts_too(folder: Path) -> None:
+    subject = guard(folder, BUDGET, score_noise=5.0)
+    subject.released(replace(ORDER, evaluate=True), outcome(replace(REPORT, evaluation=None)))
+    assert subject.ledgers[0].spent == {STEP: 3, SCORED: 1}
+
+
+def test_models_of_the_silo_s_own_are_refused(folder: Path) -> None:
+    with pytest.raises(OwnerRefusal, match=r"local model would be trained without privacy.*Leave cross_site out"):
+        session(folder).train(replace(ORDER, subject=Subject.LOCAL), session(folder).initial_model())
+    assert entered(folder) == {}
+
+
+def test_a_run_without_privacy_is_refused_where_there_is_a_budget(folder: Path) -> None:
+    spec = RunSpec.of(strategy(folder), None, 3)
+    with pytest.raises(OwnerRefusal, match=r"the run is not private.*Write privacy: \{kind: dp-sgd"):
+        SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder))
+    SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None))
+
+
+def test_budgets_of_other_data_than_the_run_s_ask_for_nothing(folder: Path) -> None:
+    (folder / "others").mkdir()
+    rules = OwnerPolicy(
+        privacy={"others": BUDGET}, named={"others": str(folder / "others")}, ledgers=str(folder / "state")
+    )
+    spec = RunSpec.of(strategy(folder), None, 3)
+    SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=rules)
+    near = OwnerPolicy(privacy={"all": BUDGET}, named={"all": str(folder)}, ledgers=str(folder / "state"))
+    with pytest.raises(OwnerRefusal, match="the run is not private"):
+        SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=near)
+
+
+def test_a_silo_of_a_silo_file_demands_privacy_as_its_owner_would(folder: Path) -> None:
+    cluster = ClusterConfig(silos=[SiloConfig(name=name, speed=100, privacy=BUDGET) for name in "abc"])
+    spec = RunSpec.of(strategy(folder), cluster, 3)
+    with pytest.raises(OwnerRefusal, match="the run is not private"):
+        SiloSession(Identity(spec.dump(), 0, "a"), spec)
+    spec = RunSpec.of(strategy(folder, PRIVATE), cluster, 3)
+    subject = SiloSession(Identity(spec.dump(), 0, "a"), spec)
+    subject.train(ORDER, subject.initial_model())
+    assert subject._guard is not None and subject._guard.ledgers[0].spent == {STEP: 3}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "problem"),
+    [
+        ({"clip": 11.0}, r"privacy\.clip: 11, and this silo's owner allows at most 10"),
+        ({"noise_multiplier": 0.4}, r"privacy\.noise_multiplier: 0\.4, and this silo's owner demands at least 0\.5"),
+        ({"score_noise": 0.4}, r"privacy\.score_noise: 0\.4, and this silo's owner demands at least 0\.5"),
+    ],
+)
+def test_a_run_with_less_privacy_than_the_owner_demands_is_refused(
+    privacy: dict[str, Any], problem: str, folder: Path
+) -> None:
+    with pytest.raises(OwnerRefusal, match=problem):
+        session(folder, privacy)
+
+
+def test_means_of_the_silo_s_own_rows_are_refused(folder: Path) -> None:
+    """They put each row into the gradients of all others."""
+    spec = RunSpec.of(strategy(folder, PRIVATE, standardise="own"), None, 3)
+    for budget in (BUDGET, None):
+        with pytest.raises(ConfigError, match=r"task\.standardise: .*Write standardise: \{COLUMN"):
+            SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))
+    public = BudgetConfig(epsilon=8.0, delta=1e-3, public=["statistics"])
+    SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, public))
+
+
+def test_statistics_are_refused_unless_they_are_public(folder: Path) -> None:
+    config = survey_of(strategy(folder, PRIVATE, standardise="federated"), 3)
+    assert config is not None
+    spec, public = RunSpec.of(config, None, 3), BudgetConfig(epsilon=8.0, delta=1e-3, public=["statistics"])
+    rules = [owner(folder, budget).model_copy(update={"statistics": "plain"}) for budget in (BUDGET, public)]
+    with pytest.raises(OwnerRefusal, match="the run asks what columns hold, and the data have a privacy budget"):
+        rules[0].checked(spec, 0)
+    with pytest.raises(OwnerRefusal, match="the run is not private"):
+        SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=rules[0])
+    rules[1].checked(spec, 0)
+    SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=rules[1])
+
+
+def test_rates_go_by_the_number_that_the_owner_tells(folder: Path) -> None:
+    budget = BudgetConfig(epsilon=8.0, delta=1e-3, examples=100)
+    subject = session(folder, budget=budget)
+    assert subject.facts.examples == 100
+    subject.train(ORDER, subject.initial_model())
+    assert entered(folder, budget) == {Release(0.08, 1.0): 3}
+
+
+def test_persons_are_units_where_the_owner_says_so(folder: Path) -> None:
+    budget = BudgetConfig(epsilon=8.0, delta=1e-3, unit="person", person_column="person")
+    subject = session(folder, {"score_noise": 5.0}, budget)
+    persons = subject.facts.examples
+    assert TRAIN / 2 <= persons < TRAIN
+    done = subject.train(replace(ORDER, evaluate=True), subject.initial_model())
+    assert entered(folder, budget) == {Release(BATCH / persons, 1.0): 3}
+    assert done.report.evaluation == Evaluation(None, None, persons)
+
+
+def test_noise_is_chosen_for_the_target_once_and_for_what_is_left_after_that(folder: Path) -> None:
+    aim = {"noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
+    first = session(folder, aim)
+    assert first._guard is not None
+    noise = first._guard.settings.noise
+    assert noise is not None and noise > 0.5
+    again = session(folder, aim)
+    assert again._guard is not None and again._guard.settings.noise == noise
+    less = session(folder, aim, BudgetConfig(epsilon=2.0, delta=1e-3))._guard
+    assert less is not None and less.settings.noise == noise  # the run goes on as it began
+
+
+def test_a_silo_with_less_than_the_target_aims_at_what_it_has(folder: Path) -> None:
+    aim = {"noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
+    noises = []
+    for name in ("full", "spent"):
+        (folder / name).mkdir(mode=0o700)
+        (folder / name / "a.csv").write_bytes((folder / "a.csv").read_bytes())
+        ledger = PrivacyLedger(ALL_DATA, BUDGET, folder / name / "state" / f"{ALL_DATA}.jsonl").load()
+        if name == "spent":
+            ledger.enter("earlier", "a/1", {Release(1.0, 1.5): 1})
+        found = session(folder / name, aim, BudgetConfig(epsilon=2.5, delta=1e-3))._guard
+        assert found is not None and found.settings.noise is not None
+        noises.append(found.settings.noise)
+        assert found.ledgers[0].planned == {found.run: noises[-1]}
+    assert noises[1] > 1.2 * noises[0]
+
+
+def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:
+    budget = BudgetConfig(epsilon=1.0, delta=1e-3)
+    ledger = PrivacyLedger(ALL_DATA, BUDGET, folder / "state" / f"{ALL_DATA}.jsonl").load()
+    ledger.enter("earlier", "a/1", {Release(1.0, 2.0): 1})
+    with pytest.raises(BudgetSpent, match=r"no noise brings the plan to epsilon 1.*Ask for fewer rounds"):
+        session(folder, {"noise_multiplier": None, "target_epsilon": 1.0, "delta": 1e-3}, budget)
