@@ -1,0 +1,69 @@
+"""Mutants of differential privacy: steps of DP-SGD, the ledger of a budget, and what is entered in it."""
+
+from __future__ import annotations
+
+from bench.faults.breakages import Mutant
+from bench.faults.breakages._core import Changes
+
+TESTS = (
+    "tests/privacy/test_private_trainer.py",
+    "tests/privacy/test_ledger.py",
+    "tests/privacy/test_guard.py",
+)
+
+_CHANGES: Changes = {
+    "train/dp_sgd/private_trainer.py": (
+        ("gradients-of-rows-are-not-clipped", "max_grad_norm=settings.clip,", "max_grad_norm=1e9,"),
+        (
+            "the-sum-of-rows-is-clipped-and-not-each-row",
+            "parameter.grad_sample = single if self._rows_of is None else _means(single, of, len(units))",
+            "parameter.grad_sample = single.sum(dim=0, keepdim=True)",
+        ),
+        (
+            "noise-comes-from-the-seed-that-the-server-knows",
+            "SeededRandom(order.seed) if self._settings.seeded else SystemRandom()",
+            "SeededRandom(order.seed)",
+        ),
+        ("the-divisor-tells-how-many-rows-were-drawn", ".div_(self._ordered)", ".div_(max(len(rows), 1))"),
+        (
+            "noise-is-divided-by-the-batch-twice",
+            "scale = self._settings.noise * self._settings.clip",
+            "scale = self._settings.noise * self._settings.clip / self._ordered",
+        ),
+    ),
+    "train/dp_sgd/noise.py": (
+        ("noise-comes-again-after-a-crash", "secret = os.urandom(_KEY)", "secret = bytes(_KEY)"),
+    ),
+    "silo/owner/privacy_guard.py": (
+        (
+            "the-rate-is-that-of-usual-batches-and-not-the-order-s",
+            "self.settings.release(order.batch_size)",
+            "self.settings.release(min(order.batch_size, 4))",
+        ),
+        ("an-evaluation-is-not-counted", "        self._enter(of, self._scored())\n", ""),
+        (
+            "executed-steps-are-not-counted",
+            "self._trained(order, report.steps)",
+            "self._trained(order, 0)",
+        ),
+        (
+            "the-second-ledger-s-budget-is-not-looked-at",
+            "        for ledger in self.ledgers:\n            ledger.check(self._asked(order))\n",
+            "        for ledger in self.ledgers[:1]:\n            ledger.check(self._asked(order))\n",
+        ),
+    ),
+    "silo/owner/privacy_ledger.py": (
+        ("an-entry-is-not-on-disk-when-its-result-leaves", "            os.fdatasync(descriptor)\n", ""),
+        (
+            "an-older-ledger-may-be-put-back",
+            "if n > self._n or (n and digest != self._digests[n - 1]):",
+            "if False:",
+        ),
+    ),
+}
+
+MUTANTS = tuple(
+    Mutant(name, f"fedsync/{file}", before, after)
+    for file, changes in _CHANGES.items()
+    for name, before, after in changes
+)
