@@ -11,7 +11,8 @@ from fedsync.config.sections.section import Section
 Epsilon = Annotated[float, Field(gt=0, le=100)]
 Delta = Annotated[float, Field(gt=0, le=0.1)]
 Noise = Annotated[float, Field(ge=0.1, le=10_000)]
-Clip = Annotated[float, Field(gt=0, le=1e6)]
+Clip = Annotated[float, Field(ge=1e-6, le=1e6)]
+"""Far above the smallest float32: noise on a smaller scale would be rounded to zero, and gradients would not."""
 
 Public = Literal["loss", "scores", "speed", "statistics"]
 
