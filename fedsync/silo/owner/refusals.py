@@ -250,11 +250,15 @@ def printed(value: object) -> str:
 
 
 def _texts_may_go() -> bool:
-    """Return whether a reason may leave the silo: it is emulated, or it has no keys and its owner discloses reasons."""
+    """Return whether a reason may leave the silo: it is emulated, or it has no keys and its owner discloses reasons.
+
+    A reason may quote a row, so none leaves where the data have a privacy budget.
+    """
     from fedsync.silo.owner.key_lookup import has_keys
     from fedsync.silo.owner.owner_policy import OwnerPolicy
 
-    return not os.environ.get(ALLOWED) or (OwnerPolicy.here().errors == "text" and not has_keys())
+    owner = OwnerPolicy.here()
+    return not os.environ.get(ALLOWED) or (owner.errors == "text" and not owner.privacy and not has_keys())
 
 
 def _printing(reason: str) -> str:
