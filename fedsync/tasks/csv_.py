@@ -22,7 +22,7 @@ from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.tasks.features import Column, encode, read_column
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
-from fedsync.tasks.samples import check_shares, held_out, stratified
+from fedsync.tasks.samples import by_number, check_shares, held_out, stratified
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 logger = foreign.logger(__name__)
@@ -62,6 +62,9 @@ class CsvTask(Task):
         scales: scaling of each numeric column; None for the silo's own.
         columns: the run's rules for columns, by name.
         everywhere: whether every silo has its file under the same name, the only one of ``files``.
+        by_row: read each row by itself, for private runs. No cell decides the kind of a column, whether the table is
+            usable, or in which split another row is. A column without a rule is a number, a cell that does not fit is
+            a gap, a target that does not fit is class 0, and each row is drawn for the splits by its number.
 
     Raises:
         ConfigError: in the constructor, an option is out of range; in `data`, a file has an error (names file and
@@ -83,6 +86,7 @@ class CsvTask(Task):
         scales: Mapping[str, ColumnScale] | None = None,
         columns: Mapping[str, ColumnRule] | None = None,
         everywhere: bool = False,
+        by_row: bool = False,
     ) -> None:
         if not files:
             raise ConfigError("task.files", "no files are given", "Name one a silo")
@@ -106,6 +110,7 @@ class CsvTask(Task):
         self._rules = {**dict.fromkeys(text, ColumnRule("text")), **(columns or {})}
         self._declared = {"task.text": text, "task.columns": tuple(columns or ())}
         self._everywhere = everywhere
+        self._by_row = by_row
         named = self._rules.get(target, PLAIN).categories
         if named and (positive_above is not None or len(named) != classes):
             problem = f"the target has {len(named)} categories, and classes is {classes}"
@@ -130,12 +135,15 @@ class CsvTask(Task):
     def data(self, slot: SiloSlot) -> SiloData:
         """Features, float32 [n, width], and labels, int64 [n], of the silo's file."""
         rows = self._rows(slot)
+        if self._scales is None and self._by_row:
+            problem = "each row would move the mean of its column"
+            raise ConfigError("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
         if self._scales is not None:
             for column in rows.columns:
                 if column.kind == "number" and column.name not in self._scales:
                     problem = f"{rows.table.file} has a column of numbers {column.name!r}, and there is no scale for it"
                     raise ConfigError("task.standardise", problem, "Give all silos the same columns")
-        features = encode(rows.table, rows.columns, rows.train, self._scales)
+        features = encode(rows.table, rows.columns, rows.train, self._scales, by_row=self._by_row)
         validation = None if rows.validation is None else _select(features, rows.labels, rows.validation)
         train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))
         return SiloData(train, test, validation)
@@ -171,7 +179,7 @@ class CsvTask(Task):
             )
         table = read_table(self._files[0 if self._everywhere else slot.index])
         columns = tuple(
-            read_column(table, name, self._rules.get(name, PLAIN), named=name in self._rules)
+            read_column(table, name, self._rules.get(name, PLAIN), named=name in self._rules, by_row=self._by_row)
             for name in self._features(table)
         )
         labels = self._labels(table)
@@ -182,6 +190,10 @@ class CsvTask(Task):
             logger.info("%s: %s", slot.name, described(inferred))
         self.inferred = inferred
         self._read = slot, form, sum(one.width for one in columns)
+        if self._by_row:
+            return _Rows(
+                table, columns, form, labels, *by_number(len(labels), self._test_share, self._validation, slot)
+            )
         rest, test = stratified(labels, self._test_share, slot.seed, slot.name)
         train, validation = held_out(labels[rest], self._validation, slot)
         held = None if validation is None else rest[validation]
@@ -201,6 +213,8 @@ class CsvTask(Task):
         rule = self._rules.get(self._target, PLAIN)
         cells = table.cells[self._target]
         labels = cells.map({cell: self._label(rule, cell) for cell in cells.unique()})
+        if self._by_row:
+            labels = labels.fillna(0)
         if (wrong := np.flatnonzero(labels.isna())).size:
             row = int(wrong[0])
             raise ConfigError(table.place(self._target, row, named=True), *self._complaint(rule, cells.iloc[row]))

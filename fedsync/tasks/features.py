@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,9 @@ from fedsync.model.table_columns import ColumnForm, ColumnRule, Kind, infer
 from fedsync.tasks.readers.tabular import Table
 
 BUCKETS = 8
+
+_MOST_SCALED = 1e6
+"""Largest scaled number, in deviations, of a table that is read by row."""
 
 _ROUNDING = 1e-12
 """Relative deviation up to which a column counts as constant, because only rounding differs."""
@@ -42,18 +45,23 @@ class Column:
         return int(np.isnan(self.values).sum())
 
 
-def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool) -> Column:
+def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool, by_row: bool = False) -> Column:
     """Read a column by its rule; with ``named``, the run knows the column's name, so errors may quote it.
+
+    With ``by_row``, the rule alone decides the kind, a number without one, and a cell that does not fit is a gap.
 
     Raises `ConfigError` with column and line if a cell does not fit.
     """
     codes, cells = pd.factorize(table.cells[name])
+    if by_row and rule.kind is None and not rule.categories:
+        rule = replace(rule, kind="number")
     kind, wrong = infer(rule, cells)
-    if wrong:
+    if wrong and not by_row:
         row = int(np.argmax(table.cells[name].isin(wrong).to_numpy()))
         where = table.place(name, row, named=named)
         raise ConfigError(where, wrong[table.cells[name].iloc[row]], _remedy(name if named else "NAME", kind))
-    values = np.array([_value(rule, kind, cell) for cell in cells], dtype=np.float64)[codes]
+    found = [np.nan if cell in wrong else _value(rule, kind, cell) for cell in cells]
+    values = np.array(found, dtype=np.float64)[codes]
     known = np.flatnonzero(~np.isnan(values))
     row = int(table.cells.index[known[0]]) + 1 if known.size else 0
     width = {"number": 1, "category": len(rule.categories), "text": BUCKETS}[kind]
@@ -61,13 +69,19 @@ def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool) -> Co
 
 
 def encode(
-    table: Table, columns: Sequence[Column], train: NDArray[np.int64], scales: Mapping[str, ColumnScale] | None = None
+    table: Table,
+    columns: Sequence[Column],
+    train: NDArray[np.int64],
+    scales: Mapping[str, ColumnScale] | None = None,
+    *,
+    by_row: bool = False,
 ) -> NDArray[np.float32]:
     """All rows as features, float32 [rows, sum of widths], in the order of ``columns``.
 
     Args:
         train: rows that determine medians, means and deviations; other rows must not leak into them.
         scales: scales of numeric columns shared by all silos; None derives them from ``train``.
+        by_row: cut a scaled number that is too large, which is else an error.
 
     Raises:
         ConfigError: a scaled number is too large for float32.
@@ -83,6 +97,7 @@ def encode(
                     if scales is None
                     else _scaled(column.values, scales[column.name])
                 )
+                scaled = np.clip(scaled, -_MOST_SCALED, _MOST_SCALED) if by_row else scaled
                 block = scaled.astype(np.float32)[:, None]
             if not np.isfinite(block).all():
                 place = table.place(column.name, int(np.argmin(np.isfinite(block[:, 0]))))

@@ -236,6 +236,14 @@ def held_out(targets: Targets, share: float | None, slot: SiloSlot) -> tuple[Row
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
+def by_number(samples: int, share: float, validation: float | None, slot: SiloSlot) -> tuple[Rows, Rows, Rows | None]:
+    """Sorted row numbers (train, test, validation); a row's own number alone decides in which of them it is."""
+    tested = generator(slot.seed, Stream.SPLIT, slot.name).random(samples) < share
+    held = generator(slot.seed, Stream.VALIDATION, slot.name).random(samples) < (validation or 0.0)
+    kept = None if validation is None else np.flatnonzero(~tested & held)
+    return np.flatnonzero(~tested & ~held), np.flatnonzero(tested), kept
+
+
 def check_shares(test_share: float, validation: float | None) -> None:
     """Raise `ConfigError` unless both shares are between 0 and 1; ``validation`` may be None."""
     for name, share in (("test_share", test_share), ("validation", validation)):

@@ -61,6 +61,10 @@ class TaskSection(Section):
         """Return model and data; raises `ConfigError` if they cannot be built at this machine."""
         raise NotImplementedError
 
+    def build_by_row(self) -> Task:
+        """Return model and data for a private run; where it matters, no row decides how another is read."""
+        return self.build()
+
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
         """Return notes for the operator on the data of emulated silos, before a run; ``data`` as in `emulated`.
 
@@ -110,7 +114,7 @@ class TaskSection(Section):
         if options.private:
             from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 
-            return PrivateTrainer(self.build(), slot, options, run)
+            return PrivateTrainer(self.build_by_row(), slot, options, run)
         if options.processes == 1:
             return Trainer(self.build(), slot, options, run)
         from fedsync.train.processes.group import GroupTrainer
@@ -122,7 +126,7 @@ class TaskSection(Section):
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.weights import TaskModel
 
-        task = self.build()
+        task = self.build_by_row() if options.private else self.build()
         task.table(SiloSlot(site.name, site.index, slots, site.seed))  # the form of the model may depend on the table
         return TaskModel(task, site.seed, run)
 

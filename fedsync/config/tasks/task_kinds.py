@@ -213,7 +213,10 @@ class CsvConfig(TaskSection):
     def linear(self) -> bool:
         return self.model == "logistic"
 
-    def build(self) -> CsvTask:
+    def build_by_row(self) -> CsvTask:
+        return self.build(by_row=True)
+
+    def build(self, *, by_row: bool = False) -> CsvTask:
         from fedsync.tasks.csv_ import CsvTask
 
         return CsvTask(
@@ -230,6 +233,7 @@ class CsvConfig(TaskSection):
             validation=self.validation,
             scales=self._scales(),
             columns={name: column.build() for name, column in self.columns.items()},
+            by_row=by_row,
         )
 
     def _scales(self) -> dict[str, ColumnScale] | None:
