@@ -93,7 +93,7 @@ class Victim:
         self.trainer = private_trainer.PrivateTrainer(task, SLOT, LocalOptions(device="cpu", threads=1, private=True))
         self.trainer.make_private(settings)
         config = PrivacyConfig(kind="dp-sgd", clip=CLIP, noise_multiplier=noise, score_noise=score_noise)
-        self.guard = privacy_guard.PrivacyGuard(config, (self.ledger,), settings, "audit", counts=True)
+        self.guard = privacy_guard.PrivacyGuard(config, (self.ledger,), settings, self.trainer, "audit", 1, counts=True)
         self.base: Vector = np.zeros(self.trainer.layout.size, np.float32)
 
     def sums(self, order: WorkOrder) -> NDArray[np.float64]:

@@ -31,6 +31,7 @@ class PrivateSettings:
         units: number of units that the rate goes by; it is public. A batch of B samples means the rate B / ``units``.
         person_column: column of the silo's table that names the person of a row; empty where an example is a unit.
         seeded: noise and sampling come from the order's seed, which only virtual time may do.
+        scores: scores are public, so that evaluations have all their figures.
     """
 
     clip: float
@@ -38,6 +39,7 @@ class PrivateSettings:
     units: int
     person_column: str = ""
     seeded: bool = False
+    scores: bool = False
 
     def rate(self, batch_size: int) -> float:
         """Sampling rate of a step of ``batch_size`` samples, at most 1."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from fedsync.silo.owner.privacy_ledger import PrivacyLedger
 from fedsync.silo.protocol import EvaluateModel, Identity
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
-from fedsync.train.silo_trainer import Outcome
+from fedsync.train.silo_trainer import Outcome, SiloTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -98,7 +98,15 @@ def guard(
         for number, budget in enumerate(budgets)
     )
     config = PrivacyConfig(kind="dp-sgd", clip=1.0, noise_multiplier=1.0, score_noise=score_noise)
-    return PrivacyGuard(config, ledgers, PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded), "run", counts)
+    return PrivacyGuard(
+        config,
+        ledgers,
+        PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded),
+        cast(SiloTrainer, None),
+        "run",
+        rounds=10,
+        counts=counts,
+    )
 
 
 def outcome(report: WorkReport = REPORT) -> Outcome:

@@ -264,14 +264,6 @@ def test_an_entry_that_the_audit_log_refuses_does_not_come_again(folder: Path) -
     assert ledger(folder).spent == subject.spent == {STEP: 10}
 
 
-def test_noise_that_a_run_has_chosen_is_kept(folder: Path) -> None:
-    subject = ledger(folder)
-    subject.plan("run", 2.5)
-    subject.enter("run", "a/1", {STEP: 5})
-    again = ledger(folder)
-    assert again.planned == {"run": 2.5} and again.spent == {STEP: 5}
-
-
 def test_a_silo_of_a_silo_file_has_its_ledger_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     subject = PrivacyLedger("cleveland", TIGHT).load()

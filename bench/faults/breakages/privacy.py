@@ -48,8 +48,8 @@ _CHANGES: Changes = {
         ),
         (
             "the-second-ledger-s-budget-is-not-looked-at",
-            "        for ledger in self.ledgers:\n            ledger.check(self._asked(order))\n",
-            "        for ledger in self.ledgers[:1]:\n            ledger.check(self._asked(order))\n",
+            "for ledger in self.ledgers:\n                ledger.check(self._asked(order, order.max_steps))",
+            "for ledger in self.ledgers[:1]:\n                ledger.check(self._asked(order, order.max_steps))",
         ),
     ),
     "silo/owner/privacy_ledger.py": (

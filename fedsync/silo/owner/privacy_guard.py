@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
 
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
@@ -67,22 +68,39 @@ class PrivacyGuard:
             raise OwnerRefusal("evaluation.cross_site", problem, "Leave cross_site out")
         if not order.scores_only:
             self.aim(order.batch_size, order.max_steps, max(self.rounds - order.round + 1, 1))
-        scored = self._scored() if order.evaluate else Counter[Release]()
 
         def fit(steps: int) -> bool:
-            return all(ledger.allows(scored + self._trained(order, steps)) for ledger in self.ledgers)
+            return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
 
         steps, beyond = 0, order.max_steps + 1
         if order.scores_only or order.budget_s is None or fit(order.max_steps):
             for ledger in self.ledgers:
-                ledger.check(scored + self._trained(order, order.max_steps))
+                ledger.check(self._asked(order, order.max_steps))
             return order
         while beyond - steps > 1:
             middle = (steps + beyond) // 2
             steps, beyond = (middle, beyond) if fit(middle) else (steps, middle)
-        if not steps:
-            self.ledgers[0].check(scored + self._trained(order, 1))
-        return replace(order, max_steps=max(steps, 1))
+        for ledger in self.ledgers:
+            ledger.check(self._asked(order, max(steps, 1)))
+        return replace(order, max_steps=steps)
+
+    def trained(self, order: WorkOrder) -> WorkOrder:
+        """Return an order as it is trained: no score is computed that is not told, since even a failure would tell."""
+        return order if self.tells else replace(order, evaluate=False)
+
+    @property
+    def tells(self) -> bool:
+        """Whether scores leave, with noise or as public ones."""
+        return self._noisy or self._open
+
+    @contextmanager
+    def spending(self, order: WorkOrder) -> Iterator[None]:
+        """Enter all steps of an order whose training fails inside: that it does may depend on what the steps found."""
+        try:
+            yield
+        except Exception:
+            self._enter(order.update_id, self._asked(order, order.max_steps))
+            raise
 
     def aim(self, batch_size: int, steps: int, orders: int) -> None:
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
@@ -119,14 +137,14 @@ class PrivacyGuard:
         """
         report = outcome.report
         evaluation, releases = None, self._trained(order, report.steps)
-        if report.evaluation is not None:
+        if order.evaluate:
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
         self._enter(order.update_id, releases)
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
-    def evaluated(self, found: Evaluation, of: str) -> Evaluation:
-        """Enter an evaluation, and return it as it may leave; raises as `released`."""
+    def evaluated(self, found: Evaluation | None, of: str) -> Evaluation:
+        """Enter an evaluation, and return it as it may leave; None where nothing `tells`. Raises as `released`."""
         told = self._told(found, of)
         self._enter(of, self._scored())
         return told
@@ -139,6 +157,9 @@ class PrivacyGuard:
     def _owned(self) -> Sequence[PrivacyLedger]:
         return self.ledgers if self.config.target_epsilon is None else self.ledgers[:-1]
 
+    def _asked(self, order: WorkOrder, steps: int) -> Counter[Release]:
+        return self._trained(order, steps) + (self._scored() if order.evaluate else Counter())
+
     def _trained(self, order: WorkOrder, steps: int) -> Counter[Release]:
         if order.scores_only:  # its update is zero
             return Counter()
@@ -148,9 +169,13 @@ class PrivacyGuard:
     def _noisy(self) -> bool:
         return self.config.score_noise is not None and self.counts
 
+    @property
+    def _open(self) -> bool:
+        """Whether the owner declares scores public."""
+        return bool(self._owned) and self.public("scores")
+
     def _scored(self) -> Counter[Release]:
-        hidden = bool(self._owned) and self.public("scores")
-        return Counter({Release(1.0, self.config.score_noise or 0.0): 1} if self._noisy and not hidden else {})
+        return Counter({Release(1.0, self.config.score_noise or 0.0): 1} if self._noisy and not self._open else {})
 
     def _enter(self, of: str, releases: Counter[Release]) -> None:
         for ledger in self.ledgers:
@@ -158,21 +183,22 @@ class PrivacyGuard:
         for ledger in self.ledgers:
             ledger.enter(self.run, of, releases)
 
-    def _told(self, found: Evaluation, of: str) -> Evaluation:
+    def _told(self, found: Evaluation | None, of: str) -> Evaluation:
         """Return a score with noise, or nothing.
 
         A row adds at most one to the number of right predictions. Where the number of rows is not public, it has noise
         too, and a row adds at most the square root of two to both together.
         """
-        if self._owned and self.public("scores"):
+        if self._open and found is not None:
             return replace(found, gains={})
-        if not self._noisy or found.correct is None:
+        if not self._noisy or found is None or found.correct is None:
             return Evaluation(None, None, self.settings.units)
         assert self.config.score_noise is not None
         drawn = random.Random(f"{self.run} {of}") if self.settings.seeded else random.SystemRandom()
         exact = all(ledger.budget.examples is None for ledger in self._owned)
         spread = self.config.score_noise * (1.0 if exact else sqrt(2))
-        right = min(max(found.correct, 0.0), float(found.samples)) + drawn.gauss(0.0, spread)
+        counted = found.correct if isfinite(found.correct) else 0.0
+        right = min(max(counted, 0.0), float(found.samples)) + drawn.gauss(0.0, spread)
         samples = found.samples if exact else max(round(found.samples + drawn.gauss(0.0, spread)), 1)
         return Evaluation(None, min(max(right, 0.0), float(samples)), samples)
 
@@ -198,20 +224,16 @@ def privacy_guard(
         BudgetSpent: nothing is left for the run.
         ConfigError: the trainer cannot train privately.
     """
-    ledgers, config = ledgers_of(owner, spec.task), spec.privacy
-    emulated = spec.emulate[identity.index] if spec.emulate else None
-    if emulated is not None and emulated.privacy is not None:
-        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
-    if config is None and not ledgers:
-        return None
+    ledgers, column = check_budgets(spec, identity, owner)
+    config = spec.privacy
     if config is None:
-        problem = "the run is not private, and this silo's owner set a privacy budget"
-        raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
-    column = _check_budgets(config, ledgers)
+        return None
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
     found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
-    settings = PrivateSettings(config.clip, config.noise_multiplier, min(told, default=found), column, seeded)
+    scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
+    units = min(told, default=found)
+    settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
     if config.target_epsilon is not None:
         target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
@@ -224,6 +246,27 @@ def privacy_guard(
     else:
         trainer.make_private(settings)
     return guard
+
+
+def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> tuple[list[PrivacyLedger], str]:
+    """Check a run against its budgets before data are read; return its ledgers, and the column that names persons.
+
+    Raises as `privacy_guard`.
+    """
+    ledgers, config = ledgers_of(owner, spec.task), spec.privacy
+    emulated = spec.emulate[identity.index] if spec.emulate else None
+    if emulated is not None and emulated.privacy is not None:
+        ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
+    hidden = not ledgers or any("statistics" not in ledger.budget.public for ledger in ledgers)
+    if config is None:
+        if not ledgers or (isinstance(spec.task, SurveyConfig) and not hidden):
+            return [], ""
+        problem = "the run is not private, and this silo's owner set a privacy budget"
+        raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
+    if isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict) and hidden:
+        problem = "each row would move the mean of its column, and with it all other rows"
+        raise OwnerRefusal("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
+    return ledgers, _check_budgets(config, ledgers)
 
 
 def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:

@@ -97,7 +97,7 @@ class PrivacyLedger:
 
         Raises:
             BudgetSpent: they exceed the budget; nothing is entered.
-            ConfigError: the disk does not take the entry; nothing is entered.
+            ConfigError: the disk does not take the entry, or its names are too long; nothing is entered.
         """
         with self._alone():
             self._read()
@@ -131,6 +131,8 @@ class PrivacyLedger:
                 raise ConfigError(str(self.file), "it has become shorter", "Put back the newest")
             file.seek(self._size)
             while raw := file.readline(MOST_LINE):
+                if len(raw) == MOST_LINE:
+                    raise ConfigError(str(self.file), f"its entry {self._n + 1} is too long", "Put back the newest")
                 if not raw.endswith(b"\n"):
                     file.truncate(self._size)
                     break
@@ -160,6 +162,9 @@ class PrivacyLedger:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         said: dict[str, Any] = {**fields, "kind": "spent", "n": self._n + 1, "at": at, "before": self._digest}
         line, digest = sealed_line(said)
+        if len(line) >= MOST_LINE:
+            problem = f"the names of run and order make an entry of {len(line)} bytes, at most {MOST_LINE - 1}"
+            raise ConfigError("privacy", problem, "Give them shorter names")
         if self.file is not None:
             self._append(line)
             self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})

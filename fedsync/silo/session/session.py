@@ -232,6 +232,7 @@ class SiloSession:
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from the carried-over position; the evaluation always uses the model itself."""
+        order = order if self._guard is None else self._guard.trained(order)
         watch, carried = self._patient(watch, order), order.behind or order.carry
         start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
@@ -346,8 +347,12 @@ class SiloSession:
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
         gains = not (self.sealed or asked.owner)
-        found = self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
-        return found if self._guard is None else self._guard.evaluated(found, f"version {asked.version} {asked.split}")
+        if self._guard is None:
+            return self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
+        found = None
+        if self._guard.tells:
+            found = self._trainer.judge(model, cursor, asked.split, asked.subject, gains=False)
+        return self._guard.evaluated(found, f"version {asked.version} {asked.split}")
 
     def where(self, thread: int) -> str:
         return self._trainer.where(thread)
