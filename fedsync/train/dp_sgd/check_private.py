@@ -21,7 +21,9 @@ from fedsync.train.options import LocalOptions
 # Inputs of the first layer need no gradients, which is right here.
 warnings.filterwarnings("ignore", message="Full backward hook is firing")
 
-_ROWS = 3
+ROWS = 3
+"""Rows on which a loss is tried."""
+
 _NEAR = 1e-3
 
 
@@ -52,10 +54,10 @@ def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Seque
 
     A loss that is a sum, or compares the rows of a batch, fails.
     """
-    rows = samples.place(np.arange(min(_ROWS, len(samples))))
+    rows = samples.place(np.arange(min(ROWS, len(samples))))
     if len(rows) < 2:
         return
-    with _steady(model):
+    with steady(model):
         alone = []
         for row in range(len(rows)):
             alone.append(_gradients(task.loss(model, samples.take(rows[row : row + 1])), parameters))
@@ -65,15 +67,27 @@ def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Seque
             together = [getattr(each, "grad_sample", None) for each in parameters]
         finally:
             wrapped.to_standard_module()
-    for number, each in enumerate(parameters):
-        single = together[number]
-        for row in range(len(rows)):
-            found = torch.zeros_like(each) if single is None else single[row].to(each.dtype)
-            if not torch.allclose(found, alone[row][number], rtol=_NEAR, atol=_NEAR * float(alone[row][number].norm())):
+    check_alone([_of_all(one, each, rows) for one, each in zip(together, parameters, strict=True)], alone)
+    model.zero_grad(set_to_none=True)
+
+
+def check_alone(together: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -> None:
+    """Raise `ConfigError` unless gradients of rows in a batch are those of each row alone.
+
+    Args:
+        together: for each parameter, gradients of the batch's rows, [rows, ...].
+        alone: for each row, gradients of the parameters.
+    """
+    for number, single in enumerate(together):
+        for found, own in zip(single, (each[number] for each in alone), strict=True):
+            if not torch.allclose(found.to(own.dtype), own, rtol=_NEAR, atol=_NEAR * float(own.norm())):
                 problem = "the loss of a batch is not the mean of the losses of its rows, each by itself"
                 remedy = "Return the mean over rows, and compare no rows with each other"
                 raise ConfigError("privacy, loss", problem, remedy)
-    model.zero_grad(set_to_none=True)
+
+
+def _of_all(single: Tensor | None, parameter: nn.Parameter, rows: Tensor) -> Tensor:
+    return parameter.new_zeros((len(rows), *parameter.shape)) if single is None else single
 
 
 def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
@@ -82,16 +96,18 @@ def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]
 
 
 @contextmanager
-def _steady(model: nn.Module) -> Iterator[None]:
+def steady(model: nn.Module) -> Iterator[None]:
     """Train without dropout, which would draw other neurons for a row alone than in its batch."""
     quiet = [each for each in model.modules() if isinstance(each, nn.modules.dropout._DropoutNd)]
+    shares = [each.p for each in quiet]
     functional: Callable[..., Any] = nn.functional.dropout
     model.train()
     for each in quiet:
-        each.eval()
+        each.p = 0.0
     nn.functional.dropout = lambda given, *_, **__: given
     try:
         yield
     finally:
         nn.functional.dropout = functional
-        model.train()
+        for each, share in zip(quiet, shares, strict=True):
+            each.p = share

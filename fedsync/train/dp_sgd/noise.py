@@ -73,3 +73,8 @@ class SeededRandom:
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._choice.random(units) < rate)
+
+
+def random_of(seed: int, *, seeded: bool) -> PrivateRandom:
+    """Return an order's random numbers: of its seed if ``seeded``, which only virtual time may be."""
+    return SeededRandom(seed) if seeded else SystemRandom()

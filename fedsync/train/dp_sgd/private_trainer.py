@@ -31,7 +31,7 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.dp_sgd.check_private import check_layers, check_options, check_rows
-from fedsync.train.dp_sgd.noise import PrivateRandom, SeededRandom, SystemRandom
+from fedsync.train.dp_sgd.noise import PrivateRandom, SystemRandom, random_of
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -83,7 +83,7 @@ class PrivateTrainer(Trainer):
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         if self._settings is None or self._settings.noise is None:
             raise ConfigError("privacy", "the silo has chosen no noise yet", "Begin the run again")
-        self._random = SeededRandom(order.seed) if self._settings.seeded else SystemRandom()
+        self._random = random_of(order.seed, seeded=self._settings.seeded)
         self._ordered = order.batch_size
         before = [each.clone() for each in self._steady]
         result = super()._train(order, cursor, begin)
