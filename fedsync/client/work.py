@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from types import MappingProxyType
@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from fedsync.client.silo_facts import Scalar
@@ -38,6 +40,16 @@ class Steps(Protocol):
 
     def untimed(self) -> AbstractContextManager[None]:
         """Context for work that is no training."""
+
+
+class PrivateSteps(Protocol):
+    """Private steps of an order; see `fedsync.train.dp_sgd.private_loop.PrivateLoop`."""
+
+    def take(self, model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, list[Rows]]:
+        """Return the optimizer with private steps, and the rows of each step's batch."""
+
+    def handed(self, loader: DataLoader[T], rows: Sequence[Rows]) -> Iterator[T]:
+        """Yield the batches of ``loader``, each for one private step on its ``rows``."""
 
 
 def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
@@ -97,6 +109,7 @@ class Work:
         begin: Callable[[], Steps],
         fetch: Callable[[Dataset[Any], Mapping[str, Any]], Iterator[Any]],
         config: Mapping[str, Scalar] = MappingProxyType({}),
+        private: PrivateSteps | None = None,
     ) -> None:
         self.batch_size = order.batch_size
         self.max_steps = order.max_steps
@@ -111,6 +124,7 @@ class Work:
         self._draw = draw
         self._begin = begin
         self.fetch = fetch
+        self._private = private
         self._begun_s: float | None = None
         self._steps: Steps | None = None
         self.counts_elsewhere = False
@@ -155,6 +169,30 @@ class Work:
         batches = np.split(self.rows, self.max_steps)
         return _OrderLoader(dataset, self, batches, options)
 
+    def private(
+        self, model: nn.Module, optimizer: Optimizer, loader: DataLoader[T]
+    ) -> tuple[nn.Module, Optimizer, DataLoader[T]]:
+        """Return model, optimizer and loader for a loop with differential privacy.
+
+        Batches are drawn by Poisson sampling, so their sizes differ. A step of the optimizer clips the gradient of each
+        row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that
+        do not depend on each other. Without ``privacy`` in the strategy file, all three are returned unchanged.
+
+        Args:
+            model: the module of ``silo.use``.
+            optimizer: new in each order.
+            loader: from `loader`.
+
+        Raises:
+            ConfigError: an argument is not one of these.
+        """
+        if self._private is None:
+            return model, optimizer, loader
+        if not isinstance(loader, _OrderLoader):
+            raise ConfigError("privacy", "the loader of work.private is not from work.loader", "Give work.loader(data)")
+        stepping, rows = self._private.take(model, optimizer)
+        return model, stepping, loader.drawn(rows, self._private)
+
     def batches(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield a user's own batches, as many as the order has steps; each counts as ``batch_size`` samples.
 
@@ -168,7 +206,12 @@ class Work:
 
         After this call `loader` hands out batches without counting. The first ``next`` starts the order, each further
         ``next`` counts a finished step, and `StopIteration` ends the order. Close it if the loop ends earlier.
+
+        Raises `ConfigError` in a private run.
         """
+        if self._private is not None:
+            problem = "loops of Lightning, Hugging Face and Keras, and work.counter, have no private steps"
+            raise ConfigError("privacy", problem, "Write the loop yourself, with work.private, or leave privacy out")
         self.counts_elsewhere = True
         return self._count()
 
@@ -213,12 +256,30 @@ class _OrderLoader(DataLoader[T]):
         self._work = work
         self._options = options
 
+    def drawn(self, rows: Sequence[Rows], steps: PrivateSteps) -> DataLoader[T]:
+        """Return a loader of batches of other ``rows``, each for one private step."""
+        return _PrivateLoader(self.dataset, self._work, rows, self._options, steps)
+
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
         begin = self._by_those_who_stay if self.persistent_workers else super().__iter__
         return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
 
     def _by_those_who_stay(self) -> Iterator[T]:
         return self._work.fetch(self.dataset, self._options)
+
+
+class _PrivateLoader(_OrderLoader[T]):
+    """`DataLoader` with the batches of private steps; a batch without rows has the first row instead."""
+
+    def __init__(
+        self, dataset: Dataset[T], work: Work, rows: Sequence[Rows], options: dict[str, Any], steps: PrivateSteps
+    ) -> None:
+        batches = [each if len(each) else np.zeros(1, np.int64) for each in rows]
+        super().__init__(dataset, work, batches, {**options, "persistent_workers": False})
+        self._rows, self._steps = rows, steps
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # as above
+        return self._work.batches(_Lazily(lambda: self._steps.handed(self, self._rows)))
 
 
 class _Lazily(Iterable[T]):

@@ -96,7 +96,7 @@ class ModelParts:
     """Private and frozen parts of a trainer's module."""
 
     def __init__(self, module: nn.Module, parts: Parts) -> None:
-        self.shared, self.kept_names = parts.shared, parts.kept
+        self.shared, self.kept_names, self.frozen = parts.shared, parts.kept, frozenset(parts.frozen)
         self._private = PrivateParts(module, parts.private)
         self._frozen = FrozenTensors(module, parts.frozen)
         self.plain = not (parts.private or parts.frozen)

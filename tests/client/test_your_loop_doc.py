@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
 
 from fedsync.cli import main
 from tests.client.stock_app import stock_app
@@ -57,3 +60,27 @@ def test_the_example_trains_and_batches_follow_the_speeds(
     assert rows[-1]["batch_sizes"] == {"fast": 48, "middle": 32, "slow": 16}
     assert rows[-2]["accuracy"] > 0.9
     assert Path("runs/own-loop/model.pt").exists()
+
+
+def test_the_private_example_trains_and_tells_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))
+    before, mark, after = blocks["client_app.py"].partition("@app.train()")
+    _, end, evaluation = after.partition("@app.evaluate()")
+    assert mark and end
+    blocks["client_app.py"] = f"{before}{blocks['private_fit.py']}\n\n{end}{evaluation}"
+    for name, block in blocks.items():
+        (tmp_path / name).write_text(block, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "private.yaml", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "out"]
+    monkeypatch.setattr("sys.argv", ["fedsync", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    rows = [json.loads(line) for line in Path("out/rounds.jsonl").read_text().splitlines()]
+    assert len(rows) >= 3
+    assert all(row.get(figure) is None for row in rows for figure in ("loss", "train_loss", "accuracy"))
+    images, labels = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    model.load_state_dict(torch.load("out/model.pt", weights_only=True))
+    right = (model(images.float() / 16).argmax(dim=1) == labels).float().mean()
+    assert right > 0.7, "a model of chance is right in a tenth"

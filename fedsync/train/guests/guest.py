@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,6 +26,7 @@ from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.report_checks import METRIC_NAME
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import own_code
 from fedsync.train.guests.guest_measure import GuestMeasure
 from fedsync.train.guests.guest_reply import tested, whole
@@ -34,6 +36,11 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.pace import BatchSizes, Pace
 from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
+
+if TYPE_CHECKING:
+    from fedsync.train.dp_sgd.private_loop import PrivateLoop
+
+Logged = Mapping[str, list[float | torch.Tensor]]
 
 MOST_STATE = 65_536
 """Limit of ``work.state`` as JSON [characters]."""
@@ -72,6 +79,8 @@ class GuestTrainer(LocalTrainer):
         self._known = {"model": self._model, **self._used.parts}
         super().__init__(silo.name, Weights(self._model, self._parts.shared), self._parts, device, options)
         self._initial = self._weights.read()
+        self._settings: PrivateSettings | None = None
+        self._private: PrivateLoop | None = None
         self._sampler, self._scout = (Sampler(self._used.examples, silo.seed, silo.name) for _ in range(2))
 
     @property
@@ -85,12 +94,68 @@ class GuestTrainer(LocalTrainer):
         self._model.to(self._device)  # other libraries' trainers may leave it elsewhere
         self._parts.restore(cursor.private)
 
+    def make_private(self, settings: PrivateSettings) -> int:
+        """See `SiloTrainer`; raises `ConfigError` if the loop does no private steps with ``work.private``."""
+        from fedsync.train.dp_sgd.check_private import check_layers
+        from fedsync.train.dp_sgd.private_loop import try_loop
+
+        if self._app.opaque:
+            problem = "a loop with opaque=True has no steps that could be private"
+            raise ConfigError("privacy", problem, "Write a loop with work.private, or leave privacy out")
+        if settings.person_column:
+            problem = "a training loop does not tell which samples are of one person"
+            raise ConfigError("privacy", problem, "Write a task with persons, or have the owner write unit: example")
+        check_layers(self._model)
+        self._set_threads()
+        if self._settings is None:
+            try_loop(self._try, settings, self._model, self.examples, self._parts.frozen)
+        self._settings = settings
+        return self.examples
+
+    def _try(self, order: WorkOrder, steps: PrivateLoop) -> None:
+        """Call the loop for an order of which nothing is kept."""
+        self._model.train()
+        self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), {}, steps)
+
     def _begin(self, order: WorkOrder) -> None:
-        """Do nothing: the user's function makes its own optimizer."""
+        """Begin private steps, if the run is private; the user's function makes its own optimizer."""
+        if self._settings is None and not self._options.private:
+            return
+        from fedsync.train.dp_sgd.private_loop import PrivateLoop
+
+        if self._settings is None or self._settings.noise is None:
+            raise ConfigError("privacy", "the silo has chosen no noise yet", "Begin the run again")
+        self._private = PrivateLoop(order, self._settings, self._model, self.examples, self._parts.frozen)
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         state: dict[str, Any] = json.loads(cursor.state)
         paces: list[Pace] = []
+        self._model.train()
+        logged = self._call(order, cursor, paces, begin, state, self._private)
+        pace = self._ended(order, paces)
+        missized = self._sizes.check(
+            pace,
+            pace.follows,
+            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
+            "give them that size, or use work.loader",
+        )
+        means = _means(logged)
+        loss = means.pop("loss", None)
+        # An order that only evaluates changes neither the shared nor the private parts of the model.
+        private = cursor.private if order.scores_only else self._parts.keep()
+        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
+        return LoopResult(pace, loss, left, {**means, **missized})
+
+    def _call(
+        self,
+        order: WorkOrder,
+        cursor: Cursor,
+        paces: list[Pace],
+        begin: BeginPace,
+        state: dict[str, Any],
+        steps: PrivateLoop | None,
+    ) -> Logged:
+        """Call the user's function; fill ``paces`` and ``state``, and return what it logged."""
 
         def begun() -> Pace:
             paces.append(begin())
@@ -103,25 +168,14 @@ class GuestTrainer(LocalTrainer):
             walk = self._scout.walk(cursor, order.batch_size, order.batch_size)
             return _KEPT.of(dataset, options).order(walk, order.max_steps)
 
-        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order))
-        self._model.train()
-        with own_code(self._device, order.seed):
+        work = Work(order, self._device, state, self.examples, drawn, begun, fetch, self._silo.told(order), steps)
+        with nullcontext() if steps is None else closing(steps), own_code(self._device, order.seed):
             if self._app.opaque:
                 begun()
             self._app.call("train", {"work": work, **self._known})
-        pace = self._ended(order, paces)
-        missized = self._sizes.check(
-            pace,
-            pace.follows,
-            "the batches given to work.batches do not have work.batch_size samples, so balancing does not reach them: "
-            "give them that size, or use work.loader",
-        )
-        means = _means(work.logged)
-        loss = means.pop("loss", None)
-        # An order that only evaluates changes neither the shared nor the private parts of the model.
-        private = cursor.private if order.scores_only else self._parts.keep()
-        left = replace(self._sampler.after(cursor, pace.samples), state=_kept(state), private=private)
-        return LoopResult(pace, loss, left, {**means, **missized})
+            if steps is not None:
+                steps.check(sum(pace.steps for pace in paces))
+        return work.logged
 
     def _ended(self, order: WorkOrder, paces: list[Pace]) -> Pace:
         if self._app.opaque:
@@ -158,7 +212,7 @@ def _used(app: SiloApp, given: object) -> InUse:
     return given
 
 
-def _means(logged: Mapping[str, list[float | torch.Tensor]]) -> dict[str, float]:
+def _means(logged: Logged) -> dict[str, float]:
     means: dict[str, float] = {}
     for name, values in logged.items():
         if not METRIC_NAME.fullmatch(name):

@@ -36,6 +36,7 @@ from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_arrays import NamedArrays
 from fedsync.train.guests.guest_code import own_code, watched_loaders
 from fedsync.train.guests.guest_reply import (
@@ -220,6 +221,11 @@ class ClientAppTrainer(LocalTrainer):
             problem = "the server gave this run's first model, and silos cannot make it"
             raise ConfigError("task.model", problem, "Write model: package.module:Net")
         return self._initial
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        """See `SiloTrainer`; refuses, since the app's loop is its own."""
+        problem = "the steps of a Flower ClientApp are its own, so FedSync cannot make them private"
+        raise ConfigError("privacy", problem, "Write a SiloApp with work.private, or leave privacy out")
 
     def _recall(self, cursor: Cursor) -> None:
         """Make a new context for each order, so that a failed order leaves nothing behind."""

@@ -1,0 +1,281 @@
+"""Private steps of a user's own loop: each clips the gradients of single rows, and adds noise.
+
+The loop gets a loader of batches by Poisson sampling, and an optimizer whose ``step`` is private. After every step the
+model's values are copied. A model that has other values before the next step, or at the end, was changed by something
+else, and the order is refused.
+
+The checks find mistakes. They do not stop code that means to cheat, for example by a step on rows that it kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from fedsync.common.errors import ConfigError
+from fedsync.core.orders import WorkOrder
+from fedsync.privacy.release import PrivateSettings
+from fedsync.train.dp_sgd.check_private import ROWS, check_alone, steady
+from fedsync.train.dp_sgd.noise import random_of
+
+T = TypeVar("T")
+_CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
+_HELD = ("grad_sample", "summed_grad")
+"""Attributes of parameters in which Opacus holds gradients of a step."""
+
+
+class PrivateLoop:
+    """Private steps of one order; see `fedsync.client.Work.private`.
+
+    Args:
+        model: module of the trainer, with the values from which the order starts.
+        examples: number of the silo's rows.
+        frozen: names of parameters that another check guards.
+    """
+
+    def __init__(
+        self, order: WorkOrder, settings: PrivateSettings, model: nn.Module, examples: int, frozen: Collection[str] = ()
+    ) -> None:
+        self._order, self._settings = order, settings
+        self._model, self._examples, self._frozen = model, examples, frozen
+        self._random = random_of(order.seed, seeded=settings.seeded)
+        self._optimizer: PrivateOptimizer | None = None
+        self._hooks: GradSampleHooks | None = None
+        self._refusal: ConfigError | None = None
+        self._steps = self._handed = self._rows = 0
+        self._values = {name: tensor.detach().clone() for name, tensor in self._guarded()}
+
+    def take(self, model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, list[NDArray[np.int64]]]:
+        """Return the optimizer with private steps, and the rows of each step's batch.
+
+        Raises `ConfigError` if model or optimizer is not the order's own.
+        """
+        if self._optimizer is not None:
+            self._refuse("work.private is called a second time in one order", "Call it once, before the loop")
+        if model is not self._model:
+            self._refuse("the model is not the one that setup gave to silo.use", "Give work.private that model")
+        if not isinstance(optimizer, Optimizer):
+            self._refuse(f"the optimizer is a {type(optimizer).__name__}", "Give work.private one of torch.optim")
+        own = {id(each) for each in model.parameters() if each.requires_grad}
+        if any(id(each) not in own for group in optimizer.param_groups for each in group["params"]):
+            self._refuse("the optimizer has parameters that are not the model's", "Leave them out")
+        if optimizer.state:
+            self._refuse("the optimizer has done steps before", "Make a new optimizer in each order")
+        self._hooks = GradSampleHooks(model, strict=True)
+        self._optimizer = PrivateOptimizer(optimizer, self, self._settings.clip)
+        rate = self._settings.rate(self._order.batch_size)
+        return self._optimizer, [self._random.chosen(self._examples, rate) for _ in range(self._order.max_steps)]
+
+    def handed(self, loader: DataLoader[T], rows: Sequence[NDArray[np.int64]]) -> Iterator[T]:
+        """Yield the batches of ``loader``, each for one private step on its ``rows``.
+
+        A batch without rows comes as a batch of one, whose gradient the step leaves out.
+        """
+        for drawn, batch in zip(rows, DataLoader.__iter__(loader), strict=True):
+            self._handed += 1
+            self._rows = len(drawn)
+            yield batch
+
+    def step(self, optimizer: PrivateOptimizer) -> None:
+        """Do a private step with the gradients of the batch's rows.
+
+        Raises `ConfigError` unless it is the first step since the batch was handed out, and the only change.
+        """
+        self._allow()
+        assert self._settings.noise is not None
+        optimizer.max_grad_norm, scale = self._settings.clip, self._settings.noise * self._settings.clip
+        for parameter in optimizer.params:
+            parameter.grad_sample, parameter.summed_grad = self._single(parameter), None
+        optimizer.clip_and_accumulate()
+        for parameter in optimizer.params:
+            total: Tensor = parameter.summed_grad.view_as(parameter)
+            parameter.grad = total.add_(self._random.normal(total), alpha=scale).div_(self._order.batch_size)
+        optimizer.original_optimizer.step()
+        self._forget()
+        self._steps += 1
+        trained = {id(parameter) for parameter in optimizer.params}
+        for name, tensor in self._guarded():
+            if id(tensor) in trained:
+                self._values[name].copy_(tensor.detach())
+
+    def check(self, steps: int) -> None:
+        """Raise `ConfigError` unless the order's ``steps``, each of them private, are all that changed the model."""
+        if self._refusal is not None:
+            raise self._refusal
+        if self._optimizer is None:
+            self._refuse("the function under @app.train() never calls work.private", f"Write {_CALL}")
+        if self._steps != steps:
+            problem = f"the loop took {steps} batches of the private loader and did {self._steps} private steps"
+            self._refuse(problem, "Do one step after each of its batches")
+        self._compare()
+
+    def close(self) -> None:
+        """Remove from the model all that private steps needed."""
+        if self._hooks is not None:
+            self._forget()
+            self._hooks.cleanup()
+            for parameter in self._model.parameters():
+                parameter.grad = None
+                vars(parameter).pop("summed_grad", None)
+
+    def _single(self, parameter: nn.Parameter) -> Tensor:
+        """Gradients of the batch's rows, [rows, ...]; zeros if the loss does not depend on the parameter."""
+        single: Any = getattr(parameter, "grad_sample", None)
+        if single is None:
+            return parameter.new_zeros((self._rows, *parameter.shape))
+        found = sum(map(len, single)) if isinstance(single, list) else len(single)
+        if isinstance(single, list) or found != max(self._rows, 1):
+            problem = f"a step has gradients of {found} rows, and its batch has {max(self._rows, 1)}"
+            self._refuse(problem, "Train on whole batches of the private loader, their rows in the first dimension")
+        return torch.as_tensor(single)[: self._rows]
+
+    def _allow(self) -> None:
+        if self._handed != self._steps + 1:
+            problem = f"step {self._steps + 1} comes after {self._handed} batches of the private loader"
+            self._refuse(problem, "Do one step after each of its batches")
+        self._compare()
+
+    def _compare(self) -> None:
+        now = dict(self._guarded())
+        same = now.keys() == self._values.keys()
+        for name in [name for name, value in self._values.items() if not same or not _equal(value, now[name])]:
+            problem = f"{name} of the model was changed by something other than a private step"
+            remedy = "Change the model only by the step of the optimizer that work.private returns"
+            self._refuse(problem, f"{remedy}, and use layers without running statistics, such as GroupNorm")
+
+    def _guarded(self) -> Iterator[tuple[str, Tensor]]:
+        """Parameters and buffers by name, without frozen parameters."""
+        yield from ((name, each) for name, each in self._model.named_parameters() if name not in self._frozen)
+        yield from self._model.named_buffers()
+
+    def _forget(self) -> None:
+        """Drop all gradients of single rows, also of passes that no step followed."""
+        for parameter in self._model.parameters():
+            for name in _HELD:
+                if hasattr(parameter, name):
+                    setattr(parameter, name, None)
+            if hasattr(parameter, "_current_grad_sample"):
+                del parameter._current_grad_sample
+            parameter._forward_counter = 0  # type: ignore[attr-defined]
+        for module in self._model.modules():
+            for name in ("activations", "max_batch_len"):
+                if hasattr(module, name):
+                    delattr(module, name)
+
+    def _refuse(self, problem: str, remedy: str) -> NoReturn:
+        """Raise, and again at the end if the loop catches it."""
+        self._refusal = self._refusal or ConfigError("privacy", problem, remedy)
+        raise self._refusal
+
+
+class PrivateOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus leaves it untyped
+    """Optimizer whose ``step`` is a private step of an order."""
+
+    def __init__(self, optimizer: Optimizer, loop: PrivateLoop, clip: float) -> None:
+        super().__init__(
+            optimizer, noise_multiplier=0.0, max_grad_norm=clip, expected_batch_size=1, loss_reduction="sum"
+        )
+        self._loop = loop
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        found = None
+        if closure is not None:
+            with torch.enable_grad():
+                found = closure()
+        self._loop.step(self)
+        return found
+
+
+class Tried(BaseException):
+    """End of a call that tried a loop; a `BaseException`, so that a loop that catches `Exception` lets it pass."""
+
+
+class _TriedLoop(PrivateLoop):
+    """Loop that ends at its first step, and gives the gradients of its rows.
+
+    Args:
+        samples: rows of the silo's data, filled by the first call.
+        only: position of the only row to train on; None for all.
+    """
+
+    def __init__(
+        self,
+        order: WorkOrder,
+        settings: PrivateSettings,
+        model: nn.Module,
+        frozen: Collection[str],
+        samples: list[Any],
+        only: int | None,
+    ) -> None:
+        super().__init__(order, settings, model, order.batch_size, frozen)
+        self._samples, self._only = samples, only
+        self.found: list[Tensor] = []
+
+    def handed(self, loader: DataLoader[T], rows: Sequence[NDArray[np.int64]]) -> Iterator[T]:
+        data: Any = loader.dataset
+        self._samples.extend([data[row] for row in range(self._examples)] if not self._samples else ())
+        chosen = self._samples if self._only is None else [self._samples[self._only]]
+        self._handed, self._rows = 1, len(chosen)
+        yield loader.collate_fn(chosen)
+
+    def step(self, optimizer: PrivateOptimizer) -> None:
+        self._allow()
+        self.found = [self._single(parameter).clone() for parameter in optimizer.params]
+        raise Tried
+
+
+def try_loop(
+    call: Callable[[WorkOrder, PrivateLoop], None],
+    settings: PrivateSettings,
+    model: nn.Module,
+    examples: int,
+    frozen: Collection[str] = (),
+) -> None:
+    """Try a loop's first step on some rows together, and on each alone.
+
+    Args:
+        call: calls the loop once, for an order; nothing of it is kept.
+
+    Raises:
+        ConfigError: the loop does not call ``work.private``, does no step, or its loss mixes the rows of a batch.
+    """
+    rows = min(ROWS, examples)
+    order = WorkOrder("", 0, 1, batch_size=rows, max_steps=1, learning_rate=0.001, seed=0)
+    samples: list[Any] = []
+
+    def gradients(only: int | None) -> list[Tensor]:
+        loop = _TriedLoop(order, settings, model, frozen, samples, only)
+        try:
+            call(order, loop)
+        except Tried:
+            return loop.found
+        finally:
+            loop.close()
+        loop.check(1)
+        raise AssertionError("a check without a step raises")
+
+    with steady(model):
+        together = gradients(None)
+        if rows > 1:
+            alone = [[one[0] for one in gradients(row)] for row in range(rows)]
+            check_alone(together, alone)
+    model.zero_grad(set_to_none=True)
+
+
+def _equal(before: Tensor, now: Tensor) -> bool:
+    """Return whether two tensors have equal values, wherever they are; values that are not numbers are equal."""
+    if before.shape != now.shape or before.dtype != now.dtype:
+        return False
+    there = before.to(now.device)
+    if now.is_floating_point():
+        return torch.allclose(there, now, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.equal(there, now)
