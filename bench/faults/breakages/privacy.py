@@ -21,8 +21,8 @@ _CHANGES: Changes = {
         ),
         (
             "noise-comes-from-the-seed-that-the-server-knows",
-            "SeededRandom(order.seed) if self._settings.seeded else SystemRandom()",
-            "SeededRandom(order.seed)",
+            "random_of(order.seed, seeded=self._settings.seeded)",
+            "random_of(order.seed, seeded=True)",
         ),
         ("the-divisor-tells-how-many-rows-were-drawn", ".div_(self._ordered)", ".div_(max(len(rows), 1))"),
         (

@@ -137,7 +137,7 @@ class PrivacyGuard:
         """
         report = outcome.report
         evaluation, releases = None, self._trained(order, report.steps)
-        if order.evaluate:
+        if order.evaluate or report.evaluation is not None:
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
         self._enter(order.update_id, releases)
@@ -257,13 +257,13 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> tupl
     emulated = spec.emulate[identity.index] if spec.emulate else None
     if emulated is not None and emulated.privacy is not None:
         ledgers.append(PrivacyLedger(emulated.name, emulated.privacy))
-    hidden = not ledgers or any("statistics" not in ledger.budget.public for ledger in ledgers)
+    public = all("statistics" in ledger.budget.public for ledger in ledgers)
     if config is None:
-        if not ledgers or (isinstance(spec.task, SurveyConfig) and not hidden):
+        if not ledgers or (isinstance(spec.task, SurveyConfig) and public):
             return [], ""
         problem = "the run is not private, and this silo's owner set a privacy budget"
         raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
-    if isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict) and hidden:
+    if isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict):
         problem = "each row would move the mean of its column, and with it all other rows"
         raise OwnerRefusal("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
     return ledgers, _check_budgets(config, ledgers)
