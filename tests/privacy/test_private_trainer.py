@@ -36,7 +36,7 @@ NEVER = 1e-10
 def random(monkeypatch: pytest.MonkeyPatch) -> Fixed:
     """Random numbers of the next order; the test says each step's units."""
     fixed = Fixed()
-    monkeypatch.setattr(private_trainer, "SystemRandom", lambda: fixed)
+    monkeypatch.setattr(private_trainer, "random_of", lambda seed, *, seeded: fixed)
     return fixed
 
 
