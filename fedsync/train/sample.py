@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from fedsync.common.errors import Diverged, UserCodeError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import WorkOrder
 from fedsync.model.layout import Vector
-from fedsync.train.silo_trainer import SiloTrainer
+from fedsync.train.silo_trainer import Outcome, TrainerFacts
 
 _STEPS = 2
 
@@ -16,8 +18,19 @@ _LARGEST = np.float32(2.0**24)
 """Upper bound for the values of an update."""
 
 
+class Estimating(Protocol):
+    """Trainer as far as an estimate needs it; see `fedsync.train.silo_trainer.SiloTrainer`."""
+
+    @property
+    def facts(self) -> TrainerFacts: ...
+
+    def initial_model(self) -> Vector: ...
+
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor) -> Outcome: ...
+
+
 def likely_update(
-    trainer: SiloTrainer, batch_size: int, steps: int, learning_rate: float, seed: int
+    trainer: Estimating, batch_size: int, steps: int, learning_rate: float, seed: int
 ) -> tuple[Vector, int, int]:
     """Estimate a first update: do a few steps and scale the result up to all steps of an order.
 

@@ -20,7 +20,9 @@ from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.model.layout import Vector
 from fedsync.privacy.accounting import LEAST_NOISE, noise_for
 from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
@@ -28,7 +30,7 @@ from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
 from fedsync.silo.protocol import Identity
-from fedsync.train.silo_trainer import Outcome, SiloTrainer
+from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
 
 _TOLD = 12
 """Digits of a run's digest in the ledger."""
@@ -83,6 +85,13 @@ class PrivacyGuard:
         for ledger in self.ledgers:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
+
+    def accounted(self, trainer: SiloTrainer) -> AccountedTrainer:
+        return AccountedTrainer(trainer, self)
+
+    def estimated(self, order: WorkOrder) -> None:
+        """Enter an order that nobody asked for, whose update leaves as an estimate; raises as `released`."""
+        self._enter("estimate", self._trained(order, order.max_steps))
 
     def trained(self, order: WorkOrder) -> WorkOrder:
         """Return an order as it is trained: no score is computed that is not told, since even a failure would tell."""
@@ -209,6 +218,24 @@ class PrivacyGuard:
             return replace(report, loss=loss, metrics={})
         samples = report.steps * order.batch_size
         return WorkReport(report.base_version, report.steps, samples, float(report.steps), loss)
+
+
+class AccountedTrainer:
+    """Trainer for a first estimate of updates: what it runs is entered before, and it tells the public number of rows.
+
+    The scale on which a silo seals follows from this estimate, and reaches other silos.
+    """
+
+    def __init__(self, trainer: SiloTrainer, guard: PrivacyGuard) -> None:
+        self._trainer, self._guard = trainer, guard
+        self.facts: TrainerFacts = replace(trainer.facts, examples=guard.settings.units)
+
+    def initial_model(self) -> Vector:
+        return self._trainer.initial_model()
+
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor) -> Outcome:
+        self._guard.estimated(order)
+        return self._trainer.run(order, base, cursor)
 
 
 def privacy_guard(

@@ -15,8 +15,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Replica
 from fedsync.silo.protocol import COPY, Identity
-from fedsync.train.sample import likely_update
-from fedsync.train.silo_trainer import SiloTrainer
+from fedsync.train.sample import Estimating, likely_update
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
@@ -43,7 +42,7 @@ class TrainerFailed(Exception):
         self.reason = reason
 
 
-def made_initial(trainer: SiloTrainer) -> Vector:
+def made_initial(trainer: Estimating) -> Vector:
     """Return the model before any training, float32 [values]; raise `TrainerFailed` on any error."""
     try:
         return trainer.initial_model()
@@ -51,7 +50,7 @@ def made_initial(trainer: SiloTrainer) -> Vector:
         raise TrainerFailed(error) from error
 
 
-def plain_replica(spec: RunSpec, trainer: SiloTrainer, folder: Path | None) -> PlainReplica:
+def plain_replica(spec: RunSpec, trainer: Estimating, folder: Path | None) -> PlainReplica:
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
@@ -68,7 +67,7 @@ def encrypted_replica(
     plan: EncryptionPlan,
     spec: RunSpec,
     identity: Identity,
-    trainer: SiloTrainer,
+    trainer: Estimating,
     ring: Ring,
     folder: Path | None,
     first_model: str | None,

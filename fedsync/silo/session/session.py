@@ -130,9 +130,10 @@ class SiloSession:
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
         self.form = ModelForm.of(self._trainer.facts.layout, _frozen(same, spec, identity, keys), told)
-        self.replica: Replica = plain_replica(spec, self._trainer, folder)
+        trainer = self._trainer if self._guard is None else self._guard.accounted(self._trainer)
+        self.replica: Replica = plain_replica(spec, trainer, folder)
         if plan is not None and keys is not None:
-            self.replica = encrypted_replica(plan, spec, identity, self._trainer, keys, folder, self._owner.first_model)
+            self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, self._owner.first_model)
         self._control = StepControl(self.name, self.layout.size, self.replica, folder) if spec.controls else None
         self._throttle = spec.throttle(identity.index) if throttled else None
         compared = spec.evaluation.cross_site
