@@ -119,15 +119,18 @@ class Trainer:
 
     def _start(self) -> None:
         # A fork of this process, which has loaded torch and has no threads: a new interpreter takes seconds.
-        self._asked = False
+        self._asked = self._ready = False
         self._line, its = _FORK.Pipe()
         self._process = _FORK.Process(target=train, args=(self.folder, self.number, its), daemon=True)
         self._process.start()
         its.close()
 
     def await_ready(self) -> None:
+        if self._ready:
+            return
         if not self._line.poll(_READY_S) or self._line.recv() != "ready":
             raise RuntimeError(f"the trainer of run {self.number} did not begin")
+        self._ready = True
 
     def work(self, until_s: float) -> None:
         """Have it train until a time of `time.monotonic`."""
