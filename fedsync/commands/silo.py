@@ -10,7 +10,7 @@ import typer
 
 from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
-from fedsync.observe.terminal import say
+from fedsync.observe.terminal import Terminal, say
 
 app = typer.Typer(help="A real silo: its processes, kept running.", no_args_is_help=True)
 
@@ -163,7 +163,8 @@ def privacy(file: File) -> None:
     from fedsync.ops.privacy_table import spending
 
     tables, notes = spending(config)
-    say(*tables)
+    for each in tables:
+        Terminal().print(each)
     for note in notes:
         say(f"note: {note}")
 

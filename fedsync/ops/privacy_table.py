@@ -32,7 +32,7 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
         spent = ledger.epsilon()
         table.add_section()
         table.add_row("all runs together", str(ledger.spent.total()), "", shown(spent))
-        table.add_row("left", "", "", f"{max(budget.epsilon - spent, 0.0):.3f}")
+        table.add_row("left", "", "", f"{max(budget.epsilon - float(shown(spent)), 0.0):.3f}")
         tables.append(table)
     known = {_file(policy, name) for name in policy.privacy}
     left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
