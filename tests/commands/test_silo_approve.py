@@ -124,6 +124,7 @@ def test_no_field_of_a_specification_is_left_out(silo: Path) -> None:
         "stop": {"rounds": 6}, "evaluation": {"metrics": ["accuracy"]}, "cipher": {"kind": "plain"},
         "local": {"steps": 8}, "task": {"kind": "digits"}, "survey": {"spec": "", "columns": {"age": True}, "sums": ""},
         "emulate": [{"name": "a", "speed": 1.0}], "on_round": {"kind": "decay"},
+        "privacy": {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0},
     }  # fmt: skip
     assert set(changes) == set(RunSpec.model_fields)
     for name, value in changes.items():

@@ -11,6 +11,7 @@ from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.model.layout import Layout
@@ -113,6 +114,9 @@ def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatc
     assert OwnerPolicy.here().checked(SPEC, 1) is SPEC
 
 
+BUDGET = BudgetConfig(epsilon=3.0, delta=1e-5)
+
+
 @pytest.mark.parametrize(
     ("more", "seal"),
     [
@@ -120,12 +124,13 @@ def test_emulated_silos_go_by_the_run_s_own_words(monkeypatch: pytest.MonkeyPatc
         ({"keys": "/k"}, SealConfig()),
         ({"keys": "/k", "seal": SealConfig(masks=True)}, SealConfig(masks=True)),
         ({"hub_hosts": ["fed.example.org", "10.0.0.5"]}, None),
+        ({"data": {"train": "/d"}, "privacy": {"train": BUDGET}}, None),
     ],
 )
 def test_what_the_file_says_arrives_at_the_trainer(
     more: dict[str, Any], seal: SealConfig | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state="/s", data=["/d"], **more)
+    config = SiloStartConfig(name="a", server="localhost:1", insecure=True, state="/s", **{"data": ["/d"], **more})
     for name, value in owner_environment(config).items():
         monkeypatch.setenv(name, value)
     never = sorted(["/s", *([more["keys"]] if "keys" in more else [])])
@@ -133,6 +138,7 @@ def test_what_the_file_says_arrives_at_the_trainer(
         code_files=[],
         seal=seal,
         data=["/d"],
+        named=more.get("data", {}),
         never=never,
         limits=LimitsConfig(),
         counts="/s/orders.json",
@@ -144,6 +150,8 @@ def test_what_the_file_says_arrives_at_the_trainer(
         share_local=False,
         first_model=None,
         hub_hosts=more.get("hub_hosts", ["localhost"]),
+        privacy=dict.fromkeys(more.get("privacy", {}), BUDGET),
+        ledgers="/s/privacy",
         authority=None,
     )
 
