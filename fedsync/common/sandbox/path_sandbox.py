@@ -152,11 +152,13 @@ def _fence(text: str) -> Fence | None:
 def _walk(folder: str, parts: tuple[str, ...], closed: frozenset[_Place], path: str | Path) -> int:
     """Open a file part by part below a folder, without following links; return its descriptor."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(folder, flags | os.O_DIRECTORY)
+    # A path alone: in the room a named file may be read, and the folder that it lies in may not.
+    way = os.O_PATH | os.O_DIRECTORY
+    descriptor = os.open(folder, flags | way)
     try:
         for last, part in enumerate(parts, start=1 - len(parts)):
             # Opening a pipe must not wait for a writer.
-            more = os.O_NONBLOCK if last == 0 else os.O_DIRECTORY
+            more = os.O_NONBLOCK if last == 0 else way
             deeper = os.open(part, flags | more, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = deeper
