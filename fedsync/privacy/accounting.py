@@ -31,8 +31,8 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
     """Return epsilon of ``releases``, each with its number of times.
 
     Args:
-        kind: ``pld`` composes exactly. ``rdp`` holds also where each release is chosen by the results of those before
-            (Feldman and Zrnic 2021, arXiv:2008.11193).
+        kind: ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release
+            is chosen by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
 
     Raises:
         ConfigError: dp-accounting is not installed.

@@ -49,7 +49,7 @@ class BudgetConfig(Section):
 
     accountant: Literal["pld", "rdp"] = "pld"
     """Way of adding up. ``pld`` is exact for batch sizes that do not depend on the results of training. ``rdp`` costs
-    about a fifth more, and holds against a server that chooses batch sizes by the results."""
+    about a fifth more, and is the safer choice against a server that chooses batch sizes by the results."""
 
     @model_validator(mode="after")
     def _names_persons(self) -> Self:
