@@ -43,8 +43,8 @@ _CHANGES: Changes = {
         ("an-evaluation-is-not-counted", "        self._enter(of, self._scored())\n", ""),
         (
             "executed-steps-are-not-counted",
-            "self._trained(order, report.steps)",
-            "self._trained(order, 0)",
+            "self._releases_of(order, report.steps)",
+            "self._releases_of(order, 0)",
         ),
         (
             "the-second-ledger-s-budget-is-not-looked-at",

@@ -91,9 +91,9 @@ class PrivacyGuard:
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter an order that nobody asked for, whose update leaves as an estimate; raises as `released`."""
-        self._enter("estimate", self._trained(order, order.max_steps))
+        self._enter("estimate", self._releases_of(order, order.max_steps))
 
-    def trained(self, order: WorkOrder) -> WorkOrder:
+    def as_trained(self, order: WorkOrder) -> WorkOrder:
         """Return an order as it is trained: no score is computed that is not told, since even a failure would tell."""
         return order if self.tells else replace(order, evaluate=False)
 
@@ -145,7 +145,7 @@ class PrivacyGuard:
             ConfigError: a ledger takes no entry.
         """
         report = outcome.report
-        evaluation, releases = None, self._trained(order, report.steps)
+        evaluation, releases = None, self._releases_of(order, report.steps)
         if order.evaluate or report.evaluation is not None:
             releases += self._scored()
             evaluation = self._told(report.evaluation, f"{order.seed}")
@@ -167,9 +167,9 @@ class PrivacyGuard:
         return self.ledgers if self.config.target_epsilon is None else self.ledgers[:-1]
 
     def _asked(self, order: WorkOrder, steps: int) -> Counter[Release]:
-        return self._trained(order, steps) + (self._scored() if order.evaluate else Counter())
+        return self._releases_of(order, steps) + (self._scored() if order.evaluate else Counter())
 
-    def _trained(self, order: WorkOrder, steps: int) -> Counter[Release]:
+    def _releases_of(self, order: WorkOrder, steps: int) -> Counter[Release]:
         if order.scores_only:  # its update is zero
             return Counter()
         return Counter({self.settings.release(order.batch_size): steps})

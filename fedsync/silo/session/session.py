@@ -233,7 +233,7 @@ class SiloSession:
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
         """Train from the model, or from the carried-over position; the evaluation always uses the model itself."""
-        order = order if self._guard is None else self._guard.trained(order)
+        order = order if self._guard is None else self._guard.as_trained(order)
         watch, carried = self._patient(watch, order), order.behind or order.carry
         start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
