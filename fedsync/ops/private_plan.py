@@ -7,9 +7,10 @@ from dataclasses import replace
 from rich.table import Table
 
 from fedsync.config.cluster import ClusterConfig, SiloConfig
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
-from fedsync.privacy.accounting import shown
+from fedsync.privacy.accounting import LEAST_NOISE, shown
 from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings
 
@@ -33,19 +34,27 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | 
         delta = privacy.delta if silo.privacy is None else silo.privacy.delta
         settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, _rows(config, cluster, silo, index))
         if settings.noise is None:
-            settings = replace(settings, noise=_noise(config, plan, settings))
-        spent = "none" if settings.noise is None else shown(plan.epsilon(settings, delta))
-        budget = "none" if silo.privacy is None else f"{silo.privacy.epsilon:g}"
+            settings = replace(settings, noise=_noise(config, plan, settings, silo.privacy))
+        cost = None if settings.noise is None else plan.epsilon(settings, delta)
+        spent, budget = "too much" if cost is None else shown(cost), "none"
+        if silo.privacy is not None:
+            beyond = cost is None or cost > silo.privacy.epsilon
+            budget = f"{silo.privacy.epsilon:g}{', exceeded' if beyond else ''}"
         noise = "none is enough" if settings.noise is None else f"{settings.noise:.3f}"
         rate = settings.rate(config.local.batch_size)
         table.add_row(silo.name, str(settings.units), f"{rate:.4f}", noise, spent, f"{delta:g}", budget)
     return table
 
 
-def _noise(config: StrategyConfig, plan: PrivacyPlan, settings: PrivateSettings) -> float | None:
+def _noise(
+    config: StrategyConfig, plan: PrivacyPlan, settings: PrivateSettings, budget: BudgetConfig | None
+) -> float | None:
+    """Return the noise for the run's target, or for a budget that is smaller; None if none is enough."""
     assert config.privacy is not None and config.privacy.target_epsilon is not None
     try:
-        return plan.noise(settings, config.privacy.target_epsilon, config.privacy.delta, 0.1)
+        least = LEAST_NOISE if budget is None else budget.least_noise
+        noise = plan.noise(settings, config.privacy.target_epsilon, config.privacy.delta, least)
+        return noise if budget is None else plan.noise(settings, budget.epsilon, budget.delta, noise)
     except ValueError:
         return None
 
@@ -56,5 +65,5 @@ def _rows(config: StrategyConfig, cluster: ClusterConfig, silo: SiloConfig, inde
         return silo.privacy.examples
     from fedsync.tasks.task_protocol import SiloSlot
 
-    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build()
+    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build_by_row()
     return len(task.data(SiloSlot(silo.name, index, len(cluster.silos), config.seed)).train)  # type: ignore[arg-type]

@@ -55,8 +55,8 @@ class BudgetConfig(Section):
     def _names_persons(self) -> Self:
         if (self.unit == "person") != (self.person_column is not None):
             raise ValueError(
-                f"unit {self.unit} and person_column {self.person_column}; write unit: person and person_column: NAME "
-                "together, or leave both out"
+                f"unit {self.unit} with{'out' if self.person_column is None else ''} person_column; write unit: person "
+                "and person_column: NAME together, or leave both out"
             )
         return self
 

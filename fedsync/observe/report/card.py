@@ -109,7 +109,18 @@ def _privacy(run: RunData) -> Iterator[str]:
             yield "- Losses, scores and numbers of samples of single silos were sealed from the server, too."
         else:
             yield "- Each silo told the server its own losses and scores."
-    yield "- All silos have the model. It may tell of the samples it was trained on: nothing is differentially private."
+    privacy: Mapping[str, Any] | None = run.settings.get("privacy")
+    if privacy is None:
+        told = "It may tell of the samples it was trained on: nothing is differentially private."
+        yield f"- All silos have the model. {told}"
+        return
+    noise, target = privacy.get("noise_multiplier"), privacy.get("target_epsilon")
+    told = f"noise {noise:g}" if noise is not None else f"target epsilon {target:g} at delta {privacy['delta']:g}"
+    yield f"- Silos trained by DP-SGD (clip {privacy['clip']:g}, {told}). Each silo's ledger has what was spent."
+    if run.summary.get("runtime") == "virtual":
+        yield "- The noise came from the run's seed, as always in virtual time: this model is not private."
+    if privacy.get("score_noise") is not None:
+        yield f"- Scores have noise of {privacy['score_noise']:g} right predictions a silo, also the best and the last."
 
 
 def _results(run: RunData) -> Iterator[str]:

@@ -68,8 +68,9 @@ class PrivacyLedger:
 
     def load(self) -> PrivacyLedger:
         """Read the ledger; raise `ConfigError` if it is damaged, or older than the audit log."""
-        with self._alone():
-            self._read()
+        if self.file is not None and self.file.parent.exists():  # to read makes no folders
+            with self._alone():
+                self._read()
         if self.file is not None and self.audit is not None:
             n, digest = last_entry(self.audit, self.name)
             if n > self._n or (n and digest != self._digests[n - 1]):
