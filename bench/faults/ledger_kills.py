@@ -45,7 +45,7 @@ LONGEST_S = 0.6
 _READY_S = 120.0
 _FORK = multiprocessing.get_context("fork")
 _LOADED = PrivateTrainer, TrainerService
-"""What takes long to import, and is therefore loaded before the forks."""
+"""Modules that take long to import, and are therefore loaded before the forks."""
 
 
 @dataclass

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
 from fedsync.config.locate import beside, locate
 from fedsync.config.sections.privacy import BudgetConfig
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.silo_presence import MAX_AWAY_S, Presence
 from fedsync.core.speed.curve import Curve
@@ -123,12 +123,14 @@ class WindowsConfig(Section):
         return Presence(max(self.for_s - begun_s, 0.0), self.every_s - begun_s)
 
 
-class SiloConfig(Section):
+class SiloConfig(SparingSection):
     """One machine. Unless a key says otherwise, times are virtual seconds since the run began.
 
     Virtual time simulates all keys. The local and Flower runtimes emulate ``speed``, ``curve``, ``memory_samples``,
     ``bandwidth_mbps`` and ``latency_s``.
     """
+
+    features: ClassVar[tuple[str, ...]] = ("privacy",)
 
     name: Annotated[str, Field(pattern=SILO_NAME)]
     """Name of the silo: letters, digits, dot, dash and underscore. With ``count``, ``-NUMBER`` is appended."""
@@ -203,13 +205,6 @@ class SiloConfig(Section):
         if early:
             raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_privacy(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        plain: dict[str, Any] = handler(self)
-        if self.privacy is None:
-            plain.pop("privacy", None)
-        return plain
 
     @model_validator(mode="after")
     def _has_names_for_all(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsync.config.cipher import sealed_metrics
+from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
@@ -10,25 +11,24 @@ from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
 
 def check_private(config: StrategySections) -> None:
     """Raise ValueError if a section of a private run needs what privacy withholds; the message has the remedy."""
-    if config.privacy is None:
+    privacy = config.privacy
+    if privacy is None:
         return
-    for problem, found in {**_training(config), **_figures(config)}.items():
+    for problem, found in {**_training(config, privacy), **_figures(config, privacy)}.items():
         if found:
-            raise ValueError(f"privacy.kind {config.privacy.kind!r}: {problem}")
+            raise ValueError(f"privacy.kind {privacy.kind!r}: {problem}")
 
 
-def _training(config: StrategySections) -> dict[str, bool]:
+def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
     """Problems of what is trained, each with whether the run has it."""
-    task, local, privacy = config.task, config.local, config.privacy
+    task, local, aims = config.task, config.local, privacy.target_epsilon is not None
     standardise = task.standardise if isinstance(task, CsvConfig) else None
     return {
         "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
-            privacy is not None and privacy.target_epsilon is not None and config.stop.rounds is None
+            aims and config.stop.rounds is None
         ),
         f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
-        "them; write noise_multiplier": (
-            privacy is not None and privacy.target_epsilon is not None and config.barrier.innermost.sets_steps
-        ),
+        "them; write noise_multiplier": (aims and config.barrier.innermost.sets_steps),
         f"task.standardise {standardise!r} scales a row by other rows, which no noise hides; give mean and deviation "
         "of each column, as in standardise: {age: [54, 9]}, from what is generally known": isinstance(standardise, str),
         "task.statistics tells what columns hold; leave it out": (
@@ -47,10 +47,10 @@ def _training(config: StrategySections) -> dict[str, bool]:
     }
 
 
-def _figures(config: StrategySections) -> dict[str, bool]:
+def _figures(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
     """Problems of figures that a rule needs, each with whether the run has it."""
-    privacy, stop, best = config.privacy, config.stop, config.evaluation.best
-    silent = privacy is None or privacy.score_noise is None or config.task.scores != "share"
+    stop, best = config.stop, config.evaluation.best
+    silent = privacy.score_noise is None or config.task.scores != "share"
     metrics = {best.metric, *([] if stop.target is None else [stop.target.metric])}
     patience = getattr(stop.patience, "metric", "accuracy")
     return {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from fedsync.common.errors import ProtocolError
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
@@ -15,7 +15,7 @@ from fedsync.config.compatibility import queues
 from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.config.sections.model import ModelConfig
 from fedsync.config.sections.privacy import PrivacyConfig
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.sections.stop import StopConfig
 from fedsync.config.sections.wire import WireConfig
 from fedsync.config.strategy import StrategyConfig
@@ -50,7 +50,7 @@ class SealedSurvey(Section):
     sums: str
 
 
-class RunSpec(Section):
+class RunSpec(SparingSection):
     """Specification of one run, as silos see it.
 
     Args:
@@ -74,6 +74,8 @@ class RunSpec(Section):
         privacy: differential privacy of the training; None without it.
     """
 
+    features: ClassVar[tuple[str, ...]] = ("privacy",)
+
     seed: int
     silos: Annotated[int, Field(ge=1)]
     task: TaskConfig
@@ -96,14 +98,6 @@ class RunSpec(Section):
     stop: StopConfig | None = None
     admitted: list[str] = Field(default_factory=list)
     privacy: PrivacyConfig | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_privacy(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave privacy out where the run has none."""
-        plain: dict[str, Any] = handler(self)
-        if self.privacy is None:
-            plain.pop("privacy")
-        return plain
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:

@@ -9,8 +9,9 @@ from rich.table import Table
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.observe.tables import new_table
 from fedsync.privacy.accounting import shown
-from fedsync.silo.owner.owner_policy import OwnerPolicy, audit_place
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.owner.privacy_guard import ledger_of
+from fedsync.silo.owner.privacy_ledger import ledger_file
 
 
 def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
@@ -19,10 +20,9 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
     Raises:
         ConfigError: a ledger is damaged, or older than the audit log.
     """
-    policy, audit = OwnerPolicy.of(config), Path(audit_place(config).folder)
-    tables = []
+    policy, tables = OwnerPolicy.of(config), []
     for name, budget in policy.privacy.items():
-        ledger = PrivacyLedger(name, budget, _file(policy, name), audit).load()
+        ledger = ledger_of(policy, name)
         title = f"{name}: epsilon {budget.epsilon:g} at delta {budget.delta:g}, for each {budget.unit}"
         table = new_table(title, "run", "steps and scores", "noise", "epsilon")
         for run, releases in ledger.by_run.items():
@@ -34,11 +34,7 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
         table.add_row("all runs together", str(ledger.spent.total()), "", shown(spent))
         table.add_row("left", "", "", f"{max(budget.epsilon - float(shown(spent)), 0.0):.3f}")
         tables.append(table)
-    known = {_file(policy, name) for name in policy.privacy}
+    known = {ledger_file(policy.ledgers, name) for name in policy.privacy}
     left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
     notes = [f"{path} has entries, and no budget in silo.yaml is of that name" for path in left]
     return tables, notes or ([] if tables else ["there is no privacy budget in silo.yaml"])
-
-
-def _file(policy: OwnerPolicy, name: str) -> Path:
-    return Path(policy.ledgers) / f"{name}.jsonl"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from fedsync.config.cluster import ClusterConfig, SiloConfig
-from fedsync.config.sections.privacy import BudgetConfig
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
 from fedsync.privacy.accounting import LEAST_NOISE, shown
@@ -26,44 +26,37 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | 
     privacy, stop = config.privacy, config.stop
     if privacy is None or config.task.own_loop:
         return None
+    from fedsync.tasks.task_protocol import SiloSlot
+
+    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build_by_row()
     rounds = stop.rounds or 1
     title = f"{config.name}: planned privacy loss of {rounds} rounds of {config.local.steps} steps"
     table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
     plan = PrivacyPlan(rounds, config.local.steps, config.local.batch_size, privacy.score_noise)
     for index, silo in enumerate(cluster.silos):
         delta = privacy.delta if silo.privacy is None else silo.privacy.delta
-        settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, _rows(config, cluster, silo, index))
+        slot = SiloSlot(silo.name, index, len(cluster.silos), config.seed)
+        told = None if silo.privacy is None else silo.privacy.examples
+        units = told or len(task.data(slot).train)  # type: ignore[arg-type]  # torch declares no __len__
+        settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, units)
         if settings.noise is None:
-            settings = replace(settings, noise=_noise(config, plan, settings, silo.privacy))
+            settings = replace(settings, noise=_noise(privacy, plan, settings, silo.privacy))
         cost = None if settings.noise is None else plan.epsilon(settings, delta)
         spent, budget = "too much" if cost is None else shown(cost), "none"
         if silo.privacy is not None:
             beyond = cost is None or cost > silo.privacy.epsilon
             budget = f"{silo.privacy.epsilon:g}{', exceeded' if beyond else ''}"
+        rate = f"{settings.rate(config.local.batch_size):.4f}"
         noise = "none is enough" if settings.noise is None else f"{settings.noise:.3f}"
-        rate = settings.rate(config.local.batch_size)
-        table.add_row(silo.name, str(settings.units), f"{rate:.4f}", noise, spent, f"{delta:g}", budget)
+        table.add_row(silo.name, str(settings.units), rate, noise, spent, f"{delta:g}", budget)
     return table
 
 
-def _noise(
-    config: StrategyConfig, plan: PrivacyPlan, settings: PrivateSettings, budget: BudgetConfig | None
-) -> float | None:
+def _noise(run: PrivacyConfig, plan: PrivacyPlan, settings: PrivateSettings, own: BudgetConfig | None) -> float | None:
     """Return the noise for the run's target, or for a budget that is smaller; None if none is enough."""
-    assert config.privacy is not None and config.privacy.target_epsilon is not None
+    assert run.target_epsilon is not None
     try:
-        least = LEAST_NOISE if budget is None else budget.least_noise
-        noise = plan.noise(settings, config.privacy.target_epsilon, config.privacy.delta, least)
-        return noise if budget is None else plan.noise(settings, budget.epsilon, budget.delta, noise)
+        noise = plan.noise(settings, run.target_epsilon, run.delta, LEAST_NOISE if own is None else own.least_noise)
+        return noise if own is None else plan.noise(settings, own.epsilon, own.delta, noise)
     except ValueError:
         return None
-
-
-def _rows(config: StrategyConfig, cluster: ClusterConfig, silo: SiloConfig, index: int) -> int:
-    """Return the number of a silo's training rows, as its budget tells it or as they are."""
-    if silo.privacy is not None and silo.privacy.examples is not None:
-        return silo.privacy.examples
-    from fedsync.tasks.task_protocol import SiloSlot
-
-    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build_by_row()
-    return len(task.data(SiloSlot(silo.name, index, len(cluster.silos), config.seed)).train)  # type: ignore[arg-type]

@@ -23,8 +23,10 @@ AccountantKind = Literal["pld", "rdp"]
 LEAST_NOISE = 0.1
 """Smallest noise multiplier that may be used: one release with it costs an epsilon above 50."""
 
+MOST_NOISE = 10_000.0
+
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512)
-_MOST_NOISE, _NEAR = 10_000.0, 0.01
+_NEAR = 0.01
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
@@ -37,7 +39,7 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
     Raises:
         ConfigError: dp-accounting is not installed.
     """
-    counted = sorted((release, times) for release, times in releases.items() if times)
+    counted = tuple(sorted((release, times) for release, times in releases.items() if times))
     if not counted:
         return 0.0
     if any(release.noise <= 0 for release, _ in counted):
@@ -73,7 +75,7 @@ def noise_for(
         ValueError: no noise is enough, since the plan has other releases.
         ConfigError: dp-accounting is not installed.
     """
-    if epsilon(planned(_MOST_NOISE), delta, kind) > most:
+    if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise brings the plan to epsilon {most:g}")
     noise = max(_by_bound(most, delta, planned, least) if guess is None else guess, least)
     low, high = 0.0, inf
@@ -92,7 +94,7 @@ def noise_for(
 def _by_bound(most: float, delta: float, planned: Callable[[float], Mapping[Release, int]], least: float) -> float:
     """Return a noise multiplier with which the bound by RDP is about ``most``, which is cheap to find."""
     low = high = least
-    while epsilon(planned(high), delta, "rdp") > most and high < _MOST_NOISE:
+    while epsilon(planned(high), delta, "rdp") > most and high < MOST_NOISE:
         low, high = high, 1.5 * high
     for _ in range(6):
         middle = (low * high) ** 0.5
@@ -105,7 +107,8 @@ def shown(value: float) -> str:
     return "infinite" if value == inf else f"{ceil(value * 1000 - 1e-9) / 1000:.3f}"
 
 
-def _pld_epsilon(counted: list[tuple[Release, int]], delta: float) -> float:
+@lru_cache(maxsize=64)
+def _pld_epsilon(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
     distributions = [
         _gaussian(release.noise / times**0.5, 1.0)
         if release.rate >= 1
@@ -118,7 +121,7 @@ def _pld_epsilon(counted: list[tuple[Release, int]], delta: float) -> float:
     return float(total.get_epsilon_for_delta(delta))
 
 
-def _rdp_epsilon(counted: list[tuple[Release, int]], delta: float) -> float:
+def _rdp_epsilon(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
     from dp_accounting.rdp import compute_epsilon
 
     total = [0.0] * len(_ORDERS)

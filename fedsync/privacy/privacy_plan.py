@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from fedsync.privacy.accounting import epsilon, noise_for
+from fedsync.privacy.accounting import AccountantKind, epsilon, noise_for
 from fedsync.privacy.release import PrivateSettings, Release
 
 
@@ -32,9 +32,23 @@ class PrivacyPlan:
             planned[Release(1.0, self.score_noise)] += self.rounds + 2
         return planned
 
-    def noise(self, settings: PrivateSettings, target: float, delta: float, least: float) -> float:
-        """Return the noise multiplier with which the run costs ``target``; raises as `noise_for`."""
-        return noise_for(target, delta, lambda noise: self.releases(replace(settings, noise=noise)), least)
+    def noise(
+        self,
+        settings: PrivateSettings,
+        target: float,
+        delta: float,
+        least: float,
+        kind: AccountantKind = "pld",
+        *,
+        spent: Counter[Release] | None = None,
+        guess: float | None = None,
+    ) -> float:
+        """Return the noise multiplier with which the run, after ``spent``, costs ``target``; see `noise_for`."""
+
+        def planned(noise: float) -> Counter[Release]:
+            return (spent or Counter()) + self.releases(replace(settings, noise=noise))
+
+        return noise_for(target, delta, planned, least, kind, guess)
 
     def epsilon(self, settings: PrivateSettings, delta: float) -> float:
         """Return the epsilon of the whole run."""

@@ -135,9 +135,6 @@ class CsvTask(Task):
     def data(self, slot: SiloSlot) -> SiloData:
         """Features, float32 [n, width], and labels, int64 [n], of the silo's file."""
         rows = self._rows(slot)
-        if self._scales is None and self._by_row:
-            problem = "each row would move the mean of its column"
-            raise ConfigError("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
         if self._scales is not None:
             for column in rows.columns:
                 if column.kind == "number" and column.name not in self._scales:

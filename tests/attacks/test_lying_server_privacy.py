@@ -73,6 +73,7 @@ class Silo:
         folder.mkdir(parents=True)
         folder.chmod(0o700)
         (folder / "data").mkdir()
+        (folder / "state").mkdir(mode=0o700)  # as `fedsync silo start` makes it
         said = {
             "name": "silo-a", "server": "localhost:1", "insecure": True, "state": "state",
             "limits": {"batch_size": 1, "samples": 1},

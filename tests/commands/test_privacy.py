@@ -1,4 +1,4 @@
-"""What owners and operators see of privacy budgets: the plan before a run, the result after it, and the ledger."""
+"""Privacy budgets as owners and operators see them: the plan before a run, the result after it, and the ledger."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which cases go through which tests with ``make test``; with ``make full`` all go through all."""
+"""Choice of the cases for each test in ``make test``; in ``make full`` all go through all."""
 
 from pathlib import Path
 

@@ -96,7 +96,7 @@ COMBINED: list[tuple[str, str, dict[str, Any]]] = [
 """Combinations of what is above: they go through the laws with ``make full``."""
 
 FURTHER = VARIANTS + COMBINED
-"""What is not an example of a kind."""
+"""Cases that are no examples of a kind."""
 
 STEPS, BATCH_SIZE = 4, 10
 

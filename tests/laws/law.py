@@ -68,7 +68,7 @@ class Broken:
 
 
 def kept(case: int, some: bool = False) -> tuple[Mapping[str, int], list[Broken]]:
-    """How often each law that applies to a case was put to the test, by name; and what is broken. See `runs`."""
+    """Number of times that each law of a case was put to the test, by name; and the broken ones. See `runs`."""
     config = configured(case)
     exposures = {each.name: 0 for each in laws() if not each.unless(config)}
     broken: list[Broken] = []

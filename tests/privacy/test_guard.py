@@ -1,4 +1,4 @@
-"""What a budget lets a run do at a silo, what is entered for it, and what of its reports leaves."""
+"""Guard of budgets: what a run may do at a silo, what is entered for it, and what of its reports leaves."""
 
 import json
 from collections import Counter

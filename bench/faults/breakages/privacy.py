@@ -16,22 +16,26 @@ _CHANGES: Changes = {
         ("gradients-of-rows-are-not-clipped", "max_grad_norm=settings.clip,", "max_grad_norm=1e9,"),
         (
             "the-sum-of-rows-is-clipped-and-not-each-row",
-            "parameter.grad_sample = single if self._rows_of is None else _means(single, of, len(units))",
-            "parameter.grad_sample = single.sum(dim=0, keepdim=True)",
+            "of_units.append(single if of is None else _means(single.to(parameter.dtype), of, len(units)))",
+            "of_units.append(single.sum(dim=0, keepdim=True))",
         ),
         (
             "noise-comes-from-the-seed-that-the-server-knows",
             "random_of(order.seed, seeded=self._settings.seeded)",
             "random_of(order.seed, seeded=True)",
         ),
-        ("the-divisor-tells-how-many-rows-were-drawn", ".div_(self._ordered)", ".div_(max(len(rows), 1))"),
         (
-            "noise-is-divided-by-the-batch-twice",
-            "scale = self._settings.noise * self._settings.clip",
-            "scale = self._settings.noise * self._settings.clip / self._ordered",
+            "the-divisor-tells-how-many-rows-were-drawn",
+            "self._settings, self._ordered)",
+            "self._settings, max(len(rows), 1))",
         ),
     ),
     "train/dp_sgd/noise.py": (
+        (
+            "noise-is-divided-by-the-batch-twice",
+            "alpha=settings.noise * settings.clip)",
+            "alpha=settings.noise * settings.clip / ordered)",
+        ),
         ("noise-comes-again-after-a-crash", "secret = os.urandom(_KEY)", "secret = bytes(_KEY)"),
     ),
     "silo/owner/privacy_guard.py": (

@@ -7,10 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from fedsync.config.sections.section import Section
+from fedsync.privacy.accounting import LEAST_NOISE, MOST_NOISE, AccountantKind
 
 Epsilon = Annotated[float, Field(gt=0, le=100)]
 Delta = Annotated[float, Field(gt=0, le=0.1)]
-Noise = Annotated[float, Field(ge=0.1, le=10_000)]
+Noise = Annotated[float, Field(ge=LEAST_NOISE, le=MOST_NOISE)]
 Clip = Annotated[float, Field(ge=1e-6, le=1e6)]
 """Far above the smallest float32: noise on a smaller scale would be rounded to zero, and gradients would not."""
 
@@ -47,7 +48,7 @@ class BudgetConfig(Section):
     evaluations, ``speed`` (times, memory, load of the machine) and ``statistics`` of columns. The time at which an
     answer arrives tells the speed in any case."""
 
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: AccountantKind = "pld"
     """Way of adding up. ``pld`` is exact for batch sizes that do not depend on the results of training. ``rdp`` costs
     about a fifth more, and is the safer choice against a server that chooses batch sizes by the results."""
 

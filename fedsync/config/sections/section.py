@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsync.common.field_docs import meaning, meanings
@@ -52,3 +52,18 @@ class Section(BaseModel):
             if key in known:
                 own["description"] = known[key]
         return schema
+
+
+class SparingSection(Section):
+    """Section whose unused ``features`` are left out of its plain values: the text of a run is its identity."""
+
+    features: ClassVar[tuple[str, ...]] = ()
+    """Keys of optional features, which are None where they are not used."""
+
+    @model_serializer(mode="wrap")
+    def _without_unused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        plain: dict[str, Any] = handler(self)
+        for name in self.features:
+            if getattr(self, name) is None:
+                plain.pop(name, None)
+        return plain

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from fedsync.common.names import SILO_NAME
 from fedsync.config.cipher import CipherConfig, PlainConfig
@@ -14,7 +14,7 @@ from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.config.sections.exporter_section import ExportConfig
 from fedsync.config.sections.model import ModelConfig
 from fedsync.config.sections.privacy import PrivacyConfig
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import SparingSection
 from fedsync.config.sections.stop import StopConfig
 from fedsync.config.sections.waiting import WaitingConfig
 from fedsync.config.sections.wire import WireConfig
@@ -54,8 +54,10 @@ def _plug_in(name: str) -> None:
     run_plugin(name)
 
 
-class StrategySections(Section):
+class StrategySections(SparingSection):
     """Sections of a strategy file, without the checks across sections in `fedsync.config.strategy`."""
+
+    features: ClassVar[tuple[str, ...]] = ("extensions", "on_round", "initial_model", "privacy")
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     """Name of the strategy: part of the name of the run's folder, and label in tables."""
@@ -150,15 +152,6 @@ class StrategySections(Section):
 
     extensions: Annotated[tuple[FeaturePolicy, ...], Chosen("extension", several=True)] | None = None
     """Optional features of your own, which ``plugin`` registers, such as stop rules or notifications."""
-
-    @model_serializer(mode="wrap")
-    def _without_features(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out optional features that the run does not use."""
-        plain: dict[str, Any] = handler(self)
-        for name in ("extensions", "on_round", "initial_model", "privacy"):
-            if getattr(self, name) is None:
-                plain.pop(name, None)
-        return plain
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite, sqrt
 from pathlib import Path
 
@@ -23,12 +22,12 @@ from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
-from fedsync.privacy.accounting import LEAST_NOISE, noise_for
+from fedsync.privacy.accounting import LEAST_NOISE
 from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger, ledger_file
 from fedsync.silo.protocol import Identity
 from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
 
@@ -86,8 +85,8 @@ class PrivacyGuard:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
 
-    def accounted(self, trainer: SiloTrainer) -> AccountedTrainer:
-        return AccountedTrainer(trainer, self)
+    def estimating(self) -> AccountedTrainer:
+        return AccountedTrainer(self)
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter an order that nobody asked for, whose update leaves as an estimate; raises as `released`."""
@@ -118,11 +117,12 @@ class PrivacyGuard:
         plan = PrivacyPlan(orders, steps, batch_size, self.config.score_noise if self._noisy else None)
         noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
-            if self.settings.noise is not None and ledger.allows(_with_plan(plan, self.settings, Counter(), noise)):
+            if self.settings.noise is not None and ledger.allows(plan.releases(replace(self.settings, noise=noise))):
                 continue
-            budget, rest = ledger.budget, partial(_with_plan, plan, self.settings, Counter(ledger.spent))
+            budget, guess = ledger.budget, self._guess(batch_size)
+            aim = (budget.epsilon, budget.delta, noise, budget.accountant)
             try:
-                noise = noise_for(budget.epsilon, budget.delta, rest, noise, budget.accountant, self._guess(batch_size))
+                noise = plan.noise(self.settings, *aim, spent=ledger.spent, guess=guess)
             except ValueError as error:
                 remedy = "Ask for fewer rounds or more score_noise, or have the owner raise the budget"
                 raise BudgetSpent("privacy", str(error), remedy) from error
@@ -226,9 +226,9 @@ class AccountedTrainer:
     The scale on which a silo seals follows from this estimate, and reaches other silos.
     """
 
-    def __init__(self, trainer: SiloTrainer, guard: PrivacyGuard) -> None:
-        self._trainer, self._guard = trainer, guard
-        self.facts: TrainerFacts = replace(trainer.facts, examples=guard.settings.units)
+    def __init__(self, guard: PrivacyGuard) -> None:
+        self._trainer, self._guard = guard.trainer, guard
+        self.facts: TrainerFacts = replace(guard.trainer.facts, examples=guard.settings.units)
 
     def initial_model(self) -> Vector:
         return self._trainer.initial_model()
@@ -239,22 +239,22 @@ class AccountedTrainer:
 
 
 def privacy_guard(
-    spec: RunSpec, identity: Identity, owner: OwnerPolicy, trainer: SiloTrainer, *, seeded: bool
+    spec: RunSpec, identity: Identity, ledgers: list[PrivacyLedger], trainer: SiloTrainer, *, seeded: bool
 ) -> PrivacyGuard | None:
-    """Return the guard of a run, and make its trainer private; None where neither run nor data are private.
+    """Return the guard of a run, and make its trainer private; None for a run without privacy.
 
     Args:
+        ledgers: from `check_budgets`.
         seeded: noise comes from the seeds of orders, in virtual time.
 
     Raises:
-        OwnerRefusal: the run is not private, or less than the owner demands.
         BudgetSpent: nothing is left for the run.
         ConfigError: the trainer cannot train privately.
     """
-    ledgers, column = check_budgets(spec, identity, owner)
     config = spec.privacy
     if config is None:
         return None
+    column = next((ledger.budget.person_column or "" for ledger in ledgers), "")
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
     found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
@@ -275,10 +275,12 @@ def privacy_guard(
     return guard
 
 
-def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> tuple[list[PrivacyLedger], str]:
-    """Check a run against its budgets before data are read; return its ledgers, and the column that names persons.
+def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
+    """Check a run against the budgets of its data, before data are read; return their ledgers.
 
-    Raises as `privacy_guard`.
+    Raises:
+        OwnerRefusal: the run is not private, or less than the owner demands.
+        ConfigError: a ledger is damaged, or the data have different units.
     """
     ledgers, config = ledgers_of(owner, spec.task), spec.privacy
     emulated = spec.emulate[identity.index] if spec.emulate else None
@@ -287,13 +289,14 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> tupl
     public = all("statistics" in ledger.budget.public for ledger in ledgers)
     if config is None:
         if not ledgers or (isinstance(spec.task, SurveyConfig) and public):
-            return [], ""
+            return []
         problem = "the run is not private, and this silo's owner set a privacy budget"
         raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
     if isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict):
         problem = "each row would move the mean of its column, and with it all other rows"
         raise OwnerRefusal("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
-    return ledgers, _check_budgets(config, ledgers)
+    _check_demands(config, ledgers)
+    return ledgers
 
 
 def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
@@ -303,26 +306,26 @@ def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
     """
     read: list[str] = []
     task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]
-    everything, log = not isinstance(task, CsvConfig | SurveyConfig), audit_here()
+    everything = not isinstance(task, CsvConfig | SurveyConfig)
     return [
-        PrivacyLedger(
-            name,
-            budget,
-            Path(owner.ledgers) / f"{name}.jsonl",
-            None if owner.audit is None else Path(owner.audit.folder),
-            lambda kind, fields: None if log is None else log.add(kind, fields),
-        ).load()
-        for name, budget in owner.privacy.items()
+        ledger_of(owner, name)
+        for name in owner.privacy
         if everything or name == ALL_DATA or any(_within(path, owner.named[name]) for path in read)
     ]
+
+
+def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
+    """Return the loaded ledger of a budget in silo.yaml; raises as `PrivacyLedger.load`."""
+    audit, log = None if owner.audit is None else Path(owner.audit.folder), audit_here()
+    tell = PrivacyLedger.tell if log is None else log.add
+    return PrivacyLedger(name, owner.privacy[name], ledger_file(owner.ledgers, name), audit, tell).load()
 
 
 def _within(path: str, folder: str) -> bool:
     return Path(path).resolve().is_relative_to(Path(folder).resolve())
 
 
-def _check_budgets(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> str:
-    """Check a run against its budgets; return the column that names persons."""
+def _check_demands(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> None:
     columns = {ledger.budget.person_column or "" for ledger in ledgers}
     if len(columns) > 1:
         raise ConfigError("privacy", "the run reads data of different units", "Give all of them one unit")
@@ -335,8 +338,3 @@ def _check_budgets(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> s
             if noise is not None and noise < budget.least_noise:
                 problem = f"{noise:g}, and this silo's owner demands at least {budget.least_noise:g}"
                 raise OwnerRefusal(f"privacy.{name}", problem, f"Write {name}: {budget.least_noise:g}")
-    return next(iter(columns), "")
-
-
-def _with_plan(plan: PrivacyPlan, settings: PrivateSettings, spent: Counter[Release], noise: float) -> Counter[Release]:
-    return spent + plan.releases(replace(settings, noise=noise))

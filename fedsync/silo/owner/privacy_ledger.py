@@ -187,6 +187,10 @@ class PrivacyLedger:
             os.close(descriptor)
 
 
+def ledger_file(folder: str, name: str) -> Path:
+    return Path(folder) / f"{name}.jsonl"
+
+
 def last_entry(audit: Path, name: str) -> tuple[int, str]:
     """Return number and digest of the last entry of a ledger that the audit log knows; 0 where it knows none."""
     for _, path in reversed(log_files(audit)):

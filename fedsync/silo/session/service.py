@@ -91,10 +91,6 @@ class TrainerService:
                 f"{identity.index}, but the run has {spec.silos} shares of data",
                 "Give every silo its own number from 0 on",
             )
-        if owner.privacy:
-            from fedsync.silo.owner.privacy_guard import check_budgets
-
-            check_budgets(spec, identity, owner)
         self._identity, self._owner = identity, owner
         self._surveys = isinstance(spec.task, SurveyConfig)
         self._rounds = None if spec.stop is None else spec.stop.rounds

@@ -47,7 +47,6 @@ from fedsync.train.silo_trainer import Outcome, SiloTrainer, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
-    from fedsync.silo.owner.privacy_guard import PrivacyGuard
 
 logger = foreign.logger(__name__)
 
@@ -99,19 +98,19 @@ class SiloSession:
             with self._counted():
                 sums = open_survey(spec.survey, identity, keys, self._owner)
             spec = surveyed(spec, sums, folder)
+        private = spec.privacy is not None or self._owner.privacy or (machine is not None and machine.privacy)
+        if private:
+            from fedsync.silo.owner.privacy_guard import check_budgets, privacy_guard
+
+            ledgers = check_budgets(spec, identity, self._owner)
+        virtual = machine is not None and not throttled
         if confined and self._owner.confines and folder is not None:
             self._trainer: SiloTrainer = TrainingProcess(identity, spec, self._owner, folder)
         else:
             from fedsync.silo.session.silo_setup import local_trainer
 
-            self._trainer = local_trainer(spec, identity, many=machine is not None and not throttled)
-        self._guard: PrivacyGuard | None = None
-        if spec.privacy is not None or self._owner.privacy or (machine is not None and machine.privacy):
-            from fedsync.silo.owner.privacy_guard import privacy_guard
-
-            self._guard = privacy_guard(
-                spec, identity, self._owner, self._trainer, seeded=machine is not None and not throttled
-            )
+            self._trainer = local_trainer(spec, identity, many=virtual)
+        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, seeded=virtual) if private else None
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.facts.layout)
         if owner is not None:
@@ -130,7 +129,7 @@ class SiloSession:
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
         self.form = ModelForm.of(self._trainer.facts.layout, _frozen(same, spec, identity, keys), told)
-        trainer = self._trainer if self._guard is None else self._guard.accounted(self._trainer)
+        trainer = self._trainer if self._guard is None else self._guard.estimating()
         self.replica: Replica = plain_replica(spec, trainer, folder)
         if plan is not None and keys is not None:
             self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, self._owner.first_model)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedsync.common.errors import ConfigError
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.batches import Batches
+from fedsync.train.dp_sgd.noise import gradients_of
 from fedsync.train.options import LocalOptions
 
 # Inputs of the first layer need no gradients, which is right here.
@@ -58,16 +59,15 @@ def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Seque
     if len(rows) < 2:
         return
     with steady(model):
-        alone = []
-        for row in range(len(rows)):
-            alone.append(_gradients(task.loss(model, samples.take(rows[row : row + 1])), parameters))
+        single = (samples.take(rows[row : row + 1]) for row in range(len(rows)))
+        alone = [_gradients(task.loss(model, each), parameters) for each in single]
         wrapped = GradSampleModule(model, strict=True)
         try:
             task.loss(wrapped, samples.take(rows)).backward()  # type: ignore[no-untyped-call]
-            together = [getattr(each, "grad_sample", None) for each in parameters]
+            together = [gradients_of(each, len(rows)) for each in parameters]
         finally:
             wrapped.to_standard_module()
-    check_alone([_of_all(one, each, rows) for one, each in zip(together, parameters, strict=True)], alone)
+    check_alone(together, alone)
     model.zero_grad(set_to_none=True)
 
 
@@ -84,10 +84,6 @@ def check_alone(together: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -
                 problem = "the loss of a batch is not the mean of the losses of its rows, each by itself"
                 remedy = "Return the mean over rows, and compare no rows with each other"
                 raise ConfigError("privacy, loss", problem, remedy)
-
-
-def _of_all(single: Tensor | None, parameter: nn.Parameter, rows: Tensor) -> Tensor:
-    return parameter.new_zeros((len(rows), *parameter.shape)) if single is None else single
 
 
 def _gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:

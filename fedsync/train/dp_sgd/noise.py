@@ -1,4 +1,4 @@
-"""Random numbers of a private step: Gaussian noise and the choice of units.
+"""Arithmetic of a private step: clipped sums, Gaussian noise, and the choice of units.
 
 The server knows the seed of a run, so a real silo takes both from the operating system's generator: 32 bytes of it are
 the key of a ChaCha20 stream for one order. Virtual time may use the order's seed, because nothing leaves.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
-from torch import Tensor
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+
+from fedsync.privacy.release import PrivateSettings
 
 _KEY, _NONCE = 32, 16
 _AT_ONCE = 2**20
@@ -78,3 +82,36 @@ class SeededRandom:
 def random_of(seed: int, *, seeded: bool) -> PrivateRandom:
     """Return an order's random numbers: of its seed if ``seeded``, which only virtual time may be."""
     return SeededRandom(seed) if seeded else SystemRandom()
+
+
+def gradients_of(parameter: nn.Parameter, rows: int) -> Tensor:
+    """Return the gradients of a batch's rows, [rows, ...]; zeros if the loss does not depend on the parameter."""
+    single: Tensor | None = getattr(parameter, "grad_sample", None)
+    return parameter.new_zeros((rows, *parameter.shape)) if single is None else single
+
+
+def finite(single: Tensor) -> Tensor:
+    """Return gradients with zeros for values that are not finite: else one row decides whether an order fails."""
+    return single.nan_to_num(0.0, 0.0, 0.0)
+
+
+def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sum of the clipped gradients of units for each of the optimizer's parameters.
+
+    Args:
+        optimizer: clips to its ``max_grad_norm``.
+        single: for each parameter, a gradient a unit, [units, ...].
+    """
+    for parameter, each in zip(optimizer.params, single, strict=True):
+        parameter.grad_sample, parameter.summed_grad = finite(each.to(parameter.dtype)), None
+    optimizer.clip_and_accumulate()
+    sums = [parameter.summed_grad.view_as(parameter) for parameter in optimizer.params]
+    for parameter in optimizer.params:
+        parameter.grad_sample = parameter.summed_grad = None
+    return sums
+
+
+def noisy_mean(total: Tensor, random: PrivateRandom, settings: PrivateSettings, ordered: int) -> Tensor:
+    """Return a step's gradient: a clipped sum, which is changed, with noise, over the ``ordered`` batch size."""
+    assert settings.noise is not None
+    return total.add_(random.normal(total), alpha=settings.noise * settings.clip).div_(ordered)

@@ -25,7 +25,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.dp_sgd.check_private import ROWS, check_alone, steady
-from fedsync.train.dp_sgd.noise import random_of
+from fedsync.train.dp_sgd.noise import clipped_sums, gradients_of, noisy_mean, random_of
 
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
@@ -91,14 +91,10 @@ class PrivateLoop:
         Raises `ConfigError` unless it is the first step since the batch was handed out, and the only change.
         """
         self._allow()
-        assert self._settings.noise is not None
-        optimizer.max_grad_norm, scale = self._settings.clip, self._settings.noise * self._settings.clip
-        for parameter in optimizer.params:
-            parameter.grad_sample, parameter.summed_grad = self._single(parameter), None
-        optimizer.clip_and_accumulate()
-        for parameter in optimizer.params:
-            total: Tensor = parameter.summed_grad.view_as(parameter)
-            parameter.grad = total.add_(self._random.normal(total), alpha=scale).div_(self._order.batch_size)
+        optimizer.max_grad_norm = self._settings.clip
+        sums = clipped_sums(optimizer, [self._single(parameter) for parameter in optimizer.params])
+        for parameter, total in zip(optimizer.params, sums, strict=True):
+            parameter.grad = noisy_mean(total, self._random, self._settings, self._order.batch_size)
         optimizer.original_optimizer.step()
         self._forget()
         self._steps += 1
@@ -129,9 +125,7 @@ class PrivateLoop:
 
     def _single(self, parameter: nn.Parameter) -> Tensor:
         """Gradients of the batch's rows, [rows, ...]; zeros if the loss does not depend on the parameter."""
-        single: Any = getattr(parameter, "grad_sample", None)
-        if single is None:
-            return parameter.new_zeros((self._rows, *parameter.shape))
+        single: Any = gradients_of(parameter, max(self._rows, 1))
         found = sum(map(len, single)) if isinstance(single, list) else len(single)
         if isinstance(single, list) or found != max(self._rows, 1):
             problem = f"a step has gradients of {found} rows, and its batch has {max(self._rows, 1)}"

@@ -31,7 +31,15 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.dp_sgd.check_private import check_layers, check_options, check_rows
-from fedsync.train.dp_sgd.noise import PrivateRandom, SystemRandom, random_of
+from fedsync.train.dp_sgd.noise import (
+    PrivateRandom,
+    SystemRandom,
+    clipped_sums,
+    finite,
+    gradients_of,
+    noisy_mean,
+    random_of,
+)
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -119,14 +127,13 @@ class PrivateTrainer(Trainer):
 
     def _gradients(self, rows: Tensor) -> Tensor:
         """Set the parameters' gradients to the noisy mean over the units ``rows``; return the mean loss."""
-        assert self._settings is not None and self._settings.noise is not None and self._clipping is not None
+        assert self._settings is not None
         sums = [torch.zeros_like(parameter) for parameter in self._parameters]
         losses = torch.zeros((), device=self._device)
         for piece in torch.split(rows, self._piece) if len(rows) else ():
             losses += self._clipped(piece.numpy(), sums)
-        scale = self._settings.noise * self._settings.clip
         for parameter, total in zip(self._parameters, sums, strict=True):
-            parameter.grad = total.add_(self._random.normal(total), alpha=scale).div_(self._ordered)
+            parameter.grad = noisy_mean(total, self._random, self._settings, self._ordered)
         return losses / max(len(rows), 1)
 
     @property
@@ -137,20 +144,18 @@ class PrivateTrainer(Trainer):
     def _clipped(self, units: NDArray[np.int64], sums: list[Tensor]) -> Tensor:
         """Add the clipped gradients of units to ``sums``; return their summed loss."""
         assert self._clipping is not None
-        of = np.arange(len(units)) if self._rows_of is None else _owners(self._rows_of, units)
-        rows = units if self._rows_of is None else np.concatenate([self._rows_of[unit] for unit in units])
+        rows, of = units, None
+        if self._rows_of is not None:
+            owned = [self._rows_of[unit] for unit in units]
+            rows, of = np.concatenate(owned), np.repeat(np.arange(len(units)), list(map(len, owned)))
         self._clipping.zero_grad(set_to_none=True)
         loss = self._backward(self._samples.place(rows), 1.0)
+        of_units = []
         for parameter in self._parameters:
-            single = getattr(parameter, "grad_sample", None)
-            if single is None:  # the loss does not depend on it
-                single = torch.zeros((len(rows), *parameter.shape), dtype=parameter.dtype, device=parameter.device)
-            single = single.to(parameter.dtype).nan_to_num(0.0, 0.0, 0.0)
-            parameter.grad_sample = single if self._rows_of is None else _means(single, of, len(units))  # type: ignore[attr-defined]
-        self._clipping.clip_and_accumulate()
-        for parameter, total in zip(self._parameters, sums, strict=True):
-            total += parameter.summed_grad.view_as(total)  # type: ignore[attr-defined]
-            parameter.summed_grad = parameter.grad_sample = None  # type: ignore[attr-defined]
+            single = gradients_of(parameter, len(rows))
+            of_units.append(single if of is None else _means(single.to(parameter.dtype), of, len(units)))
+        for total, part in zip(sums, clipped_sums(self._clipping, of_units), strict=True):
+            total += part
         return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -162,12 +167,9 @@ def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64
     return np.split(order, np.flatnonzero(np.diff(persons[order])) + 1)
 
 
-def _owners(rows_of: list[NDArray[np.int64]], units: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.repeat(np.arange(len(units)), [len(rows_of[unit]) for unit in units])
-
-
 def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
     """Return the mean of each unit's row gradients, [units, ...]."""
+    single = finite(single)
     index = torch.from_numpy(of).to(single.device)
     total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
     counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))
