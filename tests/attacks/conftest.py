@@ -1,12 +1,15 @@
 """Federations for adversaries."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.attacks.adversary import Federation
+from tests.attacks.private_silo import Silo
 
 Make = Callable[..., Federation]
 
@@ -28,3 +31,24 @@ def make(root: Path, tmp_path: Path) -> Make:
         return Federation(root, tmp_path, count, **options)
 
     return made
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short path: a silo's state folder may have only sixty bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def silo(place: Path) -> Silo:
+    return Silo(place / "s")
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No noise, and all units in each step: what is left of an update is what the data did."""
+    from fedsync.train.dp_sgd.noise import SystemRandom
+
+    monkeypatch.setattr(SystemRandom, "normal", lambda self, like: like * 0)
+    monkeypatch.setattr(SystemRandom, "chosen", lambda self, units, rate: np.arange(units))

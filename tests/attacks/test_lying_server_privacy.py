@@ -7,167 +7,44 @@ ledger in the silo's state folder, and compares replies of two silos whose table
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from fedsync.config.run_spec import RunSpec
-from fedsync.config.sections.privacy import BudgetConfig
-from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder, WorkReport
-from fedsync.model.layout import Vector
-from fedsync.privacy.accounting import epsilon
-from fedsync.privacy.release import Release
 from fedsync.silo.owner.audit_chain import MOST_LINE
 from fedsync.silo.protocol import (
-    AskModel,
     AskSnapshot,
     Describe,
     EvaluateModel,
-    Hello,
-    Identity,
-    InitialModel,
     Question,
     Refusal,
     Refused,
     Train,
 )
-from fedsync.train.dp_sgd.noise import SystemRandom
-from tests.attacks.adversary import FEATURES, STEPS, Federation, Heard, Victim, patients
+from tests.attacks.adversary import FEATURES, STEPS, Federation, Victim, patients
 from tests.attacks.conftest import Make
+from tests.attacks.private_silo import (
+    BATCH,
+    BUDGET,
+    DP,
+    HUGE,
+    ROWS,
+    SCALES,
+    TASK,
+    Silo,
+    answers,
+    code,
+    sent,
+    spec,
+    zeros,
+)
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("opacus")
-
-ROWS, BATCH = 24, 6
-BUDGET = {"epsilon": 8.0, "delta": 1e-3, "least_noise": 1.0, "largest_clip": 1.0}
-DP = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}
-SCALES = {"age": [50.0, 10.0], "dose": [0.0, 1.0]}
-TASK = {"kind": "csv", "file": "data:patients", "target": "ill", "standardise": SCALES}
-HUGE = np.float32(3e38)
-
-
-def table(path: Path, **changes: str) -> Path:
-    """A table of patients; ``changes`` replaces lines by their number, as in ``row3="50,1.5,1"``."""
-    rng = np.random.default_rng(1)
-    lines = [f"{50 + rng.integers(-9, 9)},{rng.normal():.3f},{index % 2}" for index in range(ROWS)]
-    for place, line in changes.items():
-        lines[int(place.removeprefix("row"))] = line
-    path.write_text("\n".join(["age,dose,ill", *lines]) + "\n")
-    return path
-
-
-class Silo:
-    """A silo of an owner with a silo.yaml, as a server reaches it."""
-
-    def __init__(self, folder: Path, owner: Any = None, **rows: str) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True)
-        folder.chmod(0o700)
-        (folder / "data").mkdir()
-        (folder / "state").mkdir(mode=0o700)  # as `fedsync silo start` makes it
-        said = {
-            "name": "silo-a", "server": "localhost:1", "insecure": True, "state": "state",
-            "limits": {"batch_size": 1, "samples": 1},
-            "data": {"patients": str(table(folder / "data" / "patients.csv", **rows))}, "privacy": BUDGET,
-            **(owner or {}),
-        }  # fmt: skip
-        (folder / "silo.yaml").write_text(yaml.safe_dump(said))
-        self.owner = SiloStartConfig.load(folder / "silo.yaml")
-        self.number = 0
-
-    def begin(self, folder: Path | None = None, **changes: Any) -> Victim:
-        """Have the silo begin a run."""
-        identity = Identity(spec(**changes).dump(), 0, "silo-a")
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            identity.save(folder)
-        return Victim(identity, self.owner, folder)
-
-    def order(self, **changes: Any) -> WorkOrder:
-        self.number += 1
-        made = WorkOrder(f"silo-a/{self.number}", 0, self.number, BATCH, 1, 0.1, seed=7, evaluate=False)
-        return replace(made, **changes)
-
-    def train(self, victim: Victim, model: Vector | None = None, **changes: Any) -> Heard:
-        return victim.ask(Train(self.order(**changes)), sent(zeros() if model is None else model))
-
-    @property
-    def entries(self) -> list[dict[str, Any]]:
-        found = [line for file in sorted(self.ledgers.glob("*.jsonl")) for line in file.read_text().splitlines()]
-        return [json.loads(line) for line in found]
-
-    @property
-    def ledgers(self) -> Path:
-        return self.folder / "state" / "privacy"
-
-    def spent(self) -> float:
-        """Epsilon by the ledger, added up by the judge."""
-        releases: dict[Release, int] = {}
-        for line in self.entries:
-            if line["kind"] == "spent":
-                release = Release(line["rate"], line["noise"])
-                releases[release] = releases.get(release, 0) + line["times"]
-        return epsilon(releases, BUDGET["delta"])
-
-    @property
-    def steps(self) -> int:
-        return sum(line["times"] for line in self.entries if line["kind"] == "spent")
-
-
-def spec(**changes: Any) -> RunSpec:
-    plain = RunSpec.of(StrategyConfig.load("fedavg", [f"local={{steps: 1, batch_size: {BATCH}}}"]), None, 1)
-    told = {"task": TASK, "run": "run-1", "quorum": 1, "privacy": DP, "silos": 1, **changes}
-    local = {**plain.model_dump()["local"], "threads": 1, **told.pop("local", {})}
-    return RunSpec.model_validate({**plain.model_dump(), **told, "local": local})
-
-
-def zeros() -> Vector:
-    return np.zeros(6, np.float32)
-
-
-def sent(model: Vector) -> Any:
-    return np.asarray(model, np.float32).view(np.uint8)
-
-
-def answers(heard: Heard) -> Vector:
-    """The update that a silo sent."""
-    assert isinstance(heard.reply, WorkReport), heard.words
-    assert heard.payload is not None
-    return np.asarray(heard.payload).view(np.float32)
-
-
-def code(heard: Heard) -> Refusal:
-    assert isinstance(heard.reply, Refused), heard.words
-    return heard.reply.code
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder with a short path: a silo's state folder may have only sixty bytes."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def silo(place: Path) -> Silo:
-    return Silo(place / "s")
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No noise, and all units in each step: what is left of an update is what the data did."""
-    monkeypatch.setattr(SystemRandom, "normal", lambda self, like: like * 0)
-    monkeypatch.setattr(SystemRandom, "chosen", lambda self, units, rate: np.arange(units))
-
 
 # The specification.
 
@@ -438,141 +315,3 @@ def test_under_encryption_each_estimate_counts_and_no_figure_leaves(make: Make, 
     assert heard.reply.loss is None and not heard.reply.metrics
     assert heard.reply.evaluation in (None, Evaluation(None, None, 100))
     assert federation.silos["silo-a"].replica._examples == 100
-
-
-# The data: what decides before any order.
-
-
-def hello(victim: Victim) -> str:
-    """All that a server learns before the first order."""
-    model = victim.ask(AskModel()).reply
-    return victim.ask(Describe()).words + (repr(model) if isinstance(model, InitialModel) else str(model))
-
-
-LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a threshold of the target": ("50,1.5,9", {"positive_above": 5.0, "test_share": 0.45}),
-    "classes": ("50,1.5,9", {}),
-    "a cell among categories": (
-        "77,1.5,1",
-        {"columns": {"age": {"categories": [str(each) for each in range(30, 70)]}}},
-    ),
-    "the kind of a column": ("unknown,1.5,1", {}),
-    "a cell too large": ("50,9e300,1", {}),
-    "a cell that a scale makes too large": (
-        "50,4000000000000,1",
-        {"standardise": {"age": [0, 1], "dose": [0, 1e-27]}},
-    ),
-    "a column that is a target": (
-        "60,1.5,1",
-        {"target": "age", "positive_above": 58.5, "ignore": ["ill"], "test_share": 0.45},
-    ),
-    "how many are held out": ("50,1.5,0", {"validation": 0.3, "test_share": 0.45}),
-}
-
-
-@pytest.mark.parametrize(("line", "task"), LOOKS.values(), ids=LOOKS)
-def test_before_an_order_nothing_tells_two_tables_apart(place: Path, line: str, task: dict[str, Any]) -> None:
-    """The server asks for a run whose checks or sizes depend on one cell, and costs nothing."""
-    heard = []
-    for name, rows in {"with": {"row3": line}, "without": {}}.items():
-        victim = Silo(place / name, **rows).begin(task={**TASK, **task})
-        heard.append(hello(victim))
-    assert heard[0] == heard[1]
-
-
-def test_a_row_moves_no_other_row_between_the_splits(place: Path) -> None:
-    """Neighbours differ in one row of the training data, which DP-SGD counts on, and not in many."""
-    from fedsync.tasks.csv_ import CsvTask
-    from fedsync.tasks.task_protocol import SiloSlot
-
-    found = []
-    for name, extra in {"one": "", "more": "61,0.5,1\n"}.items():
-        path = table(place / f"{name}.csv")
-        path.write_text(path.read_text() + extra)
-        task = CsvTask((str(path),), "ill", scales={}, by_row=True)
-        rows = task._rows(SiloSlot("silo-a", 0, 1, 7))
-        found.append(set(rows.train.tolist()))
-    assert found[0] == found[1] - {ROWS}
-
-
-def test_the_number_of_rows_that_the_owner_tells_is_the_only_one(place: Path) -> None:
-    silo = Silo(place / "s", {"privacy": {**BUDGET, "examples": 100}})
-    reply = silo.begin().ask(Describe()).reply
-    assert isinstance(reply, Hello) and reply.facts.examples == 100
-
-
-def test_under_a_budget_no_reason_of_a_failure_leaves(place: Path) -> None:
-    """Reasons quote rows and values; an owner who tells them for mending tells them without noise."""
-    silo = Silo(place / "s", {"errors": "text"})
-    reply = silo.begin(task={**TASK, "target": "age"}).ask(Describe()).reply
-    assert not isinstance(reply, Refused) or not reply.text
-
-
-# The owner's names and rules.
-
-
-@pytest.mark.parametrize("file", ["data:patients", "data:same", "path"])
-def test_one_file_under_two_names_has_one_budget(place: Path, file: str) -> None:
-    """The owner gave one name a budget, and another name means the same file."""
-    data = place / "s" / "data" / "patients.csv"
-    owner = {"data": {"patients": str(data), "same": str(data)}, "privacy": {"patients": BUDGET}}
-    silo = Silo(place / "s", owner)
-    victim = silo.begin(task={**TASK, "file": str(data) if file == "path" else file})
-    assert not silo.train(victim).refused
-    assert silo.steps == 1
-
-
-def test_a_file_outside_of_the_owners_names_is_not_read(place: Path) -> None:
-    silo = Silo(place / "s")
-    outside = table(place / "outside.csv")
-    assert code(silo.begin(task={**TASK, "file": str(outside)}).ask(Describe())) is Refusal.OWNER
-
-
-def test_an_emulated_machine_draws_its_noise_from_the_system_and_pays_the_owners_budget(place: Path) -> None:
-    silo = Silo(place / "s", {"emulate": True})
-    machine = {"name": "m", "speed": 1e9, "memory_samples": 10**6}
-    order, updates = silo.order(), []
-    for _ in range(2):
-        updates.append(answers(silo.begin(emulate=[machine]).ask(Train(order), sent(zeros()))))
-    assert np.all(updates[0] != updates[1])
-    assert silo.steps == 2
-
-
-def test_noise_that_a_run_chose_once_gives_way_to_a_floor_that_its_owner_raised(place: Path) -> None:
-    dp = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 7.0, "delta": 1e-3}
-    silo = Silo(place / "s")
-    changes: dict[str, Any] = {"privacy": dp, "stop": {"rounds": 1}}
-    assert not silo.begin(**changes).ask(Describe()).refused
-    raised = {**BUDGET, "least_noise": 50.0}
-    silo.owner = silo.owner.model_copy(update={"privacy": BudgetConfig.model_validate(raised)})
-    assert not silo.train(silo.begin(**changes)).refused
-    assert silo.entries[-1]["noise"] >= 50.0
-
-
-# Models.
-
-
-def test_a_model_that_silences_all_rows_but_one_gets_no_more_of_it_than_the_clip(place: Path, quiet: None) -> None:
-    """Neighbours' noiseless sums are as far apart as the noise is made for."""
-    updates = []
-    for name, rows in {"with": {"row3": "50,1000,1"}, "without": {"row3": "50,0,1"}}.items():
-        silo = Silo(place / name, **rows)
-        model = np.asarray([0, 30, 0, -30, 0, 0], np.float32)
-        updates.append(answers(silo.train(silo.begin(), model, batch_size=1, learning_rate=1.0)))
-    assert float(np.linalg.norm(updates[0] - updates[1])) <= 2.0 * (1 + 1e-5)
-
-
-def test_private_parts_are_trained_with_noise_and_counted_together_with_the_others(silo: Silo, quiet: None) -> None:
-    """A part that never travels would remember rows, and evaluations of it would tell them."""
-    victim = silo.begin(model={"private": ["bias"]})
-    bias = _bias(victim)
-    heard = victim.ask(Train(silo.order(batch_size=1, learning_rate=1.0)), sent(np.zeros(4, np.float32)))
-    assert silo.steps == 1
-    moved = _bias(victim) - bias
-    assert np.any(moved), "it was trained"
-    assert float(np.linalg.norm(np.concatenate([answers(heard), moved]))) <= ROWS * 1.0
-
-
-def _bias(victim: Victim) -> Vector:
-    values: Vector = victim.session._trainer._trainer._model.bias.detach().numpy().copy()  # type: ignore[attr-defined]
-    return values
