@@ -263,5 +263,8 @@ class LostSilos:
 
 def expected_of(header: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the silo names from the run's silo file, or else from its strategy, given the header of its journal."""
-    machines = header.get("silos") or ()
-    return tuple(str(each["name"]) for each in machines) or tuple((header.get("config") or {}).get("silos") or ())
+    names: list[str] = []
+    for each in header.get("silos") or ():
+        count = each.get("count")  # consecutive identical machines are one entry of the header
+        names += [str(each["name"])] if count is None else [f"{each['name']}-{number}" for number in range(count)]
+    return tuple(names) or tuple((header.get("config") or {}).get("silos") or ())

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from fedsync.cli import app
 from fedsync.common.errors import ConfigError, RunError
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import read_run
@@ -32,6 +34,13 @@ class News:
 
     def follow(self, ledger: Any) -> None:
         self.lines += ledger.lost.since(len(self.lines))
+
+
+def test_identical_machines_of_one_entry_are_all_there(tmp_path: Path) -> None:
+    """The journal's header has them as one entry with a count, whose name is no silo's."""
+    machines = ClusterConfig.model_validate({"silos": [{"name": "site", "count": 2, "speed": 100}]})
+    summary = run_virtual(StrategyConfig.load("bsp", ["stop={rounds: 1}"]), machines, tmp_path)
+    assert summary["lost"] == []
 
 
 def test_who_is_missing_is_told_at_once_and_everywhere(tmp_path: Path) -> None:
