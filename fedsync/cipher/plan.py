@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
 from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import ServerOptimizer
+
+if TYPE_CHECKING:
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 CAP = 2**20
 """Largest weight n_i where silos weigh by samples. No silo's count is disclosed, only this upper bound."""
@@ -51,6 +55,7 @@ class EncryptionPlan:
             version.
         optimizer: optimizer that every silo applies to the sums before its model moves; None: no optimizer.
         work_ratio: with masks, largest allowed ratio of the work of two updates in one sum.
+        noise: clipping and noise of whole updates; exponents then follow from it, and not from votes.
 
     Raises:
         ConfigError: a pattern matches no tensor; or the suite cannot add as many updates as a round has; or `members`
@@ -71,6 +76,7 @@ class EncryptionPlan:
     selection: Selection | None = None
     optimizer: ServerOptimizer | None = None
     work_ratio: float = 1.0
+    noise: SiloNoise | None = None
 
     def __post_init__(self) -> None:
         for pattern in self.only:
@@ -162,7 +168,9 @@ class EncryptionPlan:
 
     @property
     def first_exponents(self) -> tuple[int, ...]:
-        return (FIRST_EXPONENT,) * len(self.sealed.names)
+        fixed = self.noise
+        exponent = FIRST_EXPONENT if fixed is None else fixed.fit(self.sealed.size, self.bits).exponent
+        return (exponent,) * len(self.sealed.names)
 
     @cached_property
     def chunks(self) -> int:

@@ -31,6 +31,7 @@ class Stream(IntEnum):
     EVALUATION = 13
     VALIDATION = 14
     FETCHING = 15
+    SILO_NOISE = 16
     TWIN = 20
 
 

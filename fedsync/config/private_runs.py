@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from fedsync.config.cipher import sealed_metrics
+from typing import TYPE_CHECKING
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.cipher import sealed_metrics, sealing
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
+from fedsync.privacy.accounting import noise_for
+from fedsync.privacy.release import Release
+
+if TYPE_CHECKING:
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 
 def check_private(config: StrategySections) -> None:
@@ -14,7 +22,8 @@ def check_private(config: StrategySections) -> None:
     privacy = config.privacy
     if privacy is None:
         return
-    for problem, found in {**_training(config, privacy), **_figures(config, privacy)}.items():
+    training = _training if privacy.kind == "dp-sgd" else _updates
+    for problem, found in {**training(config, privacy), **_figures(config, privacy)}.items():
         if found:
             raise ValueError(f"privacy.kind {privacy.kind!r}: {problem}")
 
@@ -45,6 +54,68 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
         "local.compile hides the gradients of single rows; leave it out": local.compile,
         "local.precision 'fp16' scales gradients by their size; write bf16 or fp32": local.precision == "fp16",
     }
+
+
+def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
+    """Problems of noise on whole updates, each with whether the run has it."""
+    sealed, optimizer, task = sealing(config.cipher), config.server_optimizer, config.task
+    return {
+        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
+            privacy.target_epsilon is not None and config.stop.rounds is None
+        ),
+        "the server would see each update with only its own share of the noise; write cipher: {kind: bfv, metrics: "
+        "plain}": sealed is None,
+        "cipher.only leaves tensors without noise; leave it out": sealed is not None and bool(sealed.only),
+        "cipher.kept_versions keeps single updates, each with only its share of the noise; write kept_versions: 0": (
+            sealed is not None and sealed.kept_versions > 0
+        ),
+        "aggregation weighs silos by their numbers of examples, which no noise hides; write weight: silo": (
+            (weighting := config.aggregation.weigher(task.solver(config.local)).weighting) is None
+            or weighting.by != "silo"
+        ),
+        "server_optimizer corrects steps by each silo's exact updates; choose another": (
+            optimizer is not None and optimizer.controls
+        ),
+        "score_noise hides rows and not a silo; leave it out, then scores are not sent": (
+            privacy.score_noise is not None
+        ),
+        "task sends statistics of columns, which no noise hides; give mean and deviation of each column, or write "
+        "standardise: own": isinstance(task, CsvConfig)
+        and (task.standardise == "federated" or task.statistics is not None),
+        f"task.kind {task.kind!r} sends sums over rows; choose another task": isinstance(
+            task, StatisticsSection | SurveyConfig
+        ),
+        "evaluation.cross_site sends models without noise; leave it out": config.evaluation.cross_site is not None,
+    }
+
+
+def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, colluding: int) -> SiloNoise | None:
+    """Return the noise on whole updates; None where the run has none.
+
+    Args:
+        rounds: number of a silo's updates, for a target.
+        members: least number of silos in a sum.
+        colluding: number of silos whose shares do not count.
+
+    Raises:
+        ConfigError: no share is left, or no noise reaches the target.
+    """
+    if privacy is None or privacy.kind != "silo-noise":
+        return None
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
+
+    if members <= colluding:
+        problem = f"sums of {members} silos, of which {colluding} may collude, have no other share of the noise"
+        raise ConfigError(
+            "cipher.members", problem, f"Write at least {colluding + 1}, and choose a barrier with as many"
+        )
+    noise = privacy.noise_multiplier
+    if noise is None:
+        assert privacy.target_epsilon is not None
+        noise = noise_for(
+            privacy.target_epsilon, privacy.delta, lambda each: {Release(1.0, each): rounds or 1}, kind="rdp"
+        )
+    return SiloNoise(privacy.clip, noise, members - colluding)
 
 
 def _figures(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:

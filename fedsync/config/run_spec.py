@@ -12,6 +12,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
+from fedsync.config.private_runs import silo_noise
 from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.config.sections.model import ModelConfig
 from fedsync.config.sections.privacy import PrivacyConfig
@@ -146,7 +147,9 @@ class RunSpec(SparingSection):
         if plan is None:
             return None
         optimizer = None if self.server_optimizer is None else self.server_optimizer.build().fitted(layout)
-        return replace(plan, optimizer=optimizer)
+        rounds = None if self.stop is None else self.stop.rounds
+        noise = silo_noise(self.privacy, rounds, plan.members, plan.colluding)
+        return replace(plan, optimizer=optimizer, noise=noise)
 
     @property
     def controls(self) -> bool:

@@ -7,9 +7,11 @@ from dataclasses import replace
 from rich.table import Table
 
 from fedsync.config.cluster import ClusterConfig
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
+from fedsync.ops.silo_noise_plan import planned_by_colluders
 from fedsync.privacy.accounting import LEAST_NOISE, shown
 from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings
@@ -24,6 +26,8 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | 
         ConfigError: the data cannot be read.
     """
     privacy, stop = config.privacy, config.stop
+    if privacy is not None and privacy.kind == "silo-noise":
+        return planned_by_colluders(RunSpec.of(config, cluster, len(cluster.silos)), config.name)
     if privacy is None or config.task.own_loop:
         return None
     from fedsync.tasks.task_protocol import SiloSlot

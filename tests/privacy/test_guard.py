@@ -184,8 +184,8 @@ def test_an_order_that_only_scores_releases_no_step(folder: Path) -> None:
 def test_an_evaluation_is_counted_and_has_noise(folder: Path) -> None:
     subject = session(folder, {"score_noise": SCORED.noise})
     asked = EvaluateModel(version=0, split=Split.VALIDATION)
-    found = [subject.evaluate(subject.initial_model(), asked) for _ in range(3)]
-    assert entered(folder) == {SCORED: 3}
+    found = [subject.evaluate(subject.initial_model(), asked) for _ in range(20)]
+    assert entered(folder) == {SCORED: 20}
     assert len({each.correct for each in found if isinstance(each, Evaluation)}) > 1
     assert all(isinstance(each, Evaluation) and each.loss is None and not each.sums for each in found)
 

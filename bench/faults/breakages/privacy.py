@@ -9,6 +9,9 @@ TESTS = (
     "tests/privacy/test_private_trainer.py",
     "tests/privacy/test_ledger.py",
     "tests/privacy/test_guard.py",
+    "tests/privacy/test_silo_noise_runs.py",
+    "tests/cipher/encoding/test_silo_noise.py",
+    "tests/cipher/silo/test_noisy_updates.py",
 )
 
 _CHANGES: Changes = {
@@ -37,6 +40,32 @@ _CHANGES: Changes = {
             "alpha=settings.noise * settings.clip / ordered)",
         ),
         ("noise-comes-again-after-a-crash", "secret = os.urandom(_KEY)", "secret = bytes(_KEY)"),
+    ),
+    "cipher/encoding/silo_noise.py": (
+        ("a-silo-s-update-is-not-clipped", "min(1.0, self.clip / norm if norm else 1.0)", "1.0"),
+        (
+            "a-silo-s-noise-can-be-drawn-again",
+            "np.frombuffer(os.urandom(8 * count), np.uint64)",
+            "np.zeros(count, np.uint64)",
+        ),
+        ("rounding-makes-an-update-longer-than-noise-hides", "> fit.longest:", "> 1 << 62:"),
+    ),
+    "cipher/silo/replica.py": (
+        (
+            "votes-tell-how-long-a-silo-s-update-is",
+            "votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents",
+            "votes = self._needed(sealed, factor)",
+        ),
+    ),
+    "cipher/silo/reading.py": (
+        ("a-version-with-noise-opens-in-parts", "self._plan.noise is not None and len(sums) != 1", "False"),
+    ),
+    "config/private_runs.py": (
+        (
+            "silos-that-collude-count-for-the-noise",
+            "SiloNoise(privacy.clip, noise, members - colluding)",
+            "SiloNoise(privacy.clip, noise, members)",
+        ),
     ),
     "silo/owner/privacy_guard.py": (
         (

@@ -126,14 +126,25 @@ class QuantizationGrid:
             for low, high, scale in spans.within(start, stop):
                 np.multiply(values[low:high], np.float32(scale), out=scaled[low - start : high - start])
             integers, clipped = round_fixed(scaled, self.packing.bits, rng)
-            if chunk:
-                yield self.packing.pack(integers), clipped
-                continue
-            whole = np.zeros((self.packing.count, SLOTS), dtype=np.int32)
-            whole[:, self.head :] = integers.reshape(self.packing.count, -1)
-            slots = self.packing.pack(whole)
-            slots[0, : self.head] = header
-            yield slots, clipped
+            yield self._packed(header, integers, chunk), clipped
+
+    def pack(self, header: Slots, integers: Integers) -> Iterator[Slots]:
+        """Pack quantised values, int32 [layout.size], a few chunks at a time; yields as `encode`."""
+        for chunk, count in self._groups():
+            start, stop = self._values(chunk, count)
+            part = np.zeros(stop - start, dtype=np.int32)
+            here = integers[start:stop]
+            part[: here.size] = here
+            yield self._packed(header, part, chunk)
+
+    def _packed(self, header: Slots, integers: Integers, chunk: int) -> Slots:
+        if chunk:
+            return self.packing.pack(integers)
+        whole = np.zeros((self.packing.count, SLOTS), dtype=np.int32)
+        whole[:, self.head :] = integers.reshape(self.packing.count, -1)
+        slots = self.packing.pack(whole)
+        slots[0, : self.head] = header
+        return slots
 
     def rounded(self, values: Vector, factor: float, rng: np.random.Generator) -> Vector:
         """Values after `encode` and `decode`, as receivers find them, float32 [layout.size]."""

@@ -115,14 +115,9 @@ class Opener:
             if slots.reshape(-1)[plan.grid(first).head :].any():
                 raise _spoiled("filling", "there are values in a calibration")
             spared = tally.votes_spared(Counter(member.silo for member in members), plan.colluding)
-            # No values exist yet that would confirm larger exponents.
-            first = tuple(
-                map(
-                    min,
-                    (one + CALIBRATED for one in first),
-                    tally.next_exponents(added_up, first, spared, plan.headroom),
-                )
-            )
+            voted = tally.next_exponents(added_up, first, spared, plan.headroom)
+            if plan.noise is None:  # No values exist yet that would confirm larger exponents.
+                first = tuple(map(min, (one + CALIBRATED for one in first), voted))
         except ProtocolError as error:
             _log_spoiled(0, members, error)
         state = ReplicaState(0, model, Scales((first,)), {}, History(run))

@@ -181,6 +181,8 @@ class CatchUpReader:
 
     def _entry(self, entry: LinkEntry, envelopes: Sequence[wire.Envelope]) -> ReadEntry:
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
+        if self._plan.noise is not None and len(sums) != 1:
+            raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
         return ReadEntry(entry.version, content, sums, clear, self._unmasker(entry, sums))

@@ -86,6 +86,7 @@ class EncryptedReplica:
         origin: name under which the run began, if it has another name now. The server then lost versions that silos
             saw: masks are new, and data sealed earlier belongs to the same run.
         way: sum of the learning rates of an order's first steps, in units of the order's.
+        seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
 
     def __init__(
@@ -103,6 +104,8 @@ class EncryptedReplica:
         first_model: str | None = None,
         origin: str = "",
         way: Callable[[WorkOrder, int], float] = lambda order, steps: float(steps),
+        *,
+        seeded: bool = False,
     ) -> None:
         self._plan = plan
         self._ring = ring
@@ -110,7 +113,7 @@ class EncryptedReplica:
         self._pipeline = pipeline or Serial(sealer)
         self._examples = examples
         self._initial = initial
-        self._measure, self._way = measure, way
+        self._measure, self._way, self._seeded = measure, way, seeded
         self._file = file
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
         self._pinned = first_model
@@ -187,8 +190,10 @@ class EncryptedReplica:
 
     def greeting(self) -> Payload:
         """Seal this silo's votes on the size of its updates: one header chunk."""
-        update, steps, samples = self._measure()
-        votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+        votes = self._plan.first_exponents
+        if self._plan.noise is None:
+            update, steps, samples = self._measure()
+            votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.statistics))
@@ -211,7 +216,8 @@ class EncryptedReplica:
         weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
         factor = self._factor(report.steps, report.samples)
         sealed, clear = plan.divide(update)
-        own = Contribution(weight, self._needed(sealed, factor), progress, *self._figures(order, report))
+        votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
+        own = Contribution(weight, votes, progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.statistics)
         chain = self._state.history.chain(order.base_version)
         if chain is None:
@@ -228,6 +234,11 @@ class EncryptedReplica:
 
         def portions() -> Iterator[Slots]:
             nonlocal clipped
+            if plan.noise is not None:
+                drawn = generator(order.seed, Stream.SILO_NOISE, member.silo) if self._seeded else None
+                noisy = plan.noise.integers(sealed, factor, plan.bits, self._rounding(order), drawn)
+                yield from grid.pack(header, noisy)
+                return
             for slots, beyond in grid.encode(header, sealed, factor, self._rounding(order)):
                 clipped += beyond
                 yield slots

@@ -27,8 +27,9 @@ class BudgetConfig(Section):
     delta: Delta
     """Probability that belongs to ``epsilon``; well below one over the number of examples or persons."""
 
-    unit: Literal["example", "person"] = "example"
-    """Unit that is protected: one training row, or all rows of one person."""
+    unit: Literal["example", "person", "silo"] = "example"
+    """Unit that is protected: one training row, all rows of one person, or all that this silo's updates tell together
+    (``privacy.kind: silo-noise``)."""
 
     person_column: str | None = None
     """Column that names the person of a row, for ``unit: person``. The run's task must not use it (``task.ignore``)."""
@@ -59,22 +60,27 @@ class BudgetConfig(Section):
                 f"unit {self.unit} with{'out' if self.person_column is None else ''} person_column; write unit: person "
                 "and person_column: NAME together, or leave both out"
             )
+        if self.unit == "silo" and self.accountant != "rdp":
+            raise ValueError("unit silo: sums of discrete noise are proven for accountant rdp; write accountant: rdp")
         return self
 
 
 class PrivacyConfig(Section):
-    """Differentially private training by DP-SGD at each silo.
+    """Differential privacy of the training. Give ``noise_multiplier``, or ``target_epsilon``, from which it follows.
 
-    Each step clips the gradient of each example (or person) and adds Gaussian noise. Give ``noise_multiplier``, or give
-    ``target_epsilon``, from which each silo works out its noise.
+    ``dp-sgd`` protects examples or persons from everybody who sees the model. Each step at a silo clips the gradient of
+    each of them and adds Gaussian noise. ``silo-noise`` protects whole silos from each other and from whoever gets the
+    model. Each silo clips its update and adds a share of the noise before it encrypts; see ``cipher.members`` and
+    ``cipher.colluding``.
     """
 
-    kind: Literal["dp-sgd"]
+    kind: Literal["dp-sgd", "silo-noise"]
     clip: Clip
-    """Largest norm of a unit's gradient; longer ones are scaled down."""
+    """Largest norm of a unit's gradient, or of a silo's update; longer ones are scaled down."""
 
     noise_multiplier: Noise | None = None
-    """Standard deviation of the noise, over ``clip``."""
+    """Standard deviation of the noise, over ``clip``; with ``silo-noise``, of all shares together without those of the
+    silos that collude."""
 
     target_epsilon: Epsilon | None = None
     """Epsilon of the whole run at a silo, from ``stop.rounds``, ``local.steps`` and ``local.batch_size``. A silo with

@@ -29,6 +29,7 @@ from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, ledger_file
 from fedsync.silo.protocol import Identity
+from fedsync.train.sample import Estimating
 from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
 
 _TOLD = 12
@@ -46,6 +47,7 @@ class PrivacyGuard:
         ledgers: of the data that the run reads; the last is the run's own, in memory, whose budget is the target.
         run: name of the run in the ledgers.
         counts: whether an evaluation's score is a number of right predictions, of which each row adds at most one.
+        whole: an order's only release, where noise is on whole updates; no step has noise then.
     """
 
     config: PrivacyConfig
@@ -55,6 +57,7 @@ class PrivacyGuard:
     run: str
     rounds: int
     counts: bool
+    whole: Release | None = None
     _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
@@ -85,8 +88,8 @@ class PrivacyGuard:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
 
-    def estimating(self) -> AccountedTrainer:
-        return AccountedTrainer(self)
+    def estimating(self) -> Estimating:
+        return AccountedTrainer(self) if self.whole is None else self.trainer
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter an order that nobody asked for, whose update leaves as an estimate; raises as `released`."""
@@ -112,7 +115,7 @@ class PrivacyGuard:
 
     def aim(self, batch_size: int, steps: int, orders: int) -> None:
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
-        if self.config.noise_multiplier is not None:
+        if self.config.noise_multiplier is not None or self.whole is not None:
             return
         plan = PrivacyPlan(orders, steps, batch_size, self.config.score_noise if self._noisy else None)
         noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
@@ -164,7 +167,8 @@ class PrivacyGuard:
 
     @property
     def _owned(self) -> Sequence[PrivacyLedger]:
-        return self.ledgers if self.config.target_epsilon is None else self.ledgers[:-1]
+        aimed = self.config.target_epsilon is not None and self.whole is None
+        return self.ledgers[:-1] if aimed else self.ledgers
 
     def _asked(self, order: WorkOrder, steps: int) -> Counter[Release]:
         return self._releases_of(order, steps) + (self._scored() if order.evaluate else Counter())
@@ -172,6 +176,8 @@ class PrivacyGuard:
     def _releases_of(self, order: WorkOrder, steps: int) -> Counter[Release]:
         if order.scores_only:  # its update is zero
             return Counter()
+        if self.whole is not None:
+            return Counter({self.whole: 1})
         return Counter({self.settings.release(order.batch_size): steps})
 
     @property
@@ -256,16 +262,24 @@ def privacy_guard(
         return None
     column = next((ledger.budget.person_column or "" for ledger in ledgers), "")
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
-    found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
+    plan = spec.encryption_plan(trainer.facts.layout)
+    whole = None if plan is None or plan.noise is None else Release(1.0, plan.noise.multiplier)
+    if whole is None:
+        found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
+    else:
+        found = trainer.facts.examples
     told = [ledger.budget.examples for ledger in ledgers if ledger.budget.examples is not None]
     scores = bool(ledgers) and all("scores" in ledger.budget.public for ledger in ledgers)
     units = min(told, default=found)
     settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
+    rounds = 1 if spec.stop is None else spec.stop.rounds or 1
+    if whole is not None:
+        _check_noise("noise_multiplier", whole.noise, ledgers)
+        return PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts=False, whole=whole)
     if config.target_epsilon is not None:
         target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
         ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
-    rounds = 1 if spec.stop is None else spec.stop.rounds or 1
     counts = spec.task.scores == "share" and not column
     guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts)
     if settings.noise is None:
@@ -292,7 +306,12 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
             return []
         problem = "the run is not private, and this silo's owner set a privacy budget"
         raise OwnerRefusal("privacy", problem, "Write privacy: {kind: dp-sgd, clip: 1.0, target_epsilon: ...}")
-    if isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict):
+    whole = config.kind == "silo-noise"
+    if any((ledger.budget.unit == "silo") != whole for ledger in ledgers):
+        problem = f"privacy.kind {config.kind!r} protects another unit than this silo's owner set a budget for"
+        kind = "dp-sgd" if whole else "silo-noise"
+        raise OwnerRefusal("privacy.kind", problem, f"Write kind: {kind}, or ask the owner for a budget of its unit")
+    if not whole and isinstance(spec.task, CsvConfig) and not isinstance(spec.task.standardise, dict):
         problem = "each row would move the mean of its column, and with it all other rows"
         raise OwnerRefusal("task.standardise", problem, "Write standardise: {COLUMN: [mean, deviation]}")
     _check_demands(config, ledgers)
@@ -329,12 +348,16 @@ def _check_demands(config: PrivacyConfig, ledgers: Sequence[PrivacyLedger]) -> N
     columns = {ledger.budget.person_column or "" for ledger in ledgers}
     if len(columns) > 1:
         raise ConfigError("privacy", "the run reads data of different units", "Give all of them one unit")
-    told = {"noise_multiplier": config.noise_multiplier, "score_noise": config.score_noise}
     for budget in [ledger.budget for ledger in ledgers]:
         if config.clip > budget.largest_clip:
             problem = f"{config.clip:g}, and this silo's owner allows at most {budget.largest_clip:g}"
             raise OwnerRefusal("privacy.clip", problem, f"Write clip: {budget.largest_clip:g}")
-        for name, noise in told.items():
-            if noise is not None and noise < budget.least_noise:
-                problem = f"{noise:g}, and this silo's owner demands at least {budget.least_noise:g}"
-                raise OwnerRefusal(f"privacy.{name}", problem, f"Write {name}: {budget.least_noise:g}")
+    _check_noise("noise_multiplier", config.noise_multiplier, ledgers)
+    _check_noise("score_noise", config.score_noise, ledgers)
+
+
+def _check_noise(name: str, noise: float | None, ledgers: Sequence[PrivacyLedger]) -> None:
+    for budget in [ledger.budget for ledger in ledgers]:
+        if noise is not None and noise < budget.least_noise:
+            problem = f"{noise:g}, and this silo's owner demands at least {budget.least_noise:g}"
+            raise OwnerRefusal(f"privacy.{name}", problem, f"Write {name}: {budget.least_noise:g}")

@@ -71,6 +71,8 @@ def encrypted_replica(
     ring: Ring,
     folder: Path | None,
     first_model: str | None,
+    *,
+    seeded: bool,
 ) -> Replica:
     """Make the replica for encryption; arguments as of `fedsync.cipher.silo.replica.EncryptedReplica`."""
     from fedsync.cipher.silo.replica import EncryptedReplica
@@ -91,6 +93,7 @@ def encrypted_replica(
         first_model,
         spec.origin,
         partial(_way, local.build().schedule),
+        seeded=seeded,
     )
 
 

@@ -132,7 +132,8 @@ class SiloSession:
         trainer = self._trainer if self._guard is None else self._guard.estimating()
         self.replica: Replica = plain_replica(spec, trainer, folder)
         if plan is not None and keys is not None:
-            self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, self._owner.first_model)
+            first = self._owner.first_model
+            self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, first, seeded=virtual)
         self._control = StepControl(self.name, self.layout.size, self.replica, folder) if spec.controls else None
         self._throttle = spec.throttle(identity.index) if throttled else None
         compared = spec.evaluation.cross_site

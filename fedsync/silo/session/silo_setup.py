@@ -32,7 +32,7 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
     """
     machine = spec.emulate[identity.index] if spec.emulate else None
     options = replace(spec.local.build(), measured=spec.evaluation.wanted)
-    if spec.privacy is not None:
+    if spec.privacy is not None and spec.privacy.kind == "dp-sgd":
         options = replace(options, private=True)
     if machine is not None:
         # Emulated silos share one machine, so each uses one thread by default.
