@@ -16,6 +16,7 @@ of the table; ``--rates`` tries others, on splits of other seeds.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -59,7 +60,9 @@ def tables(folder: Path) -> list[Path]:
     return paths
 
 
-def strategy(files: list[Path], privacy: str | None, seed: int, rate: float) -> StrategyConfig:
+def strategy(
+    files: list[Path], privacy: str | None, seed: int, rate: float, more: Sequence[str] = ()
+) -> StrategyConfig:
     categories = "{cp: {categories: ['1', '2', '3', '4']}, restecg: {categories: ['0', '1', '2']}}"
     said = [
         f"seed={seed}",
@@ -69,7 +72,7 @@ def strategy(files: list[Path], privacy: str | None, seed: int, rate: float) -> 
         f"task={{kind: csv, files: {[str(path) for path in files]}, target: num, positive_above: 0, test_share: 0.343, "
         f"standardise: {SCALES}, columns: {categories}}}",
     ]
-    return StrategyConfig.load("lb-bsp", said if privacy is None else [*said, f"privacy={privacy}"])
+    return StrategyConfig.load("lb-bsp", [*said, *more, *([] if privacy is None else [f"privacy={privacy}"])])
 
 
 def accuracy(config: StrategyConfig, model: Path) -> tuple[float, float, list[int]]:

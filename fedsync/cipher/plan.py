@@ -17,7 +17,7 @@ from fedsync.cipher.encoding.tally import MOST_SUMS, HeaderForm
 from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.core.report_checks import MAX_EXAMPLES
-from fedsync.core.weighting import Weighting
+from fedsync.core.weighting import PRECISION_UNIT, Weighting
 from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
 from fedsync.model.layout import Layout, Vector, matches
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 CAP = 2**20
-"""Largest weight n_i where silos weigh by samples. No silo's count is disclosed, only this upper bound."""
+"""Largest weight n_i where silos weigh by samples, and times 64 by precision. No silo's count is disclosed."""
 
 FIRST_EXPONENT = 0
 """Exponent of every tensor before silos have voted."""
@@ -120,7 +120,7 @@ class EncryptionPlan:
 
     @property
     def cap(self) -> int:
-        return 1 if self.weighting.by == "silo" else CAP
+        return {"silo": 1, "precision": PRECISION_UNIT * CAP}.get(self.weighting.by, CAP)
 
     @property
     def limit(self) -> int:

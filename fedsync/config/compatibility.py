@@ -340,7 +340,7 @@ def _goes_without_single_figures(config: StrategySections) -> None:
     if problem := needs_single_silos(config.evaluation.best):
         raise ValueError(f"{problem}, {plain}")
     weighting = config.aggregation.weigher(config.solver).weighting
-    if cipher.only and weighting is not None and weighting.by == "examples":
+    if cipher.only and weighting is not None and weighting.by in ("examples", "precision"):
         raise ValueError(
             "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in "
             f"the clear, and with sealed metrics the server does not learn it; write weight: silo, {plain}"

@@ -249,6 +249,7 @@ class WorkReport:
             unit; `fedsync.observe.quality.metric_pool` defines the pooling.
         pooled: if figures are sealed, pooled figures of the commits that came with the order.
         presence: the silo's remaining time; None if unchanged.
+        precision: weight of the update in a private run; see `fedsync.privacy.release.PrivateSettings.precision`.
     """
 
     base_version: int
@@ -263,6 +264,7 @@ class WorkReport:
     metrics: Mapping[str, float] = field(default_factory=dict)
     pooled: tuple[PooledFigures, ...] = ()
     presence: Presence | None = None
+    precision: int | None = None
 
 
 @fast_dataclass
@@ -274,6 +276,7 @@ class UpdateMeta:
         examples: training samples of the silo; ``samples`` are those processed.
         nbytes: payload bytes.
         loss: mean training loss a sample; None if figures are sealed.
+        precision: as in the report.
     """
 
     update_id: str
@@ -284,6 +287,7 @@ class UpdateMeta:
     examples: int
     nbytes: int
     loss: float | None = 0.0
+    precision: int | None = None
 
     @classmethod
     def of(cls, silo: str, order: WorkOrder, report: WorkReport, examples: int, nbytes: int) -> UpdateMeta:
@@ -296,6 +300,7 @@ class UpdateMeta:
             examples,
             nbytes,
             report.loss,
+            report.precision,
         )
 
 

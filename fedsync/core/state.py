@@ -93,9 +93,8 @@ class Policies:
         if weighting is None:
             return commit
         steps = sum(weights[meta.update_id] * meta.steps for meta in metas)
-        return replace(
-            commit, steps=steps, stands_for=sum(weighting.weight(meta.examples, meta.samples) for meta in metas)
-        )
+        stands_for = sum(weighting.weight(meta.examples, meta.samples, meta.precision) for meta in metas)
+        return replace(commit, steps=steps, stands_for=stands_for)
 
 
 @dataclass(slots=True)

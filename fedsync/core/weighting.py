@@ -9,7 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-Share = Literal["silo", "examples", "samples"]
+Share = Literal["silo", "examples", "samples", "precision"]
+
+PRECISION_UNIT = 64
+"""Weight by precision of a sample whose gradients have no noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ class Weighting:
     a server that can only add can compute the commit.
 
     Args:
-        by: weight of an update: equal for all silos, training samples held, or samples processed.
+        by: weight of an update: equal for all silos, training samples held, samples processed, or precision: the
+            number that the silo works out from samples held and the noise of its privacy.
         rate: server's learning rate.
         normalised: divide updates by local progress (FedNova).
         momentum: rho of the silos' SGD, for `progress`.
@@ -46,9 +50,14 @@ class Weighting:
     momentum: float = 0.0
     pull: float = 0.0
 
-    def weight(self, examples: int, samples: int) -> int:
+    def weight(self, examples: int, samples: int, precision: int | None = None) -> int:
         """w_i of a silo that holds ``examples`` and processed ``samples``."""
-        return {"silo": 1, "examples": examples, "samples": samples}[self.by]
+        return {
+            "silo": 1,
+            "examples": examples,
+            "samples": samples,
+            "precision": precision or PRECISION_UNIT * examples,
+        }[self.by]
 
     def progress(self, steps: int) -> float:
         """a_i after ``steps`` local steps."""

@@ -139,7 +139,8 @@ class PlainReplica:
     def _factor(self, report: WorkReport) -> float:
         """Factor of an update in a commit, n_i / a_i, without the part common to all silos."""
         weighting = self._weighting
-        return max(weighting.weight(self._examples, report.samples), 1) / weighting.progress(report.steps)
+        weight = weighting.weight(self._examples, report.samples, report.precision)
+        return max(weight, 1) / weighting.progress(report.steps)
 
     @property
     def owed(self) -> Vector | None:

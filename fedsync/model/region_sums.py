@@ -47,4 +47,4 @@ class RegionAdder(Protocol):
 
 def share_of(weighting: Weighting, examples: int, report: WorkReport) -> float:
     """Weight of an update relative to others of one base: w_i / a_i of `fedsync.core.weighting`."""
-    return weighting.weight(examples, report.samples) / weighting.progress(report.steps)
+    return weighting.weight(examples, report.samples, report.precision) / weighting.progress(report.steps)

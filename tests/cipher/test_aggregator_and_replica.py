@@ -13,7 +13,7 @@ from fedsync.core.weighting import Weighting, progress
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, rewritten
-from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, plan, report
+from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
 
@@ -56,6 +56,23 @@ def test_weights_by_examples_are_exact_and_hidden(tmp_path: Path) -> None:
     federation = Federation(plan(by="examples"), tmp_path, THREE)
     one, two, three = a_round(federation, 0)
     close(federation.begin("a", 1), INITIAL + (0.1 * one + 0.3 * two + 0.6 * three))
+
+
+def test_weights_by_precision_are_what_silos_report(tmp_path: Path) -> None:
+    """Silos without it weigh by their examples."""
+    federation = Federation(plan(by="precision"), tmp_path, THREE)
+    updates = [change(seed) for seed in range(3)]
+    ids = []
+    for name, update, precision in zip("abc", updates, (6400, 640, None), strict=True):
+        federation.begin(name, 0)
+        update_id = f"{name}/1"
+        told = replace(report(0), precision=precision)
+        federation.aggregator.put(name, update_id, federation.silos[name].send(update, order(update_id, 0), told))
+        federation.aggregator.holds(name, 0)
+        ids.append(update_id)
+    federation.commit(1, ids)
+    wanted = (6400 * updates[0] + 640 * updates[1] + 64 * 600 * updates[2]) / (6400 + 640 + 64 * 600)
+    close(federation.begin("a", 1), INITIAL + wanted)
 
 
 def test_unequal_steps_are_normalised_as_by_fednova(tmp_path: Path) -> None:

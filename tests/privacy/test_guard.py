@@ -19,6 +19,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, Subject, Window, WorkOrder, WorkReport
 from fedsync.model.transfer import Payload
+from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import PrivacyGuard
@@ -179,6 +180,16 @@ def test_an_order_that_only_scores_releases_no_step(folder: Path) -> None:
     done = subject.train(replace(ORDER, learning_rate=0.0, max_steps=1, evaluate=True), subject.initial_model())
     assert entered(folder) == {SCORED: 1}
     assert done.report.evaluation is not None and done.report.evaluation.correct is not None
+
+
+def test_an_update_weighs_by_its_rows_and_the_noise_in_it(folder: Path) -> None:
+    """A share of 1 / (1 + d z^2 / B) of its variance is no noise; the model is a logistic regression of two columns."""
+    weighed = strategy(folder, PRIVATE).model_copy(update={"aggregation": FedAvg(weight="precision")})
+    spec = RunSpec.of(weighed, None, 3)
+    subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder))
+    done = subject.train(ORDER, subject.initial_model())
+    assert done.report.precision == round(64 * TRAIN / (1 + subject.layout.size * 1.0**2 / BATCH))
+    assert session(folder).train(ORDER, subject.initial_model()).report.precision is None
 
 
 def test_an_evaluation_is_counted_and_has_noise(folder: Path) -> None:

@@ -70,7 +70,10 @@ def trained(folder: Path, budget: BudgetConfig) -> Completed:
         (["stop={seconds: 60}", "privacy={kind: silo-noise, clip: 1, target_epsilon: 2}"], "whose length is open"),
         (["privacy={kind: silo-noise, clip: 1, noise_multiplier: 2, score_noise: 5}"], "hides rows and not a silo"),
         (["evaluation={cross_site: {}}"], "models without noise"),
-        (["server_optimizer={kind: scaffold}", "aggregation={kind: fednova, weight: silo}"], "each silo's exact updates"),
+        (
+            ["server_optimizer={kind: scaffold}", "aggregation={kind: fednova, weight: silo}"],
+            "each silo's exact updates",
+        ),
         (["task={kind: csv, files: [a.csv], target: ill, standardise: federated}"], "statistics of columns"),
         (["stop={rounds: 9, target_accuracy: 0.9}"], "scores, which are withheld"),
     ],

@@ -180,7 +180,7 @@ class EncryptedReplica:
 
     def arriving(self, update: Vector, order: WorkOrder, report: WorkReport) -> Vector:
         """Update as silos find it in the seal: rounded and clipped, with the same random numbers as in `send`."""
-        factor = self._factor(report.steps, report.samples)
+        factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = self._plan.divide(update)
         grid = self._plan.grid(self._state.scales.exponents[-1])
         return self._plan.unite(grid.rounded(sealed, factor, self._rounding(order)), clear)
@@ -213,8 +213,11 @@ class EncryptedReplica:
             # Three updates of this silo must not pass for three silos': a sum's silos are counted by these names.
             raise ProtocolError(SERVER, "update id", f"{order.update_id[:80]!r} is no update of this silo")
         plan, weighting = self._plan, self._plan.weighting
-        weight, progress = weighting.weight(self._examples, report.samples), weighting.progress(report.steps)
-        factor = self._factor(report.steps, report.samples)
+        weight = weighting.weight(self._examples, report.samples, report.precision)
+        progress, factor = (
+            weighting.progress(report.steps),
+            self._factor(report.steps, report.samples, report.precision),
+        )
         sealed, clear = plan.divide(update)
         votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
         own = Contribution(weight, votes, progress, *self._figures(order, report))
@@ -298,10 +301,10 @@ class EncryptedReplica:
         """Seal the present model and its history for other silos."""
         return _bytes(seal_snapshot(self._ring, self._plan, self._state))
 
-    def _factor(self, steps: int, samples: int) -> float:
+    def _factor(self, steps: int, samples: int, precision: int | None = None) -> float:
         """Multiplier of an update before rounding: n_i / (cap |a_i|)."""
         plan = self._plan
-        weight = plan.weighting.weight(self._examples, samples)
+        weight = plan.weighting.weight(self._examples, samples, precision)
         if weight > plan.cap:
             raise ConfigError(
                 "aggregation.weight", f"{weight} samples, at most {plan.cap} can be sealed", "Weigh by silo"

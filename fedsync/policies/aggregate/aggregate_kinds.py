@@ -20,7 +20,7 @@ class FedAvg(DiscountedPolicy):
 
     weight: weighting.Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
-    ``samples`` by the samples processed for it."""
+    ``samples`` by the samples processed for it, ``precision`` by samples held and, in private runs, little noise."""
 
     staleness: Staleness = field(default_factory=Constant)
 

@@ -64,7 +64,7 @@ class FedNova(DiscountedPolicy):
 
     weight: Share = "examples"
     """Weight of an update: ``silo`` weighs all updates equally, ``examples`` by the samples that its silo holds,
-    ``samples`` by the samples processed for it."""
+    ``samples`` by the samples processed for it, ``precision`` by samples held and, in private runs, little noise."""
 
     server_rate: Positive = 1.0
     """Learning rate of the server: factor of the commit's step."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Share, Weighting
+from fedsync.core.weighting import PRECISION_UNIT, Share, Weighting
 from fedsync.policies.aggregate.staleness import Discount, staleness
 
 
@@ -28,6 +28,8 @@ class WeightedMean:
     - ``examples``: training samples that the silo holds; FedAvg as published.
     - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data (LB-BSP, section
       3.4, equation 7).
+    - ``precision``: training samples, less the more privacy noise an update has; see
+      `fedsync.privacy.release.PrivateSettings.precision`.
     """
 
     by: Share = "silo"
@@ -53,6 +55,8 @@ class WeightedMean:
                 return float(meta.examples)
             case "samples":
                 return float(meta.samples)
+            case "precision":
+                return float(meta.precision or PRECISION_UNIT * meta.examples)
 
 
 @dataclass(frozen=True, slots=True)

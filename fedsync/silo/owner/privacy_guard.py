@@ -48,6 +48,7 @@ class PrivacyGuard:
         run: name of the run in the ledgers.
         counts: whether an evaluation's score is a number of right predictions, of which each row adds at most one.
         whole: an order's only release, where noise is on whole updates; no step has noise then.
+        weighed_values: size of the model, if updates are weighed by precision; else 0.
     """
 
     config: PrivacyConfig
@@ -58,6 +59,7 @@ class PrivacyGuard:
     rounds: int
     counts: bool
     whole: Release | None = None
+    weighed_values: int = 0
     _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
@@ -220,10 +222,11 @@ class PrivacyGuard:
     def _stripped(self, order: WorkOrder, report: WorkReport) -> WorkReport:
         """Return the report without what training finds out about the data."""
         loss = report.loss if self._owned and self.public("loss") else None
-        if self.public("speed"):
-            return replace(report, loss=loss, metrics={})
-        samples = report.steps * order.batch_size
-        return WorkReport(report.base_version, report.steps, samples, float(report.steps), loss)
+        if not self.public("speed"):
+            samples = report.steps * order.batch_size
+            report = WorkReport(report.base_version, report.steps, samples, float(report.steps), None)
+        precision = self.settings.precision(order.batch_size, self.weighed_values) if self.weighed_values else None
+        return replace(report, loss=loss, metrics={}, precision=precision)
 
 
 class AccountedTrainer:
@@ -281,7 +284,9 @@ def privacy_guard(
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
         ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
     counts = spec.task.scores == "share" and not column
-    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts)
+    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+    values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
+    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, weighed_values=values)
     if settings.noise is None:
         guard.aim(spec.local.batch_size, spec.local.steps, rounds)
     else:

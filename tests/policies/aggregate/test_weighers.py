@@ -11,13 +11,18 @@ from fedsync.policies.aggregate.weighers import Scaled, Stale, Toward, WeightedM
 
 METAS = [
     UpdateMeta("a/1", "a", base_version=2, steps=5, samples=160, examples=700, nbytes=40),
-    UpdateMeta("b/1", "b", base_version=0, steps=20, samples=480, examples=100, nbytes=40),
+    UpdateMeta("b/1", "b", base_version=0, steps=20, samples=480, examples=100, nbytes=40, precision=25 * 64),
 ]
 
 
 @pytest.mark.parametrize(
     ("by", "expected"),
-    [("silo", [1 / 2, 1 / 2]), ("examples", [700 / 800, 100 / 800]), ("samples", [160 / 640, 480 / 640])],
+    [
+        ("silo", [1 / 2, 1 / 2]),
+        ("examples", [700 / 800, 100 / 800]),
+        ("samples", [160 / 640, 480 / 640]),
+        ("precision", [700 / 725, 25 / 725]),
+    ],
 )
 def test_a_weighted_mean_shares_in_proportion(by: Share, expected: list[float]) -> None:
     weigher = WeightedMean(by)
