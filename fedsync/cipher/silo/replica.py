@@ -214,12 +214,10 @@ class EncryptedReplica:
             raise ProtocolError(SERVER, "update id", f"{order.update_id[:80]!r} is no update of this silo")
         plan, weighting = self._plan, self._plan.weighting
         weight = weighting.weight(self._examples, report.samples, report.precision)
-        progress, factor = (
-            weighting.progress(report.steps),
-            self._factor(report.steps, report.samples, report.precision),
-        )
+        factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = plan.divide(update)
         votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
+        progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.statistics)
         chain = self._state.history.chain(order.base_version)
