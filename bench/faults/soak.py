@@ -1,13 +1,14 @@
 """The fault campaign: a real federation with TLS, node authentication and encryption, and everything that can break.
 
-Runs follow one another in the same federation. Each is cut into at a random moment of a random round. What ends is
+Runs follow one another in a federation, and ``--at-once`` federations work side by side. Each run is cut into at a
+random moment of a random round; it has few rounds, since a fault shows in the rounds behind it. What ends is
 started again by FedSync's own supervisors; only where a run ends with a reason (its disk is full) is it resumed by
 hand, as its operator would. A run has survived if it comes to its last round with every commit accounted for: versions
 without a gap, no update in two of them, none that arrived lost without a word, a journal that replays to the same
 decisions, and the last version at the silos. It has not if it stood still for four minutes. The table of
 docs/reliability.md is tested here.
 
-A campaign takes hours: each run is written down when it is over, and ``--resume`` goes on with what is missing.
+Each run is written down when it is over, and ``--resume`` goes on with what is missing.
 
 With ``--orders N`` it sends N orders through one silo instead and watches the memory of its processes.
 """
@@ -21,8 +22,10 @@ import random
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -265,22 +268,41 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
     seeds = range(options.seed, options.seed + options.runs)
     over = {(outcome.seed, outcome.fault) for outcome in outcomes}
     missing = [(seed, fault) for seed in seeds for fault in faults if (seed, fault) not in over]
-    console = Console(stderr=True)
-    try:
-        for lies in (False, True):
-            part = [(seed, fault) for seed, fault in missing if (fault in LIES) is lies]
-            if part:
-                _campaign(part, options, outcomes, console, lies=lies)
-    except KeyboardInterrupt:
-        console.print("stopped early")
+    console, begin_s = Console(stderr=True), time.monotonic()
+    lock, stop = threading.Lock(), threading.Event()
+
+    def keep(outcome: Outcome) -> None:
+        said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
+        said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
+        with lock:
+            outcomes.append(outcome)
+            write_json(options.out, [asdict(each) for each in outcomes])
+            console.print(
+                f"{len(outcomes)}: {outcome.fault}, seed {outcome.seed}, after commit {outcome.at_commit}: {said}",
+                soft_wrap=True,
+            )
+
+    for lies in (False, True):
+        part = [(seed, fault) for seed, fault in missing if (fault in LIES) is lies]
+        parts = [part[index :: options.at_once] for index in range(options.at_once)]
+        with ThreadPoolExecutor(options.at_once) as pool:
+            done = [pool.submit(_campaign, each, options, keep, stop, lies=lies) for each in parts if each]
+            try:
+                wait(done)
+            except KeyboardInterrupt:
+                stop.set()
+                console.print("each run that has begun comes to its end")
+        for each in done:
+            each.result()
+    console.print(f"{time.monotonic() - begin_s:.0f} s in all")
     return outcomes
 
 
 def _campaign(
     missing: Sequence[tuple[int, str]],
     options: argparse.Namespace,
-    outcomes: list[Outcome],
-    console: Console,
+    keep: Callable[[Outcome], None],
+    stop: threading.Event,
     *,
     lies: bool,
 ) -> None:
@@ -290,12 +312,9 @@ def _campaign(
         federation.start()
         try:
             for seed, fault in missing:
-                outcome = one(fault, federation, options, seed)
-                outcomes.append(outcome)
-                write_json(options.out, [asdict(each) for each in outcomes])
-                said = outcome.problem or f"survived, {outcome.resumed} + {outcome.by_hand} resumed"
-                said += f", {outcome.seconds:.0f} s, longest round {outcome.longest_round_s:.0f} s"
-                console.print(f"{fault}, seed {seed}, after commit {outcome.at_commit}: {said}", soft_wrap=True)
+                if stop.is_set():
+                    break
+                keep(one(fault, federation, options, seed))
         finally:
             federation.stop()
 
@@ -357,9 +376,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--runs", type=int, default=10, help="of each fault")
     parser.add_argument("--seed", type=int, default=0, help="of the first run of each fault")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--silos", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60, help="local steps an order")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--silos", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="local steps an order")
+    parser.add_argument("--at-once", type=int, default=2, help="federations side by side")
     every = [NONE, *FAULTS, *LIES]
     parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override in the strategy")
