@@ -11,6 +11,7 @@ from fedsync.cli import app
 from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.survey import survey_of
 from fedsync.config.strategy import StrategyConfig
 
 GOOD = "age,town,t\n" + "".join(f"{20 + i},{'?' if i == 3 else 'Rome'},{i % 2}\n" for i in range(24))
@@ -63,6 +64,15 @@ def test_emulated_silos_have_data_by_the_name_that_the_task_asks_for(tmp_path: P
     assert spec.task.files == [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"task\.file: .*data:test, and silo 'a' has no data by that name"):
         RunSpec.of(config(file="data:test"), ClusterConfig.load(file), 2)
+
+
+@pytest.mark.parametrize("more", [{}, {"statistics": {"bins": 4}}], ids=["run", "survey"])
+def test_a_real_run_asks_silos_for_data_by_their_name(more: dict[str, Any]) -> None:
+    """Without a silo file: each owner's silo.yaml has the path."""
+    for given in (config(**more), survey_of(config(**more), 3)):
+        if given is not None:
+            spec = RunSpec.parse(RunSpec.of(given, None, 3).dump())
+            assert '"data:train"' in spec.dump() and '"files":null' in spec.dump()
 
 
 def test_a_run_by_name_says_what_it_took_columns_for(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ class CsvConfig(TaskSection):
         return ColumnStatisticsConfig(bins=0)
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        if self.file is None or not self.file.startswith(BY_NAME):
+        if not data or self.file is None or not self.file.startswith(BY_NAME):
             return self
         name = self.file.removeprefix(BY_NAME)
         for silo, paths in data.items():
