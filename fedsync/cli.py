@@ -129,6 +129,10 @@ def run(
     if (folder / STATISTICS).exists():
         console.print(statistics_table(json.loads((folder / STATISTICS).read_text(encoding="utf-8"))))
     console.print(silo_table(summary))
+    if "privacy" in summary:
+        from fedsync.ops.privacy_table import spent_table
+
+        console.print(spent_table(summary))
     accuracy = "-" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, accuracy {accuracy}, "

@@ -15,9 +15,10 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import simulated
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.process_environment import flower_in_this_process
-from fedsync.observe.recorder import Listener, add_digests
+from fedsync.observe.recorder import Listener, add_to_summary
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
 from fedsync.silo.session.trainer_client import stop_trainers
 
 
@@ -112,7 +113,10 @@ def _run(
         raise errors[0]
     if strategy.run_summary is None:
         raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
-    return strategy.run_summary if rings is None else add_digests(out, export_model(home / "state", out))
+    files = {} if rings is None else export_model(home / "state", out)
+    if rings is None and config.privacy is None:
+        return strategy.run_summary
+    return add_to_summary(out, files, spent_by(kept_tallies(home / "state")))
 
 
 def _quiet_logs() -> None:

@@ -167,17 +167,18 @@ class Recorder:
             with _writing(self.out), open_private(self.out / name) as file:
                 file.write(json.dumps(value) + "\n")
 
-    def finish(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
+    def finish(self, files: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write the summary, close the files, and return the summary.
 
         Args:
             files: digests of the model files in the folder; see `KeptModels.digests`.
+            more: further parts of the summary.
 
         Raises:
             RunError: a file cannot be written.
         """
         estimates, drawn = evaluations.summary(self.ledger.models(), self.ledger.measured or ())
-        summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates}
+        summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates, **(more or {})}
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
         compared = None if self._cross_site is None else self._cross_site.document()
@@ -213,8 +214,8 @@ def _writing(out: Path) -> Iterator[None]:
         raise RunError(f"{problem}. Make room on the disk, and run it again") from error
 
 
-def add_digests(out: Path, files: Mapping[str, str]) -> dict[str, Any]:
-    """Add digests (see `Recorder.finish`) of models written after the summary, and return the summary.
+def add_to_summary(out: Path, files: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Add digests of models written after the summary, and ``more`` (see `Recorder.finish`); return the summary.
 
     Raises:
         ConfigError: the summary cannot be written.
@@ -223,6 +224,7 @@ def add_digests(out: Path, files: Mapping[str, str]) -> dict[str, Any]:
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     for name, digest in files.items():
         summary[name] = {**(summary[name] or {}), "digest": digest}
+    summary |= more
     write_atomically(path, (json.dumps(summary, indent=2) + "\n").encode(), OWNER_FILE)
     return summary
 

@@ -30,7 +30,7 @@ from fedsync.flower.registration import register_keys
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
-from fedsync.observe.recorder import Listener, add_digests
+from fedsync.observe.recorder import Listener, add_to_summary
 from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
@@ -42,6 +42,7 @@ from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, 
 from fedsync.silo.agent.joins import stop_agent
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
 from fedsync.silo.protocol import STATE_FOLDER as STATE
 from fedsync.silo.session.trainer_client import stop_trainers
 
@@ -123,8 +124,9 @@ def _carry_out(
             )  # fmt: skip
             hand_over(server, control, settings)
             _follow(processes, out, control, listeners, resumed=resume)
-            if rings is not None:
-                add_digests(out, export_model(home / STATE, out))
+            files = {} if rings is None else export_model(home / STATE, out)
+            if rings is not None or config.privacy is not None:
+                add_to_summary(out, files, spent_by(kept_tallies(home / STATE)))
             over = ends(control, _LEAVE_S)
         except KeyboardInterrupt:
             logger.warning("stopping")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.table import Table
 
@@ -38,3 +40,14 @@ def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
     left = [path for path in sorted(Path(policy.ledgers).glob("*.jsonl")) if path not in known]
     notes = [f"{path} has entries, and no budget in silo.yaml is of that name" for path in left]
     return tables, notes or ([] if tables else ["there is no privacy budget in silo.yaml"])
+
+
+def spent_table(summary: Mapping[str, Any]) -> Table:
+    """Return the table of what each silo of a simulated run has spent, from the run's summary."""
+    virtual = summary["runtime"] == "virtual"
+    seeded = "; in virtual time noise comes from the seed and protects nobody" if virtual else ""
+    table = new_table(f"{summary['strategy']}: privacy spent{seeded}", "silo", "epsilon", "delta", "budget")
+    for name, spent in summary["privacy"].items():
+        budget = "none" if spent["budget"] is None else f"{spent['budget']:g}"
+        table.add_row(name, shown(spent["epsilon"]), f"{spent['delta']:g}", budget)
+    return table

@@ -49,7 +49,8 @@ from fedsync.core.report_checks import check_sealed
 from fedsync.core.silo_presence import Presence
 from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
-from fedsync.silo.protocol import Attestation, Completed, EvaluateModel
+from fedsync.silo.owner.refusals import explained
+from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
 from fedsync.simulation.backlog import OrderInWork
 from fedsync.simulation.kernel import Kernel, Priority
 from fedsync.simulation.machine import Machine
@@ -194,7 +195,7 @@ class VirtualDriver(Kernel[Machine]):
                 store(self._aggregator, silo, order, outcome.update)
         except BudgetSpent as error:
             self._leave(silo)
-            return SiloLost(now_s, silo, str(error))
+            return SiloLost(now_s, silo, explained(silo, Refused(Refusal.BUDGET, str(error))))
         except FedSyncError as error:
             self._aggregator.holds(silo, worker.replica.holds)
             return WorkFailed(now_s, silo, order.update_id, str(error))

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from fedsync.common.errors import BudgetSpent, RunError
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
@@ -23,7 +24,9 @@ from fedsync.observe.quality.survey_report import FOLDER, after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from fedsync.silo.protocol import Identity
+from fedsync.silo.owner.privacy_tally import spent_by
+from fedsync.silo.owner.refusals import explained, explained_together, explained_too_few
+from fedsync.silo.protocol import Identity, Refusal, Refused
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.engine import VirtualDriver
 from fedsync.simulation.machine import Machine
@@ -96,10 +99,17 @@ def _drive(
     """Run once with all silos in this process."""
     text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
     silos = [] if cluster is None else cluster.silos
-    workers = {
-        silo.name: SiloSession(Identity(text, index, silo.name, resources=False), spec, rings.__getitem__)
-        for index, silo in enumerate(silos)
-    }
+    workers: dict[str, SiloSession] = {}
+    refused: dict[str, Refused] = {}
+    for index, silo in enumerate(silos):
+        try:
+            identity = Identity(text, index, silo.name, resources=False)
+            workers[silo.name] = SiloSession(identity, spec, rings.__getitem__)
+        except BudgetSpent as error:
+            refused[silo.name] = Refused(Refusal.BUDGET, str(error))
+    needed = config.quorum(None if cluster is None else cluster.at_start)
+    if refused and len(workers) < needed:
+        raise RunError(explained_too_few(refused, needed, len(workers)) if workers else explained_together(refused))
     first = next(iter(workers.values()))
     form = CommonForm(first.layout, first.form.frozen)
     for name, worker in workers.items():
@@ -124,11 +134,12 @@ def _drive(
         best = best_model(aggregator, replicas)
         if recorder.ledger.best is not None and best is not None:
             models.keep(recorder.ledger.best, best)
+        recorder.ledger.notes += [f"took no part: {explained(name, why)}" for name, why in refused.items()]
         recorder.ledger.notes += aggregator.notes()
         try:
             models.finish(last)
         finally:  # the summary is small enough to write even if the disk has no space for a model
-            summary = recorder.finish(models.digests)
+            summary = recorder.finish(models.digests, spent_by(each.tally for each in workers.values()))
     recorder.check_silos()
     return _Done(first.layout, aggregator, summary)
 

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from fedsync.common.errors import RunError
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.privacy.accounting import shown
 from fedsync.privacy.release import Release
@@ -37,7 +38,8 @@ def test_a_plan_is_printed_and_a_run_goes_on_without_a_silo_that_has_spent_its_b
     assert "planned privacy loss of 3 rounds of 10 steps" in told and "cleveland" in told
     summary = json.loads((out / "summary.json").read_text())
     (lost,) = summary["lost"]
-    assert lost["silo"] == "cleveland" and "the order would exceed the privacy budget" in lost["why"]
+    assert lost["silo"] == "cleveland" and "cleveland answers BUDGET" in lost["why"]
+    assert "the order would exceed the privacy budget" in lost["why"]
     assert [silo["orders"] for silo in summary["silos"]] == [0, 3, 3, 3] and summary["rounds"] == 3
 
 
@@ -65,3 +67,51 @@ def test_an_owner_sees_what_each_run_spent_and_what_is_left(short: Path) -> None
     assert "epsilon 3 at delta 1e-05" in told and "heart 0a1b" in told and spent in told
     assert f"{3 - float(shown(ledger.epsilon())):.3f}" in told  # rounded to the safe side
     assert "forgotten.jsonl has entries, and no budget in silo.yaml is of that name" in " ".join(told.split())
+
+
+TARGET = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0, delta: 1.0e-3, score_noise: 12}"
+"""Scores alone cost more than cleveland has."""
+
+
+def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goes_on(
+    silos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    arguments = [HEART / "private.yaml", "--silos", silos, "--out", out, "--runtime", "virtual", "--set", TARGET]
+    told = call("run", *arguments, "--set", "stop.rounds=2", "--set", "min_silos=3")
+    summary = json.loads((out / "summary.json").read_text())
+    assert [each["silo"] for each in summary["lost"]] == ["cleveland"] and summary["rounds"] == 2
+    (refused,) = [note for note in summary["notes"] if note.startswith("took no part")]
+    assert "cleveland answers BUDGET" in refused and "no noise brings the plan to epsilon 0.3" in refused
+    assert "cleveland answers BUDGET" in " ".join(told.split())
+    assert "cleveland" not in summary["privacy"]
+
+
+def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_have_none(
+    silos: Path, tmp_path: Path
+) -> None:
+    arguments = [HEART / "private.yaml", "--silos", silos, "--out", tmp_path / "run", "--runtime", "virtual"]
+    with pytest.raises(RunError, match=r"needs 4 silos, and at most 3 .* can take part\. cleveland answers BUDGET"):
+        call("run", *arguments, "--set", TARGET, "--set", "stop.rounds=2")
+
+
+def test_a_run_s_end_tells_what_each_simulated_silo_has_spent(silos: Path, tmp_path: Path) -> None:
+    """For cleveland against its budget, which the run's target exceeds; for others at the run's delta."""
+    out = tmp_path / "run"
+    arguments = [HEART / "private.yaml", "--silos", silos, "--out", out, "--runtime", "virtual"]
+    told = call("run", *arguments, "--set", "stop.rounds=2", "--set", "balancer={kind: fixed}")
+    spent = json.loads((out / "summary.json").read_text())["privacy"]
+    assert list(spent) == ["cleveland", "hungarian", "switzerland", "va"]
+    assert {name: each["budget"] for name, each in spent.items()} == {**dict.fromkeys(spent), "cleveland": 0.3}
+    assert 0.29 < spent["cleveland"]["epsilon"] <= 0.3
+    assert all(0.98 < spent[name]["epsilon"] <= 1.0 and spent[name]["delta"] == 1e-3 for name in list(spent)[1:])
+    end = told[told.index("privacy spent") :]
+    assert all(name in end and shown(each["epsilon"]) in end for name, each in spent.items())
+    assert "protects nobody" in " ".join(end.split())
+
+
+def test_a_run_without_privacy_has_no_line_about_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = [HEART / "strategy.yaml", "--silos", HEART / "silos.yaml", "--out", out, "--runtime", "virtual"]
+    call("run", *arguments, "--set", "stop.rounds=1")
+    assert "privacy" not in json.loads((out / "summary.json").read_text())

@@ -20,11 +20,13 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, Subject, Window, WorkOrder, WorkReport
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
+from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import PrivacyGuard
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
-from fedsync.silo.protocol import EvaluateModel, Identity
+from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
+from fedsync.silo.protocol import STATE, EvaluateModel, Identity
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 from fedsync.train.silo_trainer import Outcome, SiloTrainer
@@ -361,6 +363,28 @@ def test_a_silo_of_a_silo_file_demands_privacy_as_its_owner_would(folder: Path) 
     subject = SiloSession(Identity(spec.dump(), 0, "a"), spec)
     subject.train(ORDER, subject.initial_model())
     assert subject._guard is not None and subject._guard.ledgers[0].spent == {STEP: 3}
+
+
+def test_what_a_simulated_silo_spends_is_kept_for_the_run_s_result_over_restarts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trainers in processes of their own keep it; the second silo has a budget, the others have none."""
+    monkeypatch.setenv(STATE, str(folder))
+    small = BudgetConfig(epsilon=6.0, delta=1e-2)
+    budgets = (("a", None), ("b", small), ("c", None))
+    cluster = ClusterConfig(silos=[SiloConfig(name=name, speed=100, privacy=own) for name, own in budgets])
+    spec = RunSpec.of(strategy(folder, PRIVATE), cluster, 3)
+    assert kept_tallies(folder) == []
+    step = {}
+    for index in (1, 0, 1):
+        subject = SiloSession(Identity(spec.dump(), index, "x"), spec)
+        subject.train(ORDER, subject.initial_model())
+        step[index] = Release(BATCH / subject.facts.examples, 1.0)
+    found = spent_by(kept_tallies(folder))["privacy"]
+    assert found == {
+        "a": {"epsilon": epsilon({step[0]: 3}, 1e-5), "delta": 1e-5, "budget": None},
+        "b": {"epsilon": epsilon({step[1]: 6}, small.delta), "delta": small.delta, "budget": small.epsilon},
+    }
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, ledger_file
+from fedsync.silo.owner.privacy_tally import PrivacyTally, tally_of
 from fedsync.silo.protocol import Identity
 from fedsync.train.sample import Estimating
 from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
@@ -60,6 +61,7 @@ class PrivacyGuard:
     counts: bool
     whole: Release | None = None
     weighed_values: int = 0
+    tally: PrivacyTally | None = None
     _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
@@ -199,6 +201,8 @@ class PrivacyGuard:
             ledger.check(releases)
         for ledger in self.ledgers:
             ledger.enter(self.run, of, releases)
+        if self.tally is not None:
+            self.tally.add(releases)
 
     def _told(self, found: Evaluation | None, of: str) -> Evaluation:
         """Return a score with noise, or nothing.
@@ -276,9 +280,10 @@ def privacy_guard(
     units = min(told, default=found)
     settings = PrivateSettings(config.clip, config.noise_multiplier, units, column, seeded, scores)
     rounds = 1 if spec.stop is None else spec.stop.rounds or 1
+    tally = tally_of(spec, config, identity.index)
     if whole is not None:
         _check_noise("noise_multiplier", whole.noise, ledgers)
-        return PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts=False, whole=whole)
+        return PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, False, whole, tally=tally)
     if config.target_epsilon is not None:
         target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
@@ -286,7 +291,7 @@ def privacy_guard(
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
-    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, weighed_values=values)
+    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, None, values, tally)
     if settings.noise is None:
         guard.aim(spec.local.batch_size, spec.local.steps, rounds)
     else:

@@ -111,6 +111,7 @@ class SiloSession:
 
             self._trainer = local_trainer(spec, identity, many=virtual)
         self._guard = privacy_guard(spec, identity, ledgers, self._trainer, seeded=virtual) if private else None
+        self.tally = None if self._guard is None else self._guard.tally
         self._warn(spec)
         plan = spec.encryption_plan(self._trainer.facts.layout)
         if owner is not None:
