@@ -119,9 +119,10 @@ def run(
     for line in [] if timing_only else config.task.look({one.name: one.data for one in cluster.silos}, config.seed):
         console.print(line, highlight=False, markup=False)
     if config.privacy is not None and not timing_only:
-        from fedsync.ops.private_plan import planned_spending
+        from fedsync.ops.private_plan import plan_table, planned_spending
 
-        console.print(planned_spending(config, cluster) or "")
+        if planned := planned_spending(config, cluster):
+            console.print(plan_table(config, planned))
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
     mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
     folder = mine.path
@@ -134,6 +135,8 @@ def run(
 
         console.print(spent_table(summary))
     accuracy = "-" if summary["accuracy"] is None else f"{summary['accuracy']:.4f}"
+    if config.privacy is not None and config.privacy.score_noise is not None:
+        accuracy += " (with noise)"
     console.print(
         f"{summary['rounds']} rounds in {summary['seconds']:.1f} s, accuracy {accuracy}, "
         f"utilisation {summary['utilisation']:.1%}, waiting {summary['wait_fraction']:.1%}; "

@@ -159,7 +159,7 @@ def privacy(file: File) -> None:
     """Show the privacy budgets of this silo's data: what each run has spent, and what is left."""
     from fedsync.config.silo_start import SiloStartConfig
 
-    config = SiloStartConfig.load(file)
+    config = SiloStartConfig.load(file, connects=False)
     from fedsync.ops.privacy_table import spending
 
     tables, notes = spending(config)

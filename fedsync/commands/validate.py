@@ -38,17 +38,27 @@ def validate(
     config = StrategyConfig.load(file)
     config.check_files()
     if silos is not None:
-        machines = ClusterConfig.load(silos).silos
-        config.check_silos([silo.name for silo in machines])
-        config.check_machines({silo.name: silo.speed for silo in machines})
-        if config.privacy is not None:
-            from fedsync.ops.private_plan import planned_spending
-
-            Terminal().print(planned_spending(config, ClusterConfig.load(silos)) or "")
+        _check_on(config, ClusterConfig.load(silos))
     by_metric = config.stop.by_metric or config.evaluation.best.metric not in TOLD
     # Under sealed metrics, the inputs of the metrics must fit a header; the task may define these inputs.
     (measuring(config) if by_metric or sealed_metrics(config.cipher) is not None else config).policies()
     Terminal().print(f"{file}: strategy {config.name!r}, no errors")
+
+
+def _check_on(config: StrategyConfig, cluster: ClusterConfig) -> None:
+    """Check a strategy on its silos; print what each spends in a private run."""
+    machines = cluster.silos
+    config.check_silos([silo.name for silo in machines])
+    config.check_machines({silo.name: silo.speed for silo in machines})
+    config.task.emulated({silo.name: silo.data for silo in machines})
+    if config.privacy is None:
+        return
+    from fedsync.ops.private_plan import check_plan, plan_table, planned_spending
+
+    if planned := planned_spending(config, cluster):
+        Terminal().print(plan_table(config, planned))
+        for warning in check_plan(config, cluster, planned):
+            Terminal().print(f"Warning: {warning}")
 
 
 def _lists_machines(path: Path) -> bool:

@@ -280,7 +280,8 @@ class SiloStartConfig(Section):
             known = list(self.data) if isinstance(self.data, dict) else []
             for name in self.privacy:
                 if name not in known:
-                    raise ValueError(f"privacy names data {name!r}, which data does not; {near_miss(name, known)}")
+                    remedy = near_miss(name, known) if known else f"give data names, as in data: {{{name}: PATH}}"
+                    raise ValueError(f"privacy names data {name!r}, which data does not; {remedy}")
         for key in self.reviewers:
             _check_reviewer(key)
         if self.seal is not None and self.keys is None:
@@ -288,18 +289,22 @@ class SiloStartConfig(Section):
         return self
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, *, connects: bool = True) -> Self:
         """Read a silo's file, make its paths absolute, and check that the files and folders that it names exist.
+
+        Args:
+            connects: certificates and keys are needed, and must exist.
 
         Raises:
             ConfigError: anything is wrong; names the place and the remedy.
         """
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("authority", "node_key", "state", "keys"))
-        must_exist(file, config, {"authority": "`fedsync certs init` makes it, at the server"})
-        must_exist(
-            file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
-        )
+        if connects:
+            must_exist(file, config, {"authority": "`fedsync certs init` makes it, at the server"})
+            must_exist(
+                file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
+            )
         audit = absolute(config.audit, path, ("head_to",))
         config = config.model_copy(update={"audit": audit})._with_data_beside(file, path)
         config._file = path.resolve()

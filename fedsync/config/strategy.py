@@ -16,7 +16,7 @@ from fedsync.common.names import near_miss
 from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
-from fedsync.config.locate import beside, locate
+from fedsync.config.locate import BY_NAME, beside, locate
 from fedsync.config.sections.stop import unreachable
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
@@ -187,7 +187,7 @@ class StrategyConfig(StrategySections):
         missing: list[str] = []
 
         def noted(path: str) -> str:
-            if not Path(path).is_absolute() and path not in missing:
+            if not (Path(path).is_absolute() or path.startswith(BY_NAME) or path in missing):
                 missing.append(path)
             return path
 

@@ -1,59 +1,140 @@
-"""Table of what each emulated silo will spend in a private run, worked out before the run."""
+"""Plan of what each emulated silo will spend in a private run, worked out before the run."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
+from fedsync.common.errors import ConfigError
+from fedsync.config.cipher import least_silos
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
-from fedsync.ops.silo_noise_plan import planned_by_colluders
-from fedsync.privacy.accounting import LEAST_NOISE, shown
+from fedsync.ops.silo_noise_plan import colluders_table, planned_noise
+from fedsync.privacy.accounting import LEAST_NOISE, epsilon, shown
 from fedsync.privacy.privacy_plan import PrivacyPlan
-from fedsync.privacy.release import PrivateSettings
+from fedsync.privacy.release import PrivateSettings, Release
 
 
-def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> Table | None:
-    """Return noise and epsilon of each silo for the whole run; None for a run without privacy.
+@dataclass(frozen=True, slots=True)
+class PlannedSilo:
+    """Privacy loss of a whole run at one silo.
+
+    Args:
+        settings: without noise where none is enough.
+        epsilon: None where no noise is enough.
+        budget: epsilon of the silo's budget; None without a budget.
+    """
+
+    silo: str
+    settings: PrivateSettings
+    epsilon: float | None
+    delta: float
+    budget: float | None
+
+    @property
+    def begins(self) -> bool:
+        """Whether the silo can take part at all."""
+        return self.epsilon is not None
+
+    @property
+    def ends(self) -> bool:
+        """Whether the silo's budget has room for the whole run."""
+        return self.epsilon is not None and (self.budget is None or self.epsilon <= self.budget)
+
+
+def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
+    """Return what each silo will spend in the whole run; empty for a run without privacy.
 
     Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more.
 
     Raises:
         ConfigError: the data cannot be read.
     """
-    privacy, stop = config.privacy, config.stop
+    privacy = config.privacy
     if privacy is not None and privacy.kind == "silo-noise":
-        return planned_by_colluders(RunSpec.of(config, cluster, len(cluster.silos)), config.name)
+        return _planned_updates(config, cluster)
     if privacy is None or config.task.own_loop:
-        return None
+        return []
     from fedsync.tasks.task_protocol import SiloSlot
 
     task = config.task.emulated({each.name: each.data for each in cluster.silos}).build_by_row()
-    rounds = stop.rounds or 1
-    title = f"{config.name}: planned privacy loss of {rounds} rounds of {config.local.steps} steps"
-    table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
-    plan = PrivacyPlan(rounds, config.local.steps, config.local.batch_size, privacy.score_noise)
+    plan = PrivacyPlan(_rounds(config), config.local.steps, config.local.batch_size, privacy.score_noise)
+    found = []
     for index, silo in enumerate(cluster.silos):
-        delta = privacy.delta if silo.privacy is None else silo.privacy.delta
+        own = silo.privacy
+        delta = privacy.delta if own is None else own.delta
         slot = SiloSlot(silo.name, index, len(cluster.silos), config.seed)
-        told = None if silo.privacy is None else silo.privacy.examples
+        told = None if own is None else own.examples
         units = told or len(task.data(slot).train)  # type: ignore[arg-type]  # torch declares no __len__
         settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, units)
         if settings.noise is None:
-            settings = replace(settings, noise=_noise(privacy, plan, settings, silo.privacy))
+            settings = replace(settings, noise=_noise(privacy, plan, settings, own))
         cost = None if settings.noise is None else plan.epsilon(settings, delta)
-        spent, budget = "too much" if cost is None else shown(cost), "none"
-        if silo.privacy is not None:
-            beyond = cost is None or cost > silo.privacy.epsilon
-            budget = f"{silo.privacy.epsilon:g}{', exceeded' if beyond else ''}"
-        rate = f"{settings.rate(config.local.batch_size):.4f}"
-        noise = "none is enough" if settings.noise is None else f"{settings.noise:.3f}"
-        table.add_row(silo.name, str(settings.units), rate, noise, spent, f"{delta:g}", budget)
+        found.append(PlannedSilo(silo.name, settings, cost, delta, None if own is None else own.epsilon))
+    return found
+
+
+def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
+    """Return as `planned_spending`, for noise on whole updates."""
+    assert config.privacy is not None
+    noise, _ = planned_noise(config, len(cluster.silos))
+    found, settings = [], PrivateSettings(config.privacy.clip, noise.multiplier, 1)
+    for silo in cluster.silos:
+        delta = config.privacy.delta if silo.privacy is None else silo.privacy.delta
+        cost = epsilon({Release(1.0, noise.multiplier): _rounds(config)}, delta, "rdp")
+        found.append(
+            PlannedSilo(silo.name, settings, cost, delta, None if silo.privacy is None else silo.privacy.epsilon)
+        )
+    return found
+
+
+def plan_table(config: StrategyConfig, planned: Sequence[PlannedSilo]) -> Table:
+    if config.privacy is not None and config.privacy.kind == "silo-noise":
+        return colluders_table(config, len(planned))
+    title = f"{config.name}: planned privacy loss of {_rounds(config)} rounds of {config.local.steps} steps"
+    table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
+    for each in planned:
+        beyond = "" if each.ends else ", exceeded"
+        table.add_row(
+            each.silo,
+            str(each.settings.units),
+            f"{each.settings.rate(config.local.batch_size):.4f}",
+            "none is enough" if each.settings.noise is None else f"{each.settings.noise:.3f}",
+            "too much" if each.epsilon is None else shown(each.epsilon),
+            f"{each.delta:g}",
+            "none" if each.budget is None else f"{each.budget:g}{beyond}",
+        )
     return table
+
+
+def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> list[str]:
+    """Return warnings about silos that the run will lose by their budgets.
+
+    Raises:
+        ConfigError: fewer silos are left than the run needs to begin, or to end.
+    """
+    refused = [each.silo for each in planned if not each.begins]
+    spent = [each.silo for each in planned if each.begins and not each.ends]
+    begin, end = config.quorum(cluster.at_start), max(config.min_silos or 1, least_silos(config.cipher))
+    remedy = "Ask for fewer rounds or steps, smaller batches or more score_noise; raise budgets; or lower min_silos"
+    if refused and len(planned) - len(refused) < begin:
+        problem = f"no noise is enough at {', '.join(refused)}, and the run needs {begin} silos to begin"
+        raise ConfigError("privacy", problem, remedy)
+    if (out := [*refused, *spent]) and len(planned) - len(out) < end:
+        problem = f"the run exceeds the budget of {', '.join(out)}, and needs {end} silos to end"
+        raise ConfigError("privacy", problem, remedy)
+    warnings = [f"no noise is enough at {', '.join(refused)}: the run goes on without"] if refused else []
+    if spent:
+        warnings.append(f"the run exceeds the budget of {', '.join(spent)}, and goes on without when it is spent")
+    return warnings
+
+
+def _rounds(config: StrategyConfig) -> int:
+    return config.stop.rounds or 1
 
 
 def _noise(run: PrivacyConfig, plan: PrivacyPlan, settings: PrivateSettings, own: BudgetConfig | None) -> float | None:

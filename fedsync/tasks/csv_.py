@@ -139,7 +139,9 @@ class CsvTask(Task):
             for column in rows.columns:
                 if column.kind == "number" and column.name not in self._scales:
                     problem = f"{rows.table.file} has a column of numbers {column.name!r}, and there is no scale for it"
-                    raise ConfigError("task.standardise", problem, "Give all silos the same columns")
+                    remedy = f"Write standardise: {{{column.name}: [mean, deviation]}}, or ignore: [{column.name}]; "
+                    remedy += "under standardise: federated give all silos the same columns"
+                    raise ConfigError("task.standardise", problem, remedy)
         features = encode(rows.table, rows.columns, rows.train, self._scales, by_row=self._by_row)
         validation = None if rows.validation is None else _select(features, rows.labels, rows.validation)
         train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))

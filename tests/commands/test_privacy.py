@@ -1,13 +1,16 @@
 """Privacy budgets as owners and operators see them: the plan before a run, the result after it, and the ledger."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+import yaml
 
-from fedsync.common.errors import RunError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.privacy.accounting import shown
 from fedsync.privacy.release import Release
@@ -85,6 +88,7 @@ def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goe
     assert "cleveland answers BUDGET" in refused and "no noise brings the plan to epsilon 0.3" in refused
     assert "cleveland answers BUDGET" in " ".join(told.split())
     assert "cleveland" not in summary["privacy"]
+    assert re.search(r"accuracy 0\.\d+ \(with noise\)", told)
 
 
 def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_have_none(
@@ -115,3 +119,57 @@ def test_a_run_without_privacy_has_no_line_about_it(tmp_path: Path) -> None:
     arguments = [HEART / "strategy.yaml", "--silos", HEART / "silos.yaml", "--out", out, "--runtime", "virtual"]
     call("run", *arguments, "--set", "stop.rounds=1")
     assert "privacy" not in json.loads((out / "summary.json").read_text())
+
+
+def private(folder: Path, **changes: Any) -> Path:
+    """The heart example with other sections."""
+    said = yaml.safe_load((HEART / "private.yaml").read_text())
+    said["task"]["files"] = [str(HEART / file) for file in said["task"]["files"]]
+    (folder / "private.yaml").write_text(yaml.safe_dump({**said, "stop": {"rounds": 2}, **changes}))
+    return folder / "private.yaml"
+
+
+LOUD = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 1.0, "delta": 1.0e-3}
+PLANS = {
+    "too little for one": (
+        {**LOUD, "score_noise": 12},
+        4,
+        "no noise is enough at cleveland, and the run needs 4 silos",
+    ),
+    "too little for all": (
+        {**LOUD, "score_noise": 1},
+        1,
+        "no noise is enough at cleveland, hungarian, switzerland, va",
+    ),
+    "spent on the way": (
+        {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0},
+        4,
+        "the run exceeds the budget of cleveland, and needs 4 silos to end",
+    ),
+}
+
+
+@pytest.mark.parametrize(("privacy", "least", "problem"), PLANS.values(), ids=PLANS)
+def test_a_plan_without_enough_silos_is_no_valid_one(
+    privacy: dict[str, Any], least: int, problem: str, silos: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        call("validate", private(tmp_path, privacy=privacy, min_silos=least), "--silos", silos)
+
+
+@pytest.mark.parametrize("plan", ["too little for one", "spent on the way"])
+def test_a_plan_that_some_silos_leave_is_valid_and_names_them(plan: str, silos: Path, tmp_path: Path) -> None:
+    told = call("validate", private(tmp_path, privacy=PLANS[plan][0], min_silos=3), "--silos", silos)
+    words = " ".join(told.split())
+    assert re.search(r"Warning: (no noise is enough at|the run exceeds the budget of) cleveland\b", words)
+    assert "no errors" in words and "hungarian" not in words.partition("Warning")[2]
+
+
+def test_an_owner_sees_budgets_where_neither_certificates_nor_keys_are(short: Path) -> None:
+    (short / "silo.yaml").write_text(
+        "name: a\nserver: localhost:1\nauthority: ca.crt\nnode_key: a.node\nkeys: keys\nstate: state\ndata: [.]\n"
+        "privacy: {epsilon: 3, delta: 1.0e-5}\n"
+    )
+    assert "epsilon 3 at delta 1e-05" in call("silo", "privacy", "--silo", short / "silo.yaml")
+    with pytest.raises(ConfigError, match=r"ca\.crt does not exist"):
+        call("silo", "start", "--silo", short / "silo.yaml")

@@ -99,3 +99,17 @@ def test_all_files_of_the_task_that_are_not_there_are_told(tmp_path: Path) -> No
         assert told == [f"{name} does not exist" for name in missing]
     (tmp_path / "x.yaml").write_text(text % "{kind: csv, files: [/srv/at/the/silo.csv], target: t}")
     assert "no errors" in call("validate", tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("named", ["patients", "others"])
+def test_data_by_name_are_the_silos_and_need_no_file_beside_the_strategy(tmp_path: Path, named: str) -> None:
+    text = "{name: x, silos: [a, b], stop: {rounds: 1}, balancer: {kind: fixed}, barrier: {kind: bsp}, "
+    (tmp_path / "x.yaml").write_text(text + "task: {kind: csv, file: 'data:patients', target: ill}}")
+    machines = ", ".join(f"{{name: {name}, speed: 1.0, data: {{{named}: {name}.csv}}}}" for name in "ab")
+    (tmp_path / "silos.yaml").write_text(f"silos: [{machines}]")
+    assert "no errors" in call("validate", tmp_path / "x.yaml")
+    if named == "patients":
+        assert "no errors" in call("validate", tmp_path / "x.yaml", "--silos", tmp_path / "silos.yaml")
+        return
+    with pytest.raises(ConfigError, match="asks for data:patients, and silo 'a' has no data by that name"):
+        call("validate", tmp_path / "x.yaml", "--silos", tmp_path / "silos.yaml")

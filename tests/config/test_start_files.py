@@ -74,6 +74,9 @@ def test_where_the_servers_own_machine_reaches_it(host: str, loopback: str, fold
     assert server(folder, SERVER.replace("0.0.0.0", host)).loopback == loopback
 
 
+OF_NO_DATA = "data: [data]\nprivacy: {a: {epsilon: 1, delta: 1.0e-5}}"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "place", "problem", "remedy"),
     [
@@ -99,6 +102,13 @@ def test_where_the_servers_own_machine_reaches_it(host: str, loopback: str, fold
         ("data: [data]", "data: {a: dat}", "line 12, data.a", "dat is no file or folder", "Make it, or remove it here"),
         ("data: [data]", "data: dat", "line 12, data", "'dat' is not allowed", "Write a list"),
         ("data: [data]", r'data: ["a\0b"]', "line 12, data.0", "'a\\x00b' cannot be a path", "Write a path"),
+        (
+            "data: [data]",
+            OF_NO_DATA,
+            "silo.yaml",
+            "privacy names data 'a', which",
+            "Give data names, as in data: {a: PATH}",
+        ),
         ("data: [data]", "code: any", "line 12, code", "'any' is not allowed", "installed, reviewed, shipped"),
         ("state: /srv/berlin\n", "", "silo.yaml", "missing", "Add this key"),
         ("state:", "stat:", "line 5, stat", "unknown key", "Did you mean 'state'?"),

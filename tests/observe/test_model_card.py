@@ -74,6 +74,19 @@ def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
     assert (UNASKED in page([run])) == noted
 
 
+@pytest.mark.parametrize("noise", [None, 5.0])
+def test_scores_with_noise_are_called_so_beside_the_scores(tmp_path: Path, noise: float | None) -> None:
+    privacy = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0, "score_noise": noise}
+    two_silos(tmp_path, privacy=privacy)
+    add_results(tmp_path, ["a", "b", "c"])
+    run = read_run(tmp_path)
+    results = model_card(run).partition("## Results")[2].partition("## Limits")[0]
+    for text in (results, page([run])):
+        assert ("Scores have noise, with a deviation of 5 right predictions at each silo" in text) == (
+            noise is not None
+        )
+
+
 def test_a_card_of_a_sealed_run_tells_no_silo_s_size(tmp_path: Path) -> None:
     two_silos(tmp_path)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()

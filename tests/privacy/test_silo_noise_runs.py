@@ -17,7 +17,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
-from fedsync.ops.private_plan import planned_spending
+from fedsync.ops.private_plan import plan_table, planned_spending
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
@@ -163,8 +163,9 @@ def test_a_silo_without_budget_is_left_out_and_the_others_go_on(tmp_path: Path) 
 
 def test_the_plan_tells_what_colluding_silos_leave() -> None:
     machines = ClusterConfig.model_validate({"silos": [{"name": "site", "count": 4, "speed": 100}]})
-    table = planned_spending(strategy(), machines)
-    assert table is not None
+    planned = planned_spending(strategy(), machines)
+    assert all(each.ends and each.epsilon == epsilon({Release(1.0, 2.0): 4}, 1e-2, "rdp") for each in planned)
+    table = plan_table(strategy(), planned)
     told = [list(column.cells) for column in table.columns]
     assert told[0] == ["0", "1 (cipher.colluding)", "2"]
     for colluding, (noise, spent) in enumerate(zip(told[1], told[2], strict=True)):

@@ -187,7 +187,9 @@ def test_a_scale_may_be_given(tmp_path: Path, scales: dict[str, dict[str, Column
     assert not (tmp_path / "run" / "survey").exists()
     with pytest.raises(ConfigError, match=r"standardise\.age \[50.*, 0.*\] is no mean and deviation"):
         config(files, standardise={"age": [50, 0]})
-    with pytest.raises(ConfigError, match="column of numbers 'dose', and there is no scale for it"):
+    with pytest.raises(
+        ConfigError, match=r"numbers 'dose', and there is no scale for it. Write standardise: \{dose: \["
+    ):
         run_virtual(config(files, standardise={"age": [50, 10]}), cluster(), tmp_path / "other")
 
 

@@ -129,12 +129,16 @@ def _results(run: RunData) -> Iterator[str]:
         known = {"score": run.summary["accuracy"], "loss": run.summary["loss"]}
         told = [f"{name} {value:.4f}" for name, value in known.items() if value is not None]
         yield f"Of the last version that was scored, without intervals: {', '.join(told) or 'nothing'}."
+        if run.noisy and told:
+            yield f"{run.noisy}."
         return
     yield f"{plain(main.title[:1].upper() + main.title[1:])}. Value, in brackets its 95 % interval.\n"
     yield markdown(*result_rows(main))
     rows = [fairness.cells(row) for row in fairness.fairness(main, run.results.lower)]
     if rows:
         yield f"\nHow evenly silos are served:\n\n{markdown(fairness.HEAD, rows)}"
+    if run.noisy:
+        yield f"\n{run.noisy}. A silo may be the worst by noise alone."
 
 
 def _limits(run: RunData) -> Iterator[str]:

@@ -118,6 +118,13 @@ class RunData:
     version: str = ""
 
     @property
+    def noisy(self) -> str:
+        """Sentence about the noise in the scores of a private run; "" where scores have none."""
+        noise = (self.settings.get("privacy") or {}).get("score_noise")
+        many = "" if noise is None else f"with a deviation of {noise:g} right predictions at each silo"
+        return many and f"Scores have noise, {many}, which the intervals leave out"
+
+    @property
     def settings(self) -> Mapping[str, Any]:
         """The resolved strategy; empty if the YAML is invalid."""
         try:

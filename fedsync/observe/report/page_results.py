@@ -29,7 +29,8 @@ def results(runs: Sequence[RunData]) -> str:
     if len(runs) > 1:
         return _side_by_side(runs)
     run = runs[0]
-    parts = [_kept(run.results.kept), _pooled(run.results.findings)]
+    noisy = f"<p>{escape(run.noisy)}. A silo may be the worst by noise alone.</p>" if run.noisy else ""
+    parts = [_kept(run.results.kept), _pooled(run.results.findings), noisy]
     if run.results.main is not None:
         parts += [_silos(run.results.main), _fairness(run.results.main, run.results.lower), _meanings(run.results.main)]
     return "\n".join(part for part in parts if part)
