@@ -38,6 +38,8 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
         ),
         f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
         "them; write noise_multiplier": (aims and config.barrier.innermost.sets_steps),
+        f"balancer.kind {config.balancer.kind!r} changes nothing with target_epsilon, for which each silo fits its "
+        "noise to its batches and its budget; write noise_multiplier": (aims and config.balancer.spends),
         f"task.standardise {standardise!r} scales a row by other rows, which no noise hides; give mean and deviation "
         "of each column, as in standardise: {age: [54, 9]}, from what is generally known": isinstance(standardise, str),
         "task.statistics tells what columns hold; leave it out": (

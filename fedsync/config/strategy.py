@@ -175,6 +175,9 @@ class StrategyConfig(StrategySections):
             if name not in names and self.min_silos is None:
                 remedy = near_miss(name, names) + ". Or write min_silos, to begin without it"
                 raise ConfigError("silos", f"{name!r} is listed, and {file} does not have it", remedy)
+        for name in self.balancer.named:
+            if name not in names:
+                raise ConfigError("balancer", f"{name!r} is named, and {file} does not have it", near_miss(name, names))
         if problem := too_few(self, len(names), file):
             raise ConfigError(*problem)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -103,6 +103,7 @@ class RoundSeen:
         names: the n connected silos, in order of joining.
         seconds: duration of the last order, by name; silos without an order since the last round are absent.
         memory: share of memory in use during that order, 0..1, by name, for silos that report it.
+        examples: number of training samples, by name, as each silo has told it.
     """
 
     names: Sequence[str]
@@ -110,6 +111,7 @@ class RoundSeen:
     memory: Mapping[str, float]
     total: int
     bounds: Bounds
+    examples: Mapping[str, int] = field(default_factory=dict)
 
 
 class AdaptiveBalancer(Protocol[S]):

@@ -119,7 +119,8 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
     """
     refused = [each.silo for each in planned if not each.begins]
     spent = [each.silo for each in planned if each.begins and not each.ends]
-    begin, end = config.quorum(cluster.at_start), max(config.min_silos or 1, least_silos(config.cipher))
+    at_start = cluster.at_start
+    begin, end = config.quorum(at_start), max(config.min_silos or 1, least_silos(config.settled(at_start)))
     remedy = "Ask for fewer rounds or steps, smaller batches or more score_noise; raise budgets; or lower min_silos"
     if refused and len(planned) - len(refused) < begin:
         problem = f"no noise is enough at {', '.join(refused)}, and the run needs {begin} silos to begin"

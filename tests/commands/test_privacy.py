@@ -130,6 +130,7 @@ def private(folder: Path, **changes: Any) -> Path:
 
 
 LOUD = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 1.0, "delta": 1.0e-3}
+SPENT = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0}
 PLANS = {
     "too little for one": (
         {**LOUD, "score_noise": 12},
@@ -141,11 +142,7 @@ PLANS = {
         1,
         "no noise is enough at cleveland, hungarian, switzerland, va",
     ),
-    "spent on the way": (
-        {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0},
-        4,
-        "the run exceeds the budget of cleveland, and needs 4 silos to end",
-    ),
+    "spent on the way": (SPENT, 4, "the run exceeds the budget of cleveland, and needs 4 silos to end"),
 }
 
 
@@ -163,6 +160,22 @@ def test_a_plan_that_some_silos_leave_is_valid_and_names_them(plan: str, silos: 
     words = " ".join(told.split())
     assert re.search(r"Warning: (no noise is enough at|the run exceeds the budget of) cleveland\b", words)
     assert "no errors" in words and "hungarian" not in words.partition("Warning")[2]
+
+
+def test_sums_of_more_silos_than_are_left_open_no_version(silos: Path, tmp_path: Path) -> None:
+    """Encrypted sums need as many silos as the run begins with, unless the strategy says how many."""
+    for members, enough in ((None, False), (3, True)):
+        changes = {
+            "privacy": SPENT,
+            "min_silos": None,
+            "cipher": {"kind": "bfv", "metrics": "plain", "members": members},
+        }
+        file = private(tmp_path, **changes)
+        if enough:
+            assert "Warning: the run exceeds the budget of cleveland" in call("validate", file, "--silos", silos)
+            continue
+        with pytest.raises(ConfigError, match="exceeds the budget of cleveland, and needs 4 silos to end"):
+            call("validate", file, "--silos", silos)
 
 
 def test_an_owner_sees_budgets_where_neither_certificates_nor_keys_are(short: Path) -> None:

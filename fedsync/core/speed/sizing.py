@@ -174,7 +174,8 @@ class Sizing:
     ) -> RoundSeen:
         floors = [self._floor(silo) for silo in silos.values()]
         total, bounds = self._share(self.work.batch_size, self._caps(silos, found_caps), floors)
-        return RoundSeen(tuple(silos), seconds, memory, total, bounds)
+        examples = {name: silo.facts.examples for name, silo in silos.items()}
+        return RoundSeen(tuple(silos), seconds, memory, total, bounds, examples)
 
     @staticmethod
     def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -44,6 +44,16 @@ class BalancerPolicy(Policy):
     def needs_lockstep(self) -> bool:
         """Whether the balancer needs rounds in which all silos do the same number of steps."""
         return False
+
+    @property
+    def spends(self) -> bool:
+        """Whether batch sizes follow the silos' privacy budgets."""
+        return False
+
+    @property
+    def named(self) -> Mapping[str, object]:
+        """Settings of single silos, by name."""
+        return {}
 
     def check(self, batch_size: int) -> None:
         """Check that a mean batch of ``batch_size`` is possible.
