@@ -11,8 +11,8 @@ all cells. A run goes on until the last budget is spent. Time is virtual.
 | alike | equal; only the numbers of rows differ | equal |
 | slow | as ``differ`` | who has the largest budget is the slowest |
 
-`spend-evenly` helps where budgets, or numbers of rows, differ. It does not shorten a round: where speeds differ, its
-rounds take as long as the slowest hospital needs for its batch.
+`spend-evenly` helps where budgets, or numbers of rows, differ. Speeds do not count for it: the barrier of ``lb-bsp``
+ends rounds on time, so a slow hospital does fewer steps and spends less than its batch would cost.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ CLAIMS = {
     ],
     "aggregation": ["normalises", "discounts", "additive"],
     "predictor": ["learns"],
-    "balancer": ["declared", "scales_steps", "needs_lockstep"],
+    "balancer": ["declared", "scales_steps", "needs_lockstep", "spends"],
 }
 STEPS = {"sets_steps": True, "unequal_steps": True}
 MIXES: dict[str, Any] = {"mixes_rounds": True}
@@ -54,6 +54,7 @@ SAID: dict[str, dict[str, dict[str, Any]]] = {
     },
     "balancer": {
         "leader-straggler": {"needs_lockstep": True},
+        "spend-evenly": {"spends": True},
         **{kind: {} for kind in ("equalise", "fixed", "proportional")},
     },
 }

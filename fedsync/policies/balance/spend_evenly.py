@@ -36,6 +36,8 @@ class SpendEvenly(SharingBalancer):
 
     With noise multipliers below about 1.5 and high rates, q² is too little, and large budgets end first.
 
+    A barrier that ends orders early, or silos of unequal steps, make budgets end at different rounds again.
+
     The server knows of budgets only what the strategy says. It sees no ledger, so what other runs have spent does not
     count unless the numbers given here leave it out; each silo's own ledger decides.
 
