@@ -9,9 +9,13 @@ page. `logger` returns loggers that apply `shown` to every record. Consoles and 
 from __future__ import annotations
 
 import logging
+import time
 from html import escape as without_markup
 
 MOST_CHARACTERS = 2000
+
+BURST, LASTING = 2000, 2.0
+"""Records that a line of code may log at once, and per second after that. A peer may cause a record by each message."""
 
 
 def shown(text: object, most: int | None = MOST_CHARACTERS) -> str:
@@ -41,9 +45,29 @@ def logger(name: str) -> logging.Logger:
 
 
 class _Shown(logging.Filter):
-    """Filter that applies `shown` to a record. Stack traces are indented, so no line of a trace passes as a record."""
+    """Filter that applies `shown` to a record. Stack traces are indented, so no line of a trace passes as a record.
+
+    It drops records of a line of code that logs more than `BURST` and `LASTING` allow.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: dict[tuple[str, int], tuple[float, float]] = {}
+
+    def _allows(self, record: logging.LogRecord) -> bool:
+        place, now_s = (record.pathname, record.lineno), time.monotonic()
+        left, at_s = self._left.get(place, (BURST, now_s))
+        left = min(BURST, left + LASTING * (now_s - at_s))
+        self._left[place] = (left - 1 if left >= 1 else left), now_s
+        if 1 <= left < 2:
+            record.msg, record.args = f"{record.getMessage()} (more of these are left out)", None
+        return left >= 1
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if not hasattr(record, "allowed"):  # loggers and handlers have this filter
+            record.allowed = self._allows(record)
+        if not record.allowed:
+            return False
         record.msg, record.args = shown(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)

@@ -40,7 +40,7 @@ FRESH_S = 30.0
 _LOOK_S = 0.25
 _TELL_S = 10.0
 _TIDY_S = 60.0
-_LAST_LINES, _LAST_CHARACTERS = 4, 500
+_LAST_LINES, _LAST_CHARACTERS, _MOST_LINE = 4, 500, 2**16
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -90,7 +90,7 @@ class LoggedProcess:
 
     def _copy(self, handler: logging.Handler) -> None:
         with contextlib.closing(handler), self._output:
-            for raw in self._output:
+            while raw := self._output.readline(_MOST_LINE):
                 line = foreign.shown(_COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip(), None)
                 if line:
                     self._last.append(line)

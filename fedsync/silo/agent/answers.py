@@ -26,7 +26,7 @@ from fedsync.silo.protocol import RESOURCES, Ask, Forward, Forwarded, Identity, 
 from fedsync.silo.relays.relay_messages import RelayCall, write
 from fedsync.silo.run_text import run_config_text
 from fedsync.silo.session import connection
-from fedsync.silo.session.trainer_client import TrainerClient, asked_for, check_room, trainer_folder
+from fedsync.silo.session.trainer_client import TrainerClient, asked_for, room_for, trainer_folder
 from fedsync.transport.questions import BESIDE_BYTES
 
 logger = foreign.logger(__name__)
@@ -84,7 +84,7 @@ class Place:
     def answer(self, spec: str, text: str, nbytes: int, fetch: Fetch) -> tuple[str, Payload | None]:
         """Return the answer to a question, as text, and its payload; ``fetch`` downloads the question's payload."""
         if self.relay is not None:
-            return self._relayed(self.relay, spec, text, fetch)
+            return self._relayed(self.relay, spec, text, nbytes, fetch)
         identity: Identity | None = None
         try:
             begin_s = time.monotonic()
@@ -93,9 +93,7 @@ class Place:
             asked_for.set(self.ids)
             line = emulated_line(identity, os.environ)
             folder = trainer_folder(identity)
-            if nbytes > BESIDE_BYTES:
-                check_room(folder.parent, nbytes)
-            payload = fetch(folder) if nbytes else None
+            payload = _fetched(fetch, folder, folder.parent, nbytes)
             line.carried(payload, begin_s)
             reply, answer = connect(identity)(text, payload)
             audit_answer(identity, text, nbytes, reply, answer)  # before anything leaves
@@ -105,14 +103,22 @@ class Place:
             return refusal(error, identity, text, nbytes), None
 
     @staticmethod
-    def _relayed(socket: Path, spec: str, text: str, fetch: Fetch) -> tuple[str, Payload | None]:
+    def _relayed(socket: Path, spec: str, text: str, nbytes: int, fetch: Fetch) -> tuple[str, Payload | None]:
         try:
-            return ask_relay(socket, spec, text, fetch(socket.parent))
+            return ask_relay(socket, spec, text, _fetched(fetch, socket.parent, socket.parent, nbytes))
         except Exception as error:  # a relay has no owner who would read a record
             known = isinstance(error, OSError | FedSyncError)
             told = "a question of the server above has no answer, and is asked again: %s"
             logger.warning(told, error, exc_info=None if known else error)
             return write_reply(Refused(code_of(error))), None
+
+
+def _fetched(fetch: Fetch, folder: Path, within: Path, nbytes: int) -> Payload | None:
+    """Fetch a question's payload to ``folder``; a large payload needs room on the disk, as in `room_for`."""
+    if nbytes <= BESIDE_BYTES:
+        return fetch(folder) if nbytes else None
+    with room_for(within, nbytes):
+        return fetch(folder)
 
 
 def refusal(error: Exception, identity: Identity | None = None, asked: str = "", nbytes: int = 0) -> str:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from fedsync.common import foreign
 from fedsync.common.processes import INTERPRETER
 from fedsync.common.sandbox.confinement import emptied
 from fedsync.common.sandbox.named_code import CONFIRMED
@@ -85,11 +86,12 @@ def _environment(home: Path) -> Mapping[str, str]:
 
 
 def _log(output: IO[bytes]) -> None:
-    """Copy the process's output to the log; the process itself has no access to the log."""
+    """Copy the process's output to the log, indented, so that none of it passes as a record of the session's."""
     with output:
-        while data := output.read1(_MOST_LOG):  # type: ignore[attr-defined]  # it is buffered
+        while data := output.readline(_MOST_LOG):
+            line = foreign.shown(data.decode("utf-8", "replace").removesuffix("\n"), None)
             with suppress(OSError, ValueError):
-                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.write(f"  | {line}\n".encode())
                 sys.stderr.buffer.flush()
 
 

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fedsync.common.environment import FLOWER_IDS
+from fedsync.common.errors import LimitReached
 from fedsync.common.files import remove_unfinished
 from fedsync.common.log_times import TimedFormatter
 from fedsync.common.output import guard_output, output_may_be_lost
@@ -59,6 +60,7 @@ from fedsync.silo.protocol import (
     write_reply,
 )
 from fedsync.silo.session.connection import listen, receive, send
+from fedsync.silo.session.trainer_client import room_for
 from fedsync.silo.session.trainer_folder import FolderLock, bound_log
 
 if TYPE_CHECKING:
@@ -149,7 +151,10 @@ class _Server:
                 reply, answer = self._reply(request, payload)
                 passing = answer is not None and answer.nbytes > _IN_MEMORY_BYTES and file_part(answer) is None
                 if answer is not None and passing:
-                    answer = self._on_disk(answer)
+                    try:
+                        answer = self._on_disk(answer)
+                    except LimitReached as error:
+                        reply, answer, passing = _refusing(refuse(error)), None, False
                 send(connection, reply, answer, passing=passing)
         except (EOFError, OSError):
             return  # The client is gone.
@@ -160,10 +165,10 @@ class _Server:
                 self._inside -= 1
 
     def _on_disk(self, answer: Payload) -> Payload:
-        """Write a large answer to a file, from which the client sends it on."""
+        """Write a large answer to a file, from which the client sends it on; raise `LimitReached` as `room_for`."""
         path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
         try:
-            with path.open("xb") as file:
+            with room_for(self._folder.parent, answer.nbytes), path.open("xb") as file:
                 file.writelines(pieces(answer))
             return map_file(path)
         except OSError:  # the disk is full, but memory may suffice

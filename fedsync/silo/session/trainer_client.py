@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -55,6 +58,12 @@ asked_for: ContextVar[str] = ContextVar("asked_for", default="")
 
 app_folder: ContextVar[str] = ContextVar("app_folder", default="")
 """Folder of the Flower app that the run brought; empty for none, or if the process has the app already."""
+
+_SPARE_BYTES = 2**30
+"""Disk space that no question or answer takes, or a twentieth of the disk if that is less [bytes]."""
+
+_counting, _promised = threading.Lock(), list[int]()
+"""Sizes of payloads that this process is about to write [bytes], and their lock."""
 
 _TELL_S = 5.0
 _PAUSE_S = 0.05
@@ -213,6 +222,26 @@ def check_room(trainers: Path, nbytes: int) -> None:
         problem = f"what runs have left here, and ask for, has more than {quota} bytes, the owner's state_bytes"
         remedy = "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed"
         raise LimitReached("state_bytes", problem, remedy)
+
+
+@contextlib.contextmanager
+def room_for(folder: Path, nbytes: int) -> Iterator[None]:
+    """Hold disk space for ``nbytes`` below ``folder`` until they are written; what others hold at the time counts.
+
+    Raises `LimitReached` as `check_room`, and `OSError` if too little of the disk would be left.
+    """
+    with _counting:
+        promised = sum(_promised) + nbytes
+        check_room(folder, promised)
+        disk = shutil.disk_usage(folder)
+        if disk.free - promised < min(_SPARE_BYTES, disk.total // 20):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _promised.append(nbytes)
+    try:
+        yield
+    finally:
+        with _counting:
+            _promised.remove(nbytes)
 
 
 def stop_trainers(root: Path) -> None:

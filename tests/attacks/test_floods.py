@@ -1,0 +1,61 @@
+"""Output without end: of the client that a run brings along, and of messages that make a silo or a server log."""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedsync.common import foreign
+from fedsync.config.silo_start import LogsConfig
+from fedsync.ops.supervisor import Program
+from fedsync.ops.supervisor_loop import LoggedProcess
+from fedsync.silo.room.process_start import _log
+
+ENDLESS = "import sys\nwhile True: sys.stdout.write('x' * 2**20)"
+
+
+def test_a_line_without_end_fills_no_memory_of_the_supervisor(tmp_path: Path) -> None:
+    """A ClientApp of the server writes to the SuperNode's output, of which the supervisor took whole lines."""
+    before = psutil.Process().memory_info().rss
+    program = Program("room", [sys.executable, "-c", ENDLESS])
+    process = LoggedProcess(program, {}, tmp_path, LogsConfig(bytes=1_000_000, keep=1))
+    time.sleep(2.0)
+    grown = psutil.Process().memory_info().rss - before
+    process.end()
+    assert grown < 100 * 2**20
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 3_000_000
+
+
+def test_a_flood_of_one_message_fills_no_log(tmp_path: Path) -> None:
+    """A silo that knows its session sent heads that are none: each was a line in the SuperLink's database."""
+    logger, file = foreign.logger("fedsync.flooded"), tmp_path / "log"
+    handler = logging.FileHandler(file)
+    logger.addHandler(handler)
+    try:
+        for number in range(50_000):
+            logger.warning("a head that is none: %s", number)
+        logger.warning("something else")
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+    lines = file.read_text().splitlines()
+    assert "something else" in lines[-1]
+    assert len(lines) < 3000
+
+
+def test_what_training_code_prints_passes_as_no_line_of_the_trainers_log(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    """Its output went to the trainer's log as it was: ESC, forged records, and lines without end."""
+    reading, writing = os.pipe()
+    os.write(writing, b"\x1b[2Jcleared\n2026-01-01T00:00:00Z WARNING fedsync: forged\nno end")
+    os.close(writing)
+    _log(os.fdopen(reading, "rb"))
+    said = capfdbinary.readouterr().err.decode()
+    assert said.splitlines() == [
+        "  | \\x1b[2Jcleared", "  | 2026-01-01T00:00:00Z WARNING fedsync: forged", "  | no end",
+    ]  # fmt: skip
