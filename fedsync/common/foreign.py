@@ -64,9 +64,8 @@ class _Shown(logging.Filter):
         return left >= 1
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not hasattr(record, "allowed"):  # loggers and handlers have this filter
-            record.allowed = self._allows(record)
-        if not record.allowed:
+        known = vars(record)  # loggers and handlers have this filter
+        if not known.setdefault("allowed", "allowed" in known or self._allows(record)):
             return False
         record.msg, record.args = shown(record.getMessage()), None
         if record.exc_info and not record.exc_text:

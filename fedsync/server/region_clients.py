@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,12 @@ logger = foreign.logger(__name__)
 
 _LOST_S = 35.0
 _PAUSE_S = 1.0
+_REST = 10.0
+"""Pause after a reply that answers nothing, in multiples of the time that it took to read."""
+
+_RETURNS, _RETURNS_S, _ARRIVALS = 3, 60.0, 5 * MAX_SILOS
+"""Arrivals of a silo that count within the time [s], and of a relay's silos; each costs the run work in progress."""
+
 _TEXTS = 2**20
 
 
@@ -89,6 +96,7 @@ class _Relay:
         room: maximum size of each silo's update [bytes], by the relay's numbers.
         knows: whether the relay knows the layout.
         quiet_s: earliest time of the next empty bundle.
+        came: recent arrivals of silos, by name if they have one, with their times.
     """
 
     name: str
@@ -100,6 +108,22 @@ class _Relay:
     room: dict[int, int] = field(default_factory=dict)
     knows: bool = False
     quiet_s: float = 0.0
+    came: list[tuple[float, str]] = field(default_factory=list)
+
+    def present(self, told: Iterable[RelayedNode]) -> dict[int, RelayedNode]:
+        """Return the silos that count as connected; one that arrives too often counts as away for a while."""
+        now_s, here = time.monotonic(), dict[int, RelayedNode]()
+        self.came = [each for each in self.came if now_s - each[0] < _RETURNS_S]
+        often = Counter(who for _, who in self.came)
+        for each in told:
+            if self.here.get(each.node) != each:
+                who = each.name or str(each.node)
+                if often[who] >= _RETURNS or len(self.came) >= _ARRIVALS:
+                    continue
+                often[who] += 1
+                self.came.append((now_s, who))
+            here[each.node] = each
+        return here
 
 
 class Regions:
@@ -157,7 +181,7 @@ class Regions:
     def _hear(self, node: int, reply: RegionReply) -> None:
         relay = self._relays[node]
         relay.knows = reply.knows
-        relay.here = {each.node: each for each in reply.here}
+        relay.here = relay.present(reply.here)
         for number in relay.here.keys() - relay.numbers.keys():
             self._newest -= 1
             relay.numbers[number] = self._newest
@@ -244,12 +268,16 @@ class Regions:
         relay = self._relays[node]
         del relay.bundles[answer.name]
         relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
+        found, begun_s, pause_s = list[Relayed](), time.monotonic(), _PAUSE_S / 10
         try:
-            return self._read(node, answer, aggregator)
+            found = self._read(node, answer, aggregator)
         except ProtocolError as error:
             logger.warning("%s", error)
-            relay.quiet_s = time.monotonic() + _PAUSE_S
-            return []
+            pause_s = _PAUSE_S
+        if not found:
+            now_s = time.monotonic()
+            relay.quiet_s = now_s + max(pause_s, _REST * (now_s - begun_s))
+        return found
 
     def _read(self, node: int, told: SiloAnswer, aggregator: DurableAggregator | None) -> list[Relayed]:
         relay, payload = self._relays[node], told.payload
@@ -272,8 +300,6 @@ class Regions:
             (self._alone.add if again else self._alone.discard)(waiting[1])
             piece, in_sum = piece_of(pieces, answer.piece, relay.name), answer.number in summed and not again
             found.append(Relayed(answer.number, answer.text, piece, answer.problem, summed=in_sum, again=again))
-        if not found:
-            relay.quiet_s = time.monotonic() + _PAUSE_S / 10
         self._hear(node, reply)
         return found
 
