@@ -23,8 +23,11 @@ from typing import Any
 import psutil
 
 from bench.common import print_table
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Split, Subject
 from fedsync.observe.quality.kept_models import BEST, best_of
 from fedsync.ops.site_evaluation import sites_of_run
+from fedsync.train.weights import load_model
 
 SILOS = "silos:\n- {name: a, speed: 2000.0}\n- {name: b, speed: 1200.0}\n"
 QUICK = ("local.steps=20", "local.batch_size=32", "task={kind: digits, partition: {kind: dirichlet, alpha: 0.3}}")
@@ -114,10 +117,12 @@ def _row(strategy: str, out: Path, what: str) -> dict[str, Any]:
     if stated is None:
         return {"strategy": strategy, "moment": what, "version": None, "digest": "", "silos": 0, "equal": "no: unknown"}
     told = _told(out, stated["version"])
-    found = {site.name: site.trainer() for site in sites_of_run(out, sorted(told))} if told else {}
     equal = bool(told)
-    for name, trainer in found.items():
-        evaluation = trainer.evaluate(trainer.load_model(out / BEST))
+    for site in sites_of_run(out, sorted(told)) if told else ():
+        with site.trainer() as trainer:
+            loaded = load_model(out / BEST, trainer.facts.layout, trainer.facts.names)
+            evaluation = trainer.judge(loaded, Cursor(), Split.VALIDATION, Subject.BEST, gains=False)
+        name = site.name
         equal &= (evaluation.loss, evaluation.correct) == (told[name]["loss"], told[name]["correct"])
     digest = hashlib.sha256((out / BEST).read_bytes()).hexdigest()[:12]
     about = {"strategy": strategy, "moment": what, "version": stated["version"], "digest": digest}

@@ -39,7 +39,7 @@ def evaluate(
     from fedsync.ops.site_evaluation import evaluate as evaluated
     from fedsync.ops.site_evaluation import models_of_run
 
-    out = out or (None if folder is None else folder / "evaluated.json")
+    named, out = out is not None, out or (None if folder is None else folder / "evaluated.json")
     if out is not None:
         check_result(out, "--out")
     sites = _sites(folder, silo or [], run)
@@ -57,7 +57,7 @@ def evaluate(
     for row, each in enumerate(document["models"]):
         console.print(_table(document, row, each))
     if out is not None:
-        write_result(out, (json.dumps(document, indent=2) + "\n").encode())
+        write_result(out, (json.dumps(document, indent=2) + "\n").encode(), named=named)
         console.print(f"File: {out}", soft_wrap=True)
 
 

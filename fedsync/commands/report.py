@@ -50,14 +50,14 @@ def report(
                 str(folders[0]), "no order in its journal, so there is nothing to draw", "Name another run"
             )
         path = out or folders[0] / f"{figure}.svg"
-        write_picture(picture, path)
+        write_picture(picture, path, named=out is not None)
     else:
         path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
         runs = read_runs(folders)
-        write_result(path, page(runs).encode())
+        write_result(path, page(runs).encode(), named=out is not None)
         others = files_beside(runs)
         for name, text in others.items():
-            write_result(path.with_name(name), text.encode())
+            write_result(path.with_name(name), text.encode(), named=False)
     Terminal().print(f"Report: {path}", soft_wrap=True)
     if others:
         Terminal().print(f"Beside it: {', '.join(others)}", soft_wrap=True)

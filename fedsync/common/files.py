@@ -129,20 +129,22 @@ def check_result(path: Path, place: str) -> None:
             raise ConfigError(place, f"{str(each)!r} cannot be written", "Change its permissions, or name another")
 
 
-def write_result(path: Path, data: bytes) -> None:
+def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """Write a file that the user named: as a whole, with its existing permissions or those of a new file.
+
+    A file that the user has not ``named`` may be another's link in the folder; the link is replaced.
 
     Raises:
         ConfigError: the file cannot be written.
         OSError: a device or pipe accepts no more data.
     """
-    file = _behind_links(path)
-    if _stays(file):
+    file = _behind_links(path) if named else path
+    if named and _stays(file):
         # Replacing /dev/null, or the target of /dev/stdout, by another file would be wrong.
         with file.open("wb") as device:
             device.write(data)
         return
-    write_atomically(file, data, stat.S_IMODE(file.stat().st_mode) if file.exists() else None)
+    write_atomically(file, data, stat.S_IMODE(file.stat().st_mode) if named and file.exists() else None)
 
 
 def remove_tree(path: Path) -> None:

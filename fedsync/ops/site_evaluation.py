@@ -6,7 +6,8 @@ evaluates on its own data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +17,19 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Split, Subject
-from fedsync.evaluation.metrics.gain import LocalGains
 from fedsync.observe.quality.cross_site_matrix import Matrix, ModelRow
 from fedsync.silo.owner.opened_survey import open_survey, surveyed
-from fedsync.silo.owner.owner_policy import act_for_owner
+from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
+from fedsync.silo.room.model_keeper import room_folder
+from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.own_models import OwnModels
-from fedsync.silo.session.silo_setup import place_of
+from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
-from fedsync.train.local_trainer import LocalTrainer
+from fedsync.train.silo_trainer import SiloTrainer
+from fedsync.train.weights import load_model
 
 _FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
 _OLDER = "model.pt"
@@ -39,21 +43,32 @@ class Site:
         spec: specification of the run, which defines the data.
         identity: share of the data.
         folder: folder with the silo's own models, or None.
+        owner: rules of the silo's owner, or None.
     """
 
     name: str
     spec: RunSpec
     identity: Identity
     folder: Path | None = None
+    owner: OwnerPolicy | None = None
 
-    def trainer(self) -> LocalTrainer:
-        """Build the trainer for the silo's evaluations.
+    @contextmanager
+    def trainer(self) -> Iterator[SiloTrainer]:
+        """Yield the trainer for the silo's evaluations; in a room, where the owner's rules confine training.
 
         Raises:
             ConfigError: task or data are not on this machine.
+            UserCodeError: the user's training code raised an error.
         """
-        site, slots, options = place_of(self.spec, self.identity)
-        return self.spec.task.trainer(site, slots, options, self.spec.model.build())
+        if self.owner is None or not self.owner.confines:
+            yield local_trainer(self.spec, self.identity)
+            return
+        with room_folder() as folder:
+            trainer = TrainingProcess(self.identity, self.spec, self.owner, folder)
+            try:
+                yield trainer
+            finally:
+                trainer.end()
 
 
 def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
@@ -107,7 +122,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
         sums = open_survey(spec.survey, identity, open_ring(Path(config.keys)), owner)
         spec = surveyed(spec, sums, None)
-    return Site(config.name, owner.checked(spec, identity.index), identity, folder)
+    return Site(config.name, owner.checked(spec, identity.index), identity, folder, owner)
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
@@ -132,12 +147,12 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
     for site in sites:
-        trainer, gains = site.trainer(), LocalGains()
-        for model, file in models:
-            found = trainer.evaluate(trainer.load_model(file), split=Split.TEST)
-            matrix.cells[model, site.name] = gains.told(model.subject, found, trainer.judged)
-        own = OwnModels(site.folder)
-        for subject in own.subjects:
-            found = trainer.evaluate(*own.model(subject), Split.TEST)
-            matrix.cells[ModelRow(subject, site.name), site.name] = gains.told(subject, found, trainer.judged)
+        with site.trainer() as trainer:
+            facts, own = trainer.facts, OwnModels(site.folder)
+            for model, file in models:
+                loaded = load_model(file, facts.layout, facts.names), Cursor()
+                matrix.cells[model, site.name] = trainer.judge(*loaded, Split.TEST, model.subject, gains=True)
+            for subject in own.subjects:
+                found = trainer.judge(*own.model(subject), Split.TEST, subject, gains=True)
+                matrix.cells[ModelRow(subject, site.name), site.name] = found
     return matrix

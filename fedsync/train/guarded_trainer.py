@@ -33,6 +33,7 @@ class GuardedTrainer:
                 made.device,
                 made.examples,
                 made.validates,
+                tuple(made.tied_names),
             )
         self._gains = LocalGains()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from fedsync.train.options import LocalOptions
 from fedsync.train.pace import Pace
 from fedsync.train.postmortem import Postmortem
 from fedsync.train.silo_trainer import Outcome, Watch
-from fedsync.train.weights import load_model, save_state
+from fedsync.train.weights import save_state
 
 logger = foreign.logger(__name__)
 
@@ -174,6 +174,11 @@ class LocalTrainer(ABC):
     @property
     def kept_names(self) -> tuple[str, ...]:
         return self._staying.kept_names
+
+    @property
+    def tied_names(self) -> Collection[str]:
+        """Further names of tensors that travel."""
+        return self._weights.state().keys() - {*self.layout.names, *self.kept_names}
 
     @property
     def device(self) -> str:
@@ -355,9 +360,6 @@ class LocalTrainer(ABC):
         self._weights.load(model)
         self._recall(Cursor(private=private))
         save_state(path, self._weights.state())
-
-    def load_model(self, path: Path) -> Vector:
-        return load_model(path, self.layout, self._weights.state())
 
     def _set_threads(self) -> None:
         """Set torch's threads before each call: the setting is per process, and other silos may change it."""

@@ -48,6 +48,7 @@ class TrainerFacts:
         device: name of the device for people: ``cpu`` or ``cuda:0``.
         examples: number of training samples that the silo holds.
         validates: whether the silo holds out a validation split; see `Split`.
+        tied_names: further names of tensors that travel.
     """
 
     layout: Layout
@@ -57,6 +58,12 @@ class TrainerFacts:
     device: str
     examples: int
     validates: bool
+    tied_names: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all tensors of the model."""
+        return {*self.layout.names, *self.kept_names, *self.tied_names}
 
 
 class SiloTrainer(Protocol):

@@ -234,10 +234,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Vector]) -> None:
     save_state(path, {name: torch.from_numpy(values.copy()) for name, values in tensors.items()})
 
 
-def save_state(path: Path, state: Mapping[str, Tensor]) -> None:
+def save_state(path: Path, state: Mapping[str, Tensor], mode: int | None = None) -> None:
     """Write a state dict, as ``torch.load(path, weights_only=True)`` reads it; the write is atomic.
 
-    Raises `ConfigError` if the file cannot be written.
+    ``mode`` is the file's; None for the process's default. Raises `ConfigError` if the file cannot be written.
     """
-    with written_atomically(path) as file:
+    with written_atomically(path, mode) as file:
         torch.save(state, file)

@@ -248,25 +248,22 @@ def test_two_runs_that_a_server_calls_by_one_name_are_two(file: Path, tmp_path: 
     assert set(model_in(tmp_path)) == {3.0}
 
 
-def _marked(file: Path) -> Path:
-    """A file that the run's code makes from now on, wherever it runs."""
-    done = file.with_name("done")
+def _marked(file: Path) -> None:
+    """The run's code ends with an error from now on, wherever it runs."""
     code = file.with_name("small.py")
-    code.write_text(f"from pathlib import Path\nPath({str(done)!r}).touch()\n{code.read_text()}")
-    return done
+    code.write_text(f"raise RuntimeError\n{code.read_text()}")
 
 
 def test_code_that_the_owner_does_not_name_any_more_is_not_run_for_an_export(file: Path, tmp_path: Path) -> None:
     keep(file, "run", at_s=1e9)
-    done = _marked(file)
+    _marked(file)
     named = file.read_text()
     file.write_text(named.replace("code_files: [small.py, 'small.py:first']", "code_files: []"))
     with pytest.raises(OwnerRefusal, match="named no code"):
         export(file, tmp_path / "out")
-    assert not done.exists()
     file.write_text(named)
-    export(file, tmp_path / "out")
-    assert done.exists()
+    with pytest.raises(FedSyncError, match=r"small\.py, line 1: running the file failed"):
+        export(file, tmp_path / "out")
 
 
 @pytest.mark.parametrize("command", ["export", "evaluate"])
@@ -290,10 +287,9 @@ def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
     code = code_of(run, config)
     approvals.decide(with_code(run.digest, code), approve=True, code=code)
     assert approvals.covers(identity.text.digest, code)
-    done = _marked(file)
+    _marked(file)
     with pytest.raises(OwnerRefusal, match="not as it was when"):
         carried_out()
-    assert not done.exists()
 
 
 def test_a_silo_without_a_model_says_why(file: Path, tmp_path: Path) -> None:

@@ -171,8 +171,10 @@ def inline(svg: str, key: str, alt: str) -> str:
     return f'<svg role="img" aria-label="{alt}" viewBox="{size}" preserveAspectRatio="xMidYMid meet">{end.strip()}'
 
 
-def write_picture(picture: Picture, path: Path) -> None:
+def write_picture(picture: Picture, path: Path, *, named: bool = True) -> None:
     """Write one picture on a white background; the file extension ``.svg`` or ``.png`` selects the format.
+
+    ``named`` as for `write_result`.
 
     Raises:
         ConfigError: the extension is unknown, or the file cannot be written.
@@ -186,4 +188,4 @@ def write_picture(picture: Picture, path: Path) -> None:
             data = buffer.getvalue()
         case other:
             raise ConfigError("--out", f"{other or 'no ending'!r} is no kind of picture", "End it in .svg or .png")
-    write_result(path, data)
+    write_result(path, data, named=named)

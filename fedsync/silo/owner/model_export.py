@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,9 @@ from fedsync.common.files import write_atomically
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.best_version import stated
-from fedsync.silo.owner.owner_policy import act_for_owner
+from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import COPY, STATE_FOLDER, Identity
+from fedsync.silo.room.model_keeper import keeper_of
 from fedsync.silo.run_text import RunText
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def export_model(state: Path, out: Path) -> Mapping[str, str]:
     kept = kept_runs(state)
     if not kept:
         raise RunError(f"no silo in {state} keeps the model")
-    _, best = _write(out, kept[0].copies, RunSpec.parse(kept[0].spec))
+    _, best = _write(out, kept[0].copies, RunSpec.parse(kept[0].spec), None)
     files = {"last": out / LAST, **({} if best is None else {"best": out / BEST})}
     return {name: file_digest(file) for name, file in files.items()}
 
@@ -104,7 +105,7 @@ def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> E
         raise ConfigError("--out", f"{out} cannot be made: {error.strerror}", "Choose another folder") from error
     if not os.access(out, os.W_OK | os.X_OK):
         raise ConfigError("--out", f"nothing can be written to {out}", "Choose another folder, or its permissions")
-    version, best = _write(out, chosen.copies, spec, own=True)
+    version, best = _write(out, chosen.copies, spec, owner)
     return Exported(out / MODEL, chosen, version, best, [other for other in kept if other != chosen])
 
 
@@ -149,14 +150,20 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
     raise ConfigError("--run", f"of run {run!r} there is no model here", f"There is one of: {known}")
 
 
-def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = False) -> tuple[int, int | None]:
+def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
     """Write the copy with the highest version; return this version, and the best version if there is one.
 
-    ``own``: use the private parts that the copy's trainer has trained, not the initial ones.
+    With an ``owner``, private parts are as the copy's trainer has trained them; else they are initial.
     """
+    with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
+        return _write_by(keeper, out, copies, spec, own=owner is not None)
+
+
+def _write_by(
+    keeper: ModelKeeper, out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool
+) -> tuple[int, int | None]:
     from fedsync.silo.session.last_order import LastOrders  # imports torch, which takes seconds
 
-    keeper = keeper_of(copies, spec)
     path, newest, plan = kept_state(copies, spec, keeper.layout)
     last = LastOrders(path.parent).last if own else None
     private = b"" if last is None else last.cursor.private
@@ -172,14 +179,6 @@ def _write(out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool = Fals
         about = stated(score, None if rule is None else rule.value(score, {}, ()))
         write_atomically(out / STATED, (json.dumps({file_digest(out / BEST): about}, indent=2) + "\n").encode())
     return newest.version, newest.best.version
-
-
-def keeper_of(copies: Sequence[Path], spec: RunSpec) -> ModelKeeper:
-    """Build the keeper of the copies' model as the first trainer did; raise `ConfigError` if that is impossible."""
-    from fedsync.silo.session.silo_setup import place_of
-
-    # On the CPU, because the device of the training may be gone.
-    return spec.task.keeper(*place_of(spec, replace(Identity.load(copies[0].parent), device="cpu")), spec.model.build())
 
 
 def kept_state(

@@ -6,6 +6,7 @@ import re
 
 from fedsync.common.errors import RunError
 from fedsync.core.orders import WorkOrder
+from fedsync.model.layout import Layout
 from fedsync.silo.room.room_messages import OrderDone, OrderProgress, RoomReply, RoomRequest, TrainerBuilt, TrainOrder
 
 _DEVICE = re.compile(r"[a-z]{1,8}(:[0-9]{1,3})?")
@@ -16,15 +17,21 @@ def checked_trainer(told: RoomReply) -> TrainerBuilt:
     """Check the first message of a process; raise `RunError` where its facts are impossible."""
     if not isinstance(told, TrainerBuilt):
         raise RunError(f"the training process begins with {type(told).__name__}")
-    facts, layout = told.facts, told.facts.layout
-    named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
-    _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
+    facts = told.facts
+    checked_layout(facts.layout)
     _check(facts.examples >= 0, "examples")
     _check(_DEVICE.fullmatch(facts.device) is not None, "device")
     digest = re.fullmatch(r"([0-9a-f]{2})*", facts.frozen) is not None
     _check(digest and len(facts.frozen) <= 2 * _MOST_DIGEST, "frozen")
     _check(told.batch_cap is None or 1 <= told.batch_cap <= max(facts.examples, 1), "batch_cap")
     return told
+
+
+def checked_layout(layout: Layout) -> Layout:
+    """Check the form of a model; raise `RunError` where there is no such model."""
+    named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
+    _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
+    return layout
 
 
 def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedsync.common import codec
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.silo_trainer import TrainerFacts
 
@@ -47,6 +48,19 @@ class BuildTrainer:
     identity: str
     spec: str
     least_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildKeeper:
+    """Request to build the model only, in place of `BuildTrainer`, with the same arguments."""
+
+    identity: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillModel:
+    """Request for all tensors of a model. Parts: the model, private parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +121,17 @@ class AskCurrentLine:
     """Request for the code line that the main thread executes. The reply does not wait for the work."""
 
 
-RoomRequest = BuildTrainer | TrainOrder | EvaluateGiven | BuildInitialModel | MakePrivate | HaltOrder | AskCurrentLine
+RoomRequest = (
+    BuildTrainer
+    | BuildKeeper
+    | FillModel
+    | TrainOrder
+    | EvaluateGiven
+    | BuildInitialModel
+    | MakePrivate
+    | HaltOrder
+    | AskCurrentLine
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +140,30 @@ class TrainerBuilt:
 
     facts: TrainerFacts
     batch_cap: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperBuilt:
+    """The model is built."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class FilledTensor:
+    """Tensor of a model, with its type's name and its start in the only part [bytes]; tied tensors have one start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFilled:
+    """All tensors of a model."""
+
+    tensors: tuple[FilledTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +221,8 @@ class RoomFailure:
 
 RoomReply = (
     TrainerBuilt
+    | KeeperBuilt
+    | ModelFilled
     | MadePrivate
     | OrderProgress
     | OrderDone

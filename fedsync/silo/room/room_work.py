@@ -12,8 +12,10 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedsync.common import codec, foreign
 from fedsync.common.environment import FLOWER_IDS
@@ -26,14 +28,18 @@ from fedsync.silo.room.room_messages import (
     MOST_PRIVATE,
     AskCurrentLine,
     BuildInitialModel,
+    BuildKeeper,
     BuildTrainer,
     CurrentLine,
     EvaluateGiven,
+    FilledTensor,
     HaltOrder,
     InitialModelBuilt,
+    KeeperBuilt,
     MadePrivate,
     MakePrivate,
     ModelEvaluated,
+    ModelFilled,
     OrderDone,
     OrderProgress,
     Part,
@@ -43,10 +49,12 @@ from fedsync.silo.room.room_messages import (
     TrainerBuilt,
     TrainOrder,
 )
-from fedsync.silo.session.silo_setup import local_trainer
+from fedsync.silo.session.silo_setup import local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value
 from fedsync.train.guarded_trainer import GuardedTrainer
+from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine.throttle import Throttle
+from fedsync.train.weights import read_state
 
 logger = foreign.logger(__name__)
 
@@ -117,10 +125,13 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
     hand_over_by_value()
     channel = RoomChannel(end, RoomReply, RoomRequest, trusted=True)
     asked, _ = channel.receive()
-    assert isinstance(asked, BuildTrainer)
+    assert isinstance(asked, BuildTrainer | BuildKeeper)
     try:
         if failure is not None:
             raise failure
+        if isinstance(asked, BuildKeeper):
+            _keep(channel, asked)
+            return
         trainer, throttle, built = _built(asked, alone=alone)
     except Exception as error:
         _tell_failure(channel, error)
@@ -154,6 +165,30 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
                     questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
         except (EOFError, OSError):
             os._exit(0)
+
+
+def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
+    """Build a model, and fill it until the owner's command ends."""
+    identity: Identity = codec.loads(Identity, asked.identity, own=True)
+    keeper, file = local_keeper(RunSpec.parse(asked.spec), identity), Path("model.pt")
+    channel.send(KeeperBuilt(keeper.layout))
+    while True:
+        try:
+            _, parts = channel.receive((keeper.layout.nbytes, MOST_PRIVATE))
+        except EOFError:
+            return
+        with guarded():
+            keeper.save_model(file, parts[0].view(np.float32), parts[1].tobytes())
+        told, starts, pieces, end = list[FilledTensor](), dict[object, int](), list[bytes](), 0
+        for name, tensor in read_state(file).items():
+            one = tensor.data_ptr(), tensor.dtype, tensor.shape
+            if one not in starts or not tensor.numel():
+                starts[one] = end
+                pieces.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                end += len(pieces[-1])
+            kind = str(tensor.dtype).removeprefix("torch.")
+            told.append(FilledTensor(name, kind, tuple(tensor.shape), starts[one]))
+        channel.send(ModelFilled(tuple(told)), b"".join(pieces))
 
 
 def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttle | None, TrainerBuilt]:

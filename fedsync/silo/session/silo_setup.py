@@ -9,6 +9,8 @@ from fedsync.client.silo_facts import Silo
 from fedsync.config.run_spec import RunSpec
 from fedsync.silo.protocol import Identity
 from fedsync.train.guarded_trainer import GuardedTrainer
+from fedsync.train.guests.guest_code import guarded
+from fedsync.train.local_trainer import ModelKeeper
 from fedsync.train.machine.device import resolve
 from fedsync.train.options import LocalOptions
 
@@ -23,6 +25,12 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
     return GuardedTrainer(lambda: spec.task.trainer(site, slots, local, spec.model.build()))
+
+
+def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
+    """Build the keeper of the run's model in this process; raises as `local_trainer`."""
+    with guarded():
+        return spec.task.keeper(*place_of(spec, identity), spec.model.build())
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:

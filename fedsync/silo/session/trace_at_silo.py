@@ -24,9 +24,10 @@ from fedsync.common.checksums import undigested
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.silo.owner.model_export import KeptRun, keeper_of, kept_runs, kept_state
-from fedsync.silo.owner.owner_policy import OwnerPolicy
-from fedsync.silo.protocol import STATE_FOLDER
+from fedsync.silo.owner.model_export import KeptRun, kept_runs, kept_state
+from fedsync.silo.owner.owner_policy import act_for_owner
+from fedsync.silo.protocol import STATE_FOLDER, Identity
+from fedsync.silo.room.model_keeper import keeper_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,11 @@ def trace(config: SiloStartConfig, file: Path) -> Traced:
     if kept is None:
         problem = f"this silo keeps nothing of run {notice.run}, so it does not know what is agreed on in it"
         raise ConfigError(config.state, problem, "Have a silo examine that took part")
-    spec = OwnerPolicy.of(config).checked(RunSpec.parse(kept.spec), config.index)
-    _, state, plan = kept_state(kept.copies, spec, keeper_of(kept.copies, spec).layout)
+    identity = Identity.load(kept.copies[0].parent)
+    owner = act_for_owner(config, identity)
+    spec = owner.checked(RunSpec.parse(kept.spec), config.index)
+    with keeper_of(identity, spec, owner) as keeper:
+        _, state, plan = kept_state(kept.copies, spec, keeper.layout)
     if plan is None:
         raise ConfigError(config.state, f"run {notice.run} is not encrypted", "Nothing is hidden in it")
     senders = _senders(ring)

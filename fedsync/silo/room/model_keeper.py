@@ -1,0 +1,124 @@
+"""Models of a run as files, where the run's code builds them in a room: for what an owner's command reads or writes.
+
+The code runs in a training process (`fedsync.silo.room.process_start`). It returns tensors; this process writes files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsync.common.errors import RunError
+from fedsync.common.files import OWNER_FILE, remove_tree
+from fedsync.config.run_spec import RunSpec
+from fedsync.model.layout import Layout, Vector
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.protocol import Identity
+from fedsync.silo.room.checked import checked_layout
+from fedsync.silo.room.failures import raise_failure
+from fedsync.silo.room.process_start import StartedProcess
+from fedsync.silo.room.room_messages import (
+    BuildKeeper,
+    FillModel,
+    KeeperBuilt,
+    ModelFilled,
+    Part,
+    RoomFailure,
+    RoomReply,
+    RoomRequest,
+)
+from fedsync.silo.session.trainer_folder import HOME
+
+if TYPE_CHECKING:
+    from fedsync.train.local_trainer import ModelKeeper
+
+_MOST_BYTES = 2**36
+
+
+@contextmanager
+def keeper_of(identity: Identity, spec: RunSpec, owner: OwnerPolicy | None) -> Iterator[ModelKeeper]:
+    """Yield the keeper of a run's model, as the trainer of ``identity`` built it, but on the CPU.
+
+    Args:
+        owner: his rules; the run's code runs in a room where they confine training. None: an emulated silo.
+
+    Raises:
+        ConfigError: the model cannot be built here.
+    """
+    identity = replace(identity, device="cpu")  # the device of the training may be gone
+    if owner is None or not owner.confines:
+        from fedsync.silo.session.silo_setup import local_keeper  # imports torch, which takes seconds
+
+        yield local_keeper(spec, identity)
+        return
+    with room_folder() as folder:
+        keeper = _RoomKeeper(identity, spec, owner, folder / HOME)
+        try:
+            yield keeper
+        finally:
+            keeper.end()
+
+
+@contextmanager
+def room_folder() -> Iterator[Path]:
+    """Yield a folder for a room that lasts as long as a command; what the room leaves in it is removed."""
+    folder = Path(tempfile.mkdtemp(prefix="fedsync-"))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+class _RoomKeeper:
+    """`ModelKeeper` whose model is built in a training process."""
+
+    def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, home: Path) -> None:
+        self._process = StartedProcess(home, owner)
+        told, _ = self._ask(BuildKeeper(identity.dump(), spec.dump()))
+        if not isinstance(told, KeeperBuilt):
+            raise RunError("the training process builds no model")
+        self.layout: Layout = checked_layout(told.layout)
+
+    def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
+        import torch
+
+        from fedsync.train.weights import save_state
+
+        told, parts = self._ask(FillModel(), model, private)
+        if not isinstance(told, ModelFilled) or len(parts) != 1:
+            raise RunError("the training process fills no model")
+        found, tensors = dict[object, torch.Tensor](), dict[str, torch.Tensor]()
+        for each in told.tensors:
+            dtype, shape = getattr(torch, each.dtype, None), each.shape
+            if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
+                raise RunError(f"the training process fills {each.name!r} with what is no tensor")
+            end = each.start + prod(shape) * dtype.itemsize
+            if not 0 <= each.start <= end <= len(parts[0]):
+                raise RunError(f"the training process fills {each.name!r} with what it does not send")
+            one = each.start, dtype, shape
+            if one not in found:  # tied tensors are one
+                found[one] = torch.empty(shape, dtype=dtype)
+                found[one].view(-1).view(torch.uint8).numpy()[:] = parts[0][each.start : end]
+            tensors[each.name] = found[one]
+        save_state(path, tensors, OWNER_FILE)
+
+    def end(self) -> None:
+        self._process.end()
+
+    def _ask(self, asked: RoomRequest, *parts: Vector | bytes) -> tuple[RoomReply, list[Part]]:
+        channel = self._process.channel
+        try:
+            channel.send(asked, *parts)
+            told, beside = channel.receive((_MOST_BYTES,))
+        except (EOFError, OSError) as error:
+            self.end()
+            raise RunError(f"the training process ended before it answered: {error}") from error
+        if isinstance(told, RoomFailure):
+            self.end()
+            raise_failure(told)
+        return told, beside  # type: ignore[return-value]  # the channel receives nothing else
