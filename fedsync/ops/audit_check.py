@@ -29,7 +29,7 @@ class RunAccount:
         self.lines += 1
         self.nbytes += line["bytes"]
         if line["said"] == "Refused":
-            self.refused[line["code"]] += 1
+            self.refused[str(line["code"])] += 1
         elif line["said"] == "WorkReport":
             self.orders.add(line["of"])
         elif line["said"] in ("Evaluation", "Attestation"):
@@ -76,7 +76,7 @@ def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditF
             if line["n"] in wanted:
                 digests[line["n"]] = reader.digest
             if line["kind"] == "answered":
-                found.runs.setdefault((line["run"], line["spec"]), RunAccount()).note(line)
+                found.runs.setdefault((str(line["run"]), str(line["spec"])), RunAccount()).note(line)
             elif line["kind"] == ROTATED:
                 rotations.append(line)
         keys = keys_of(config, rotations) if heads else {}
@@ -87,7 +87,7 @@ def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditF
         _note(found, config, reader, heads)
     except AuditBroken as error:
         found.broken = str(error)
-    except (KeyError, TypeError, OSError) as error:
+    except (KeyError, TypeError, ValueError, OSError) as error:
         raise ConfigError(str(folder), f"cannot be read: {error}", "Check its permissions") from error
     return found
 

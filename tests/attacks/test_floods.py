@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from fedsync.common import foreign
 from fedsync.config.silo_start import LogsConfig
 from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import LoggedProcess
+from fedsync.silo.agent import agent
+from fedsync.silo.agent.joins import JoinedRun, drop, name_of
 from fedsync.silo.room.process_start import _log
+from fedsync.transport.join import Join, new_secret
 
 ENDLESS = "import sys\nwhile True: sys.stdout.write('x' * 2**20)"
 
@@ -59,3 +63,32 @@ def test_what_training_code_prints_passes_as_no_line_of_the_trainers_log(
     assert said.splitlines() == [
         "  | \\x1b[2Jcleared", "  | 2026-01-01T00:00:00Z WARNING fedsync: forged", "  | no end",
     ]  # fmt: skip
+
+
+def test_joins_of_hubs_that_never_answer_shut_no_other_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 of them held all places for 80 seconds."""
+    over = threading.Event()
+    monkeypatch.setattr(agent.AgentSession, "serve", lambda session: over.wait(20))
+    folder = tmp_path / "agent"
+    folder.mkdir(mode=0o700)
+    (folder / "inbox").mkdir()
+    silent = agent.Agent(folder, stay=True)
+
+    def dropped_in(number: int) -> None:
+        join = Join(("http://127.0.0.1:1/x",), new_secret(), "", f"run {number}", "a")
+        drop(folder / "inbox", JoinedRun(join.dump(), {}, {}, ""))
+
+    for number in range(agent.MOST_SESSIONS):
+        dropped_in(number)
+        if number % 32 == 31:
+            silent._tend()
+    assert len(silent._sessions) == agent.MOST_SESSIONS
+    one = next(iter(silent._sessions.values()))[0]
+    one._patience_s = agent.GIVE_UP_S  # its hub has answered
+    time.sleep(2.5)
+    dropped_in(-1)
+    silent._tend()
+    name = name_of(Join(("http://127.0.0.1:1/x",), new_secret(), "", "run -1", "a"))
+    assert name in silent._sessions
+    assert one in {session for session, _ in silent._sessions.values()}, "who was heard of stays"
+    over.set()

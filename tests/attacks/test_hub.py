@@ -80,6 +80,25 @@ def test_heads_are_bounded_and_end_in_time(up: Served, monkeypatch: pytest.Monke
     assert time.monotonic() - begin_s < 4
 
 
+def test_idle_strangers_keep_no_silo_out(up: Served) -> None:
+    """Connections without a request held all places, for ten seconds each."""
+    assert up.hub._server is not None
+    up.hub._server.config.limit_concurrency = 16
+    context, held = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), []
+    context.load_verify_locations(cadata=up.authority)
+    try:
+        for _ in range(20):
+            plain = socket.create_connection(("127.0.0.1", up.port), 5)
+            held.append(context.wrap_socket(plain, server_hostname="127.0.0.1"))
+        line = up.joined("a")
+        assert up.hub.send("a", SiloQuestion("hello")) is not None
+        asked = line.asked(0)
+        assert asked is not None and asked.text == "hello"
+    finally:
+        for each in held:
+            each.close()
+
+
 def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
     line = up.joined("a")
     up.hub.send("a", SiloQuestion("how far", most=100))

@@ -5,8 +5,11 @@ so against that one only heads elsewhere help.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +17,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from fedsync.common import codec
+from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import AuditConfig, SiloStartConfig
 from fedsync.identity.node_keys import make_node_key
-from fedsync.ops.audit_check import check_audit
+from fedsync.ops.audit_check import check_audit, table
 from fedsync.ops.audit_heads import HEAD, AuditHead, HeadKeeper
 from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditReader, file_name, sealed_line
@@ -173,3 +177,48 @@ def test_a_share_that_is_gone_is_told_and_tried_again(
     share.mkdir()
     keeper.tend()
     assert not mark.exists() and len(list(share.iterdir())) == 1
+
+
+HOSTILE: dict[str, dict[str, object]] = {
+    "number of what was removed": {"kind": "pruned", "first": "x"},
+    "bytes": {"kind": "answered", "bytes": "many"},
+    "specification": {"kind": "answered", "spec": 5},
+    "code": {"kind": "answered", "said": "Refused", "code": [1]},
+    "name of the run": {"kind": "answered", "run": {"a": 1}},
+    "rotation": {"kind": "rotated", "old": 5, "new": 6, "silo": 7, "signature": 8},
+    "key": {"kind": "rotated", "old": "ssh-ed25519 AAAA", "new": "x", "silo": "berlin", "signature": "00"},
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_chain_of_nonsense_is_an_error_with_a_place_and_no_stack_trace(what: str, config: SiloStartConfig) -> None:
+    """Lines that fit together, of whoever has the machine: the owner's command ended with a stack trace."""
+    AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": "00"})
+    lines = [json.loads(line) for line in log_of(config).read_bytes().splitlines()]
+    lines[-1].pop("digest")
+    raw, _ = sealed_line({**lines[-1], **HOSTILE[what]})  # type: ignore[arg-type]  # it is nonsense
+    whole = log_of(config).read_bytes().splitlines(keepends=True)
+    log_of(config).write_bytes(b"".join([*whole[:-1], raw]))
+    try:
+        found = check_audit(config)
+        assert table(found)
+    except ConfigError as error:
+        assert AUDIT in str(error)
+
+
+def test_a_pipe_in_the_place_of_a_log_stops_nobody(config: SiloStartConfig) -> None:
+    """The owner's command waited for ever, and so did the supervisor that signs."""
+    os.mkfifo(log_of(config).with_name(file_name(2)))
+
+    def read(by: Callable[[], object]) -> None:
+        with suppress(ConfigError):
+            by()
+
+    def write() -> None:
+        AuditLog(audit_place(config)).add("answered", {**LINE, "bytes": 1, "sent": "00"})
+
+    for by in (lambda: check_audit(config), HeadKeeper(config).tend, write):
+        thread = threading.Thread(target=read, args=[by], daemon=True)
+        thread.start()
+        thread.join(5.0)
+        assert not thread.is_alive()

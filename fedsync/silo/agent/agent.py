@@ -69,6 +69,8 @@ MOST_SESSIONS = 128
 
 _PAUSES = Backoff(0.2, 10.0)
 _LOOK_S = 1.0
+_ANSWER_S = 2.0
+"""Time that a hub gets for its first answer where places are rare [s]."""
 
 MOST_AT_WORK = 20
 """Limit of concurrent questions of a run; an honest server has fewer pending."""
@@ -95,6 +97,11 @@ class AgentSession:
     def unheard_s(self) -> float:
         """Time since the hub's last answer [s]."""
         return time.monotonic() - self._heard_s
+
+    @property
+    def heard(self) -> bool:
+        """Whether the hub has accepted the session."""
+        return self._patience_s == GIVE_UP_S
 
     def give_up(self) -> None:
         """End the session without a message to the hub."""
@@ -152,7 +159,7 @@ class AgentSession:
         join, after = trusted(Join.parse(session.join), session.node), 0
         line = self._line_of(join, session.secret)
         line.join()
-        if self._patience_s != GIVE_UP_S:
+        if not self.heard:
             logger.info("joined %s as %s", join.run, join.silo)
         while True:
             self._heard_s, self._breaks, self._patience_s = time.monotonic(), 0, GIVE_UP_S
@@ -291,10 +298,11 @@ class Agent:
                 self._sessions[name][0].invite(joined)
 
     def _make_room(self) -> bool:
-        """End the session with the longest silence of its hub; False if all hubs are active."""
-        name = max(self._sessions, key=lambda each: self._sessions[each][0].unheard_s)
-        session, _ = self._sessions[name]
-        if session.unheard_s < 2 * HELD_S:
+        """End the session with the longest silence of its hub, first one that never answered; False if all answer."""
+        sessions = {name: session for name, (session, _) in self._sessions.items()}
+        name = max(sessions, key=lambda each: (not sessions[each].heard, sessions[each].unheard_s))
+        session = sessions[name]
+        if session.unheard_s < (2 * HELD_S if session.heard else _ANSWER_S):
             return False
         session.give_up()
         del self._sessions[name]

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +79,15 @@ def file_name(number: int) -> str:
 
 
 def log_files(folder: Path) -> list[tuple[int, Path]]:
-    """Return the files of a log with their numbers, the oldest first."""
-    found = [(match, path) for path in folder.glob("audit-*") if (match := _FILE.fullmatch(path.name))]
-    return sorted((int(match[1]), path) for match, path in found)
+    """Return the files of a log with their numbers, the oldest first; raise `AuditBroken` for a pipe or a link."""
+    found = list[tuple[int, Path]]()
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _FILE.fullmatch(entry.name):
+                if not entry.is_file(follow_symlinks=False):
+                    raise AuditBroken(f"{entry.name} is no plain file")
+                found.append((int(match[1]), folder / entry.name))
+    return sorted(found)
 
 
 @dataclass
@@ -151,7 +159,9 @@ class AuditReader:
             raise AuditBroken(f"{place}: it does not follow the line before")
         self.n, self.digest = n, digest
         if line.get("kind") == "pruned":
-            self._pruned = int(line["first"])
+            if type(line.get("first")) is not int:
+                raise AuditBroken(f"{place}: it was changed")
+            self._pruned = line["first"]
         return line
 
     def digests(self, wanted: Collection[int]) -> dict[int, str]:

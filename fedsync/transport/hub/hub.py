@@ -200,10 +200,19 @@ class Hub:
 
 
 class _Deadlines(H11Protocol):
-    """HTTP protocol with timeouts for idle connections, unauthenticated connections and incomplete request heads."""
+    """HTTP protocol with timeouts for idle connections, unauthenticated connections and incomplete request heads.
+
+    Unauthenticated connections have half of all places; of more, the oldest gives way.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._strangers: dict[_Deadlines, None] = vars(self.server_state).setdefault("strangers", {})
+        self._strangers[self] = None
+        if len(self._strangers) > (self.limit_concurrency or 0) // 2:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
         self._busy_s, self._known, self._waiting, self._stuck = time.monotonic(), False, 0, 0
         self._timer = self.loop.call_later(STRANGER_S / 4, self._look)
 
@@ -212,6 +221,8 @@ class _Deadlines(H11Protocol):
             return
         if self.cycle is not None:
             self._known |= bool(self.cycle.scope.get(KNOWN))
+            if self._known:
+                self._strangers.pop(self, None)
             if self._known and not self.cycle.response_complete:
                 self._busy_s = time.monotonic()
         before, self._waiting = self._waiting, self.transport.get_write_buffer_size()
@@ -226,4 +237,5 @@ class _Deadlines(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._strangers.pop(self, None)
         super().connection_lost(exc)
