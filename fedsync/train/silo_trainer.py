@@ -66,6 +66,16 @@ class TrainerFacts:
         return {*self.layout.names, *self.kept_names, *self.tied_names}
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Place of a tensor among the values of a model; ``start`` is in bytes, and the same for tied tensors."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+
+
 class SiloTrainer(Protocol):
     """Trainer of one silo; not thread-safe.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsync.common import foreign
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import written_atomically
 from fedsync.common.rng import Stream, derive_seed
 from fedsync.model.chunked_arrays import give_back, spans
@@ -26,6 +27,7 @@ from fedsync.train.machine.device import seeded
 from fedsync.train.machine.model_size import FittingModel
 from fedsync.train.module_parts import frozen_digest, parts_of
 from fedsync.train.private import PrivateParts
+from fedsync.train.silo_trainer import TensorPlace
 
 logger = foreign.logger(__name__)
 
@@ -196,6 +198,38 @@ def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     if strange:
         raise ConfigError(str(path), f"the tensor {min(strange)!r} is not in the task's model", _SAME_TASK)
     return layout.join(arrays)
+
+
+def values_of(state: Mapping[str, Tensor]) -> tuple[tuple[TensorPlace, ...], bytes]:
+    """Return the places of tensors, and their values in memory layout, for `save_values` in another process."""
+    places, starts, pieces, end = list[TensorPlace](), dict[object, int](), list[bytes](), 0
+    for name, tensor in state.items():
+        one = tensor.data_ptr(), tensor.dtype, tensor.shape
+        if one not in starts or not tensor.numel():
+            starts[one] = end
+            pieces.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            end += len(pieces[-1])
+        kind = str(tensor.dtype).removeprefix("torch.")
+        places.append(TensorPlace(name, kind, tuple(tensor.shape), starts[one]))
+    return tuple(places), b"".join(pieces)
+
+
+def save_values(path: Path, places: Sequence[TensorPlace], values: NDArray[np.uint8], mode: int) -> None:
+    """Write a state dict from untrusted places and values as `save_state`; raise `RunError` if they are no tensors."""
+    found, state = dict[object, Tensor](), dict[str, Tensor]()
+    for each in places:
+        dtype, shape = getattr(torch, each.dtype, None), each.shape
+        if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
+            raise RunError(f"{each.name!r} is no tensor")
+        end = each.start + prod(shape) * dtype.itemsize
+        if not 0 <= each.start <= end <= len(values):
+            raise RunError(f"the values of {each.name!r} are missing")
+        one = each.start, dtype, shape
+        if one not in found:  # tied tensors are one
+            found[one] = torch.empty(shape, dtype=dtype)
+            found[one].view(-1).view(torch.uint8).numpy()[:] = values[each.start : end]
+        state[each.name] = found[one]
+    save_state(path, state, mode)
 
 
 class TaskModel:

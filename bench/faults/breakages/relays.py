@@ -108,13 +108,13 @@ _CHANGES: Changes = {
         ("silos-that-went-stay-in-memory", "        if len(relay.numbers) > MAX_SILOS:\n", "        if False:\n"),
         (
             "a-relay-with-nothing-to-say-is-asked-at-once",
-            "            relay.quiet_s = time.monotonic() + _PAUSE_S / 10\n",
+            "            relay.quiet_s = now_s + max(pause_s, _REST * (now_s - begun_s))\n",
             "            pass\n",
         ),
         ("a-sum-is-of-whom-a-relay-says", 'known != members.update_ids or "" in known', "False"),
         ("who-is-behind-a-relay-that-went-stays", "                self._forget(node)\n", "                pass\n"),
         ("a-model-goes-to-each-silo-of-a-region", "        if piece is payload:\n", "        if False:\n"),
-        ("what-could-not-be-read-is-never-asked-again", "return []\n", "raise\n"),
+        ("what-could-not-be-read-is-never-asked-again", "            pause_s = _PAUSE_S\n", "            raise\n"),
     ),
     "server/nodes.py": (
         (

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,27 +84,12 @@ class _RoomKeeper:
         self.layout: Layout = checked_layout(told.layout)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        import torch
-
-        from fedsync.train.weights import save_state
+        from fedsync.train.weights import save_values
 
         told, parts = self._ask(FillModel(), model, private)
         if not isinstance(told, ModelFilled) or len(parts) != 1:
             raise RunError("the training process fills no model")
-        found, tensors = dict[object, torch.Tensor](), dict[str, torch.Tensor]()
-        for each in told.tensors:
-            dtype, shape = getattr(torch, each.dtype, None), each.shape
-            if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 0:
-                raise RunError(f"the training process fills {each.name!r} with what is no tensor")
-            end = each.start + prod(shape) * dtype.itemsize
-            if not 0 <= each.start <= end <= len(parts[0]):
-                raise RunError(f"the training process fills {each.name!r} with what it does not send")
-            one = each.start, dtype, shape
-            if one not in found:  # tied tensors are one
-                found[one] = torch.empty(shape, dtype=dtype)
-                found[one].view(-1).view(torch.uint8).numpy()[:] = parts[0][each.start : end]
-            tensors[each.name] = found[one]
-        save_state(path, tensors, OWNER_FILE)
+        save_values(path, told.tensors, parts[0], OWNER_FILE)
 
     def end(self) -> None:
         self._process.end()

@@ -23,7 +23,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.silo_trainer import TrainerFacts
+from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 Part = NDArray[np.uint8]
 
@@ -150,20 +150,10 @@ class KeeperBuilt:
 
 
 @dataclass(frozen=True, slots=True)
-class FilledTensor:
-    """Tensor of a model, with its type's name and its start in the only part [bytes]; tied tensors have one start."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
 class ModelFilled:
-    """All tensors of a model."""
+    """All tensors of a model, and their values in the only part."""
 
-    tensors: tuple[FilledTensor, ...]
+    tensors: tuple[TensorPlace, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedsync.common import codec, foreign
 from fedsync.common.environment import FLOWER_IDS
@@ -32,7 +31,6 @@ from fedsync.silo.room.room_messages import (
     BuildTrainer,
     CurrentLine,
     EvaluateGiven,
-    FilledTensor,
     HaltOrder,
     InitialModelBuilt,
     KeeperBuilt,
@@ -54,7 +52,7 @@ from fedsync.train.batches import hand_over_by_value
 from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine.throttle import Throttle
-from fedsync.train.weights import read_state
+from fedsync.train.weights import read_state, values_of
 
 logger = foreign.logger(__name__)
 
@@ -179,16 +177,8 @@ def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
             return
         with guarded():
             keeper.save_model(file, parts[0].view(np.float32), parts[1].tobytes())
-        told, starts, pieces, end = list[FilledTensor](), dict[object, int](), list[bytes](), 0
-        for name, tensor in read_state(file).items():
-            one = tensor.data_ptr(), tensor.dtype, tensor.shape
-            if one not in starts or not tensor.numel():
-                starts[one] = end
-                pieces.append(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-                end += len(pieces[-1])
-            kind = str(tensor.dtype).removeprefix("torch.")
-            told.append(FilledTensor(name, kind, tuple(tensor.shape), starts[one]))
-        channel.send(ModelFilled(tuple(told)), b"".join(pieces))
+        places, values = values_of(read_state(file))
+        channel.send(ModelFilled(places), values)
 
 
 def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttle | None, TrainerBuilt]:
