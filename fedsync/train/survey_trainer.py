@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,7 +39,41 @@ class _Sheet:
         return {name: torch.from_numpy(part.copy()) for name, part in self.layout.split(self.vector).items()}
 
 
-class SurveyTrainer(LocalTrainer):
+class SheetTrainer(LocalTrainer):
+    """Base of trainers that add a silo's sums to an empty model of sums; an order is one step."""
+
+    def __init__(self, name: str, layout: Layout, options: LocalOptions, rows: int, table: TableForm | None) -> None:
+        self._sheet, self._rows = _Sheet(layout), rows
+        super().__init__(name, self._sheet, self._sheet, torch.device("cpu"), options)
+        self.table = table
+
+    @property
+    def examples(self) -> int:
+        return self._rows
+
+    def initial_model(self) -> Vector:
+        return np.zeros(self._sheet.layout.size, dtype=np.float32)
+
+    def _begin(self, order: WorkOrder) -> None:
+        """Do nothing: there is no state to reset."""
+
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
+        pace = begin()
+        self._sheet.vector = self._sheet.vector + self._next(self._sheet.vector)
+        pace.jump(order.max_steps)
+        pace.finish()
+        return LoopResult(pace, None, cursor)
+
+    @abstractmethod
+    def _next(self, sums: Vector) -> Vector:
+        """Return what the silo adds to the sums of earlier rounds, float32 [layout.size]."""
+
+    def _evaluate(self, split: Split) -> Evaluation:
+        """Return an empty evaluation: sums have no score."""
+        return Evaluation(0.0, 0.0, 0)
+
+
+class SurveyTrainer(SheetTrainer):
     """Trainer that adds a silo's sums to an empty model: column sums in the first round, bin counts in the second.
 
     The model shows which round it is. A repeated order, in any process, therefore gives the same update.
@@ -63,36 +98,12 @@ class SurveyTrainer(LocalTrainer):
         kinds = tuple((column, column in columns.numbers) for column in columns.names)
         self._form = SurveyForm(places, len(columns.classes), kinds, bins)
         self._place, self._columns, self._ranges = place, columns, ranges
-        self._sheet = _Sheet(self._form.layout)
-        super().__init__(name, self._sheet, self._sheet, torch.device("cpu"), options)
-        self.table = table
+        super().__init__(name, self._form.layout, options, columns.rows, table)
 
-    @property
-    def examples(self) -> int:
-        return self._columns.rows
-
-    def initial_model(self) -> Vector:
-        return np.zeros(self._form.layout.size, dtype=np.float32)
-
-    def _begin(self, order: WorkOrder) -> None:
-        """Do nothing: there is no state to reset."""
-
-    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
-        pace = begin()
-        self._sheet.vector = self._sheet.vector + self._next()
-        pace.jump(order.max_steps)
-        pace.finish()
-        return LoopResult(pace, None, cursor)
-
-    def _next(self) -> Vector:
-        form, sums = self._form, read_sums(self._form, self._sheet.vector)
-        if sums is None:
+    def _next(self, sums: Vector) -> Vector:
+        form, read = self._form, read_sums(self._form, sums)
+        if read is None:
             return first_vector(form, self._place, self._columns)
-        if not form.bins or any(column.bins for column in sums.numbers.values()):
+        if not form.bins or any(column.bins for column in read.numbers.values()):
             return self.initial_model()
-        edges = edges_of(sums, self._ranges, form.bins)
-        return second_vector(form, self._place, self._columns, edges)
-
-    def _evaluate(self, split: Split) -> Evaluation:
-        """Return an empty evaluation: a survey has no score."""
-        return Evaluation(0.0, 0.0, 0)
+        return second_vector(form, self._place, self._columns, edges_of(read, self._ranges, form.bins))

@@ -199,10 +199,10 @@ def test_a_survey_of_fewer_silos_than_may_begin_ends_the_run(
 ) -> None:
     follow = SurveyTrainer._next
 
-    def failing(self: SurveyTrainer) -> Vector:
+    def failing(self: SurveyTrainer, sums: Vector) -> Vector:
         if self._place == 0:
             raise ConfigError("task", "its rows cannot be read", "Mend the file")
-        return follow(self)
+        return follow(self, sums)
 
     monkeypatch.setattr(SurveyTrainer, "_next", failing)
     with pytest.raises(RunError, match=r"of 2 silos, and min_silos is 3: a is missing .* cannot be read"):

@@ -5,10 +5,8 @@ run's encryption, and all silos receive the sum. All values are integers. A cell
 and lies within +-2^42 (4e12); its square is the square of that integer. So sums are exact for any order of silos, and
 all results have the same bits everywhere.
 
-The transported values are means over silos, float32, on a grid of at most 16 bits. So each integer is cut into limbs of
-8 bits, lowest first; the highest limb has the sign. A limb is sent divided by 16, because silos agree on ranges up to
-16 before anything is sent. The mean of limbs times the number of silos is an integer again. The vector itself contains
-the number of silos: each silo puts 255 at its own place, and the mean at that place yields the number.
+The transported values are limbs of these integers (`fedsync.evaluation.survey.sum_limbs`). The vector itself contains the
+number of silos: each silo puts 255 at its own place, and the mean at that place yields the number.
 
 | tensor | content | round |
 |---|---|---|
@@ -31,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.evaluation.survey.sum_limbs import FULL, NEAR, SHARE, LimbReader, limbs, sent, silos_of, spoiled
 from fedsync.model.layout import Layout, Vector
 
 UNIT_BITS = 40
@@ -38,15 +37,10 @@ UNIT_BITS = 40
 MOST_CELL = 2.0**42
 """Largest magnitude of a cell."""
 
-MOST_SILOS = 128
-"""Largest number of silos for which float32 means yield exact integers."""
 
-_LIMB, _FULL = 8, 255
-_SHARE = 16
 _COUNT, _SUM, _SQUARES = 4, 15, 25
 _MOMENTS = _COUNT + _SUM + _SQUARES
 _NUMBER, _TEXT, _SILOS, _ROWS = "number ", "text ", "silos", "rows"
-_NEAR = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +119,18 @@ def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
 
     Raises `ConfigError` if a cell is too large.
     """
-    parts: list[int] = [*_present(form, place, 0), *_limbs(columns.rows, _COUNT)]
+    parts: list[int] = [*_present(form, place, 0), *limbs(columns.rows, _COUNT)]
     for count in columns.classes:
-        parts += _limbs(count, _COUNT)
-    parts.append(_FULL)
+        parts += limbs(count, _COUNT)
+    parts.append(FULL)
     for name, numeric in form.columns:
         if numeric:
             cells = _whole(columns.numbers[name], f"{columns.file}, column {name!r}")
-            sums = _limbs(sum(cells), _SUM) + _limbs(sum(cell * cell for cell in cells), _SQUARES)
-            parts += [*_limbs(len(cells), _COUNT), *sums, *[0] * (form.bins * _COUNT), _FULL]
+            sums = limbs(sum(cells), _SUM) + limbs(sum(cell * cell for cell in cells), _SQUARES)
+            parts += [*limbs(len(cells), _COUNT), *sums, *[0] * (form.bins * _COUNT), FULL]
         else:
-            parts += [*_limbs(columns.texts[name], _COUNT), _FULL]
-    return _sent(parts)
+            parts += [*limbs(columns.texts[name], _COUNT), FULL]
+    return sent(parts)
 
 
 def second_vector(form: SurveyForm, place: int, columns: Columns, edges: Mapping[str, NDArray[np.float64]]) -> Vector:
@@ -144,39 +138,39 @@ def second_vector(form: SurveyForm, place: int, columns: Columns, edges: Mapping
 
     The first and last bins are open, so nobody learns a smallest or largest cell.
     """
-    parts = [*_present(form, place, 1), *[0] * ((1 + form.classes) * _COUNT), _FULL]
+    parts = [*_present(form, place, 1), *[0] * ((1 + form.classes) * _COUNT), FULL]
     for name, numeric in form.columns:
         if numeric:
             cells = columns.numbers[name]
             at = np.searchsorted(edges[name][1:-1], cells[~np.isnan(cells)], side="right")
             counts = np.bincount(at, minlength=form.bins).tolist()
-            parts += [*[0] * _MOMENTS, *[limb for count in counts for limb in _limbs(count, _COUNT)], _FULL]
+            parts += [*[0] * _MOMENTS, *[limb for count in counts for limb in limbs(count, _COUNT)], FULL]
         else:
-            parts += [*[0] * _COUNT, _FULL]
-    return _sent(parts)
+            parts += [*[0] * _COUNT, FULL]
+    return sent(parts)
 
 
 def read_sums(form: SurveyForm, vector: Vector) -> SurveySums | None:
     """Read sums from the mean of silos' vectors; None before the first round, `ProtocolError` for an invalid mean."""
     parts = {name: part.reshape(-1).astype(np.float64) for name, part in form.layout.split(vector).items()}
     silos = parts[_SILOS][:-1].reshape(2, form.places)
-    first, second = (_count(place) for place in silos)
+    first, second = (silos_of(place) for place in silos)
     if not first:
         return None
     # The expected guard is the sum of two means of 255, or one before the second round, for any set of silos.
-    guard = _FULL / _SHARE * (1 + bool(second))
-    if any(abs(part[-1] - guard) > _NEAR / _SHARE for part in parts.values()):
-        raise _spoiled("a guard is not what all silos send")
-    rows = _LimbReader(parts[_ROWS][:-1], first)
+    guard = FULL / SHARE * (1 + bool(second))
+    if any(abs(part[-1] - guard) > NEAR / SHARE for part in parts.values()):
+        raise spoiled("a guard is not what all silos send")
+    rows = LimbReader(parts[_ROWS][:-1], first)
     whole, classes = rows.take(_COUNT), tuple(rows.take(_COUNT) for _ in range(form.classes))
     numbers, texts = {}, {}
     for name, numeric in form.columns:
         part = parts[(_NUMBER if numeric else _TEXT) + name][:-1]
         if not numeric:
-            texts[name] = _LimbReader(part, first).take(_COUNT)
+            texts[name] = LimbReader(part, first).take(_COUNT)
             continue
-        reader = _LimbReader(part[:_MOMENTS], first)
-        binned = _LimbReader(part[_MOMENTS:], second)
+        reader = LimbReader(part[:_MOMENTS], first)
+        binned = LimbReader(part[_MOMENTS:], second)
         bins = tuple(binned.take(_COUNT) for _ in range(form.bins)) if second else ()
         numbers[name] = NumberSums(reader.take(_COUNT), reader.take(_SUM), reader.take(_SQUARES), bins)
     sums = SurveySums(first, whole, classes, numbers, texts)
@@ -188,42 +182,17 @@ def _check(sums: SurveySums) -> None:
     known = [*(column.known for column in sums.numbers.values()), *sums.texts.values()]
     counts = [*sums.classes, *(count for column in sums.numbers.values() for count in column.bins)]
     if sums.rows < sums.silos or sum(sums.classes) != sums.rows or any(count < 0 for count in counts):
-        raise _spoiled(f"{sums.silos} silos have {sums.rows} rows, and classes of {sums.classes}")
+        raise spoiled(f"{sums.silos} silos have {sums.rows} rows, and classes of {sums.classes}")
     if not all(0 <= count <= sums.rows for count in known):
-        raise _spoiled(f"of {sums.rows} rows a column has more, or fewer than none")
+        raise spoiled(f"of {sums.rows} rows a column has more, or fewer than none")
     for name, column in sums.numbers.items():
         if column.known * column.squares < column.total**2:
-            raise _spoiled(f"no numbers have the sums of {name!r}")
-
-
-class _LimbReader:
-    """Reader of integers from a mean of ``silos`` vectors, float64 [values]."""
-
-    def __init__(self, part: NDArray[np.float64], silos: int) -> None:
-        sums = part * (_SHARE * silos)
-        whole = np.rint(sums)
-        if silos and np.abs(sums - whole).max(initial=0.0) > _NEAR:
-            raise _spoiled("it is not of whole numbers")
-        self._limbs = iter(whole.astype(np.int64).tolist())
-
-    def take(self, limbs: int) -> int:
-        return sum(next(self._limbs) << (_LIMB * at) for at in range(limbs))
-
-
-def _count(places: NDArray[np.float64]) -> int:
-    """Return the number of silos whose marks are in a mean: each mark is 255 sixteenths over that number."""
-    marks = places[places > 0]
-    if not marks.size:
-        return 0
-    silos = round(_FULL / _SHARE / float(marks.min()))
-    if silos > MOST_SILOS:
-        raise _spoiled(f"it is said to be of {silos} silos, at most {MOST_SILOS}")
-    return silos
+            raise spoiled(f"no numbers have the sums of {name!r}")
 
 
 def _present(form: SurveyForm, place: int, round_: int) -> Iterator[int]:
     mine = round_ * form.places + place
-    return (_FULL if at in (mine, 2 * form.places) else 0 for at in range(2 * form.places + 1))
+    return (FULL if at in (mine, 2 * form.places) else 0 for at in range(2 * form.places + 1))
 
 
 def _whole(cells: NDArray[np.float64], place: str) -> list[int]:
@@ -232,20 +201,3 @@ def _whole(cells: NDArray[np.float64], place: str) -> list[int]:
     if np.abs(known).max(initial=0.0) > MOST_CELL:
         raise ConfigError(place, f"a cell is beyond {MOST_CELL:.4g}", "Use a larger unit, or ignore the column")
     return [int(cell) for cell in np.rint(np.ldexp(known, UNIT_BITS)).tolist()]
-
-
-def _limbs(number: int, count: int) -> list[int]:
-    """Cut an integer into limbs, lowest first; the highest limb has the sign."""
-    low = [(number >> (_LIMB * at)) & _FULL for at in range(count - 1)]
-    high = number >> (_LIMB * (count - 1))
-    if not -(_FULL + 1) // 2 <= high <= _FULL // 2:
-        raise ConfigError("task", "the silo has more rows than a survey can count", "Leave the survey out")
-    return [*low, high]
-
-
-def _sent(parts: Sequence[int]) -> Vector:
-    return np.array(parts, dtype=np.float32) / np.float32(_SHARE)
-
-
-def _spoiled(detail: str) -> ProtocolError:
-    return ProtocolError("sum of silos", "survey", detail)
