@@ -18,7 +18,7 @@ from fedsync.model.layout import Vector
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
-from fedsync.train.survey_trainer import SurveyTrainer
+from fedsync.train.surveys.survey_trainer import SurveyTrainer
 
 NAMES = ("a", "b", "c")
 CIPHERS = [

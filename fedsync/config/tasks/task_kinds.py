@@ -307,7 +307,7 @@ class SurveyConfig(OwnLoopSection):
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.tasks.task_protocol import SiloSlot
-        from fedsync.train.survey_trainer import SurveyTrainer
+        from fedsync.train.surveys.survey_trainer import SurveyTrainer
 
         task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
         columns, asked = task.columns(slot), self.statistics
