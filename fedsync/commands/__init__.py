@@ -13,7 +13,7 @@ from fedsync.commands.page import page
 from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
-from fedsync.commands.statistics import statistics
+from fedsync.commands.statistics import statistics, survival
 from fedsync.commands.tune import tune
 from fedsync.commands.validate import schema, validate
 from fedsync.commands.watch import watch
@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
     app.command()(schema)
     app.command()(statistics)
+    app.command()(survival)
     app.command()(tune)
     app.command()(validate)
     app.command()(watch)

@@ -1,15 +1,19 @@
-"""Command ``fedsync statistics``: column statistics of all silos, collected before a run."""
+"""Commands ``fedsync statistics`` and ``fedsync survival``: what all silos found out together about their rows."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsync.common.errors import ConfigError
+from fedsync.common.files import check_result, write_result
 from fedsync.observe.terminal import Terminal
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def statistics(
@@ -31,3 +35,58 @@ def statistics(
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(str(path), "this is no file of statistics", "Name the folder of a run") from error
     Terminal().print(table)
+
+
+def survival(
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="Folder of a run of survival analysis.")] = None,
+    silo: Annotated[
+        Path | None, typer.Option("--silo", metavar="FILE", help="At a real silo: its silo.yaml, in the place of DIR.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", help="At a real silo: which run; the newest.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON to write.")] = None,
+) -> None:
+    """Show survival curves, log-rank test and Cox regression over all silos' persons."""
+    from fedsync.ops.survival_results import result_here, result_of_run
+
+    if (folder is None) == (silo is None):
+        raise ConfigError(
+            "fedsync survival", "a run or a silo's file is needed, one of them", "Add DIR, or --silo FILE"
+        )
+    if out is not None:
+        check_result(out, "--out")
+    found = result_of_run(folder) if folder is not None else result_here(Path(str(silo)), run)
+    console = Terminal()
+    for table in _tables(found):
+        console.print(table)
+    if out is not None:
+        write_result(out, (json.dumps(found, indent=2) + "\n").encode())
+        console.print(f"File: {out}", soft_wrap=True)
+
+
+def _tables(found: dict[str, Any]) -> list[Table]:
+    from fedsync.observe.tables import new_table
+
+    tables = []
+    for curve in found["curves"]:
+        title = f"Survival, {curve['group']}: {curve['persons']} persons of {found['silos']} silos"
+        table = new_table(title, "time", "survival", "95 % interval", "left")
+        lines = zip(*(curve[name] for name in ("times", "survival", "low", "high", "left")), strict=True)
+        for time, share, low, high, left in lines:
+            table.add_row(f"{time:g}", f"{share:.4f}", f"{low:.4f} .. {high:.4f}", str(left))
+        tables.append(table)
+    if "log_rank" in found:
+        test = found["log_rank"]
+        table = new_table("Log-rank test of the groups", "chi-squared", "degrees", "p")
+        table.add_row(f"{test['statistic']:.4f}", str(test["degrees"]), f"{test['p']:.3g}")
+        tables.append(table)
+    if "cox" in found:
+        cox = found["cox"]
+        state = "" if cox["converged"] else "; not converged: raise survival.steps"
+        counted = "" if cox["persons"] is None else f", {cox['persons']} persons, {cox['events']} events"
+        title = f"Cox regression{counted}{state}"
+        table = new_table(title, "covariate", "coefficient", "error", "hazard ratio", "95 % interval", "p")
+        for each in cox["covariates"]:
+            numbers = [f"{each[name]:.4f}" for name in ("coefficient", "error", "ratio")]
+            table.add_row(each["covariate"], *numbers, f"{each['low']:.4f} .. {each['high']:.4f}", f"{each['p']:.3g}")
+        tables.append(table)
+    return tables

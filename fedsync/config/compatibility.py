@@ -10,6 +10,7 @@ from fedsync.config.private_runs import check_private
 from fedsync.config.sections.selecting import needs_single_silos
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
+from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
 
 AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
@@ -29,6 +30,7 @@ def check_together(config: StrategySections) -> None:
         _compares,
         _begins_with_versions,
         _statistics_add_up,
+        _survives,
         _travels_in_the_clear,
         _can_be_added,
         _steps,
@@ -176,6 +178,35 @@ def _statistics_add_up(config: StrategySections) -> None:
                 f"aggregation.kind {config.aggregation.kind!r} does not fit task.kind {config.task.kind}: its model "
                 "is a mean of statistics; choose fedavg"
             )
+
+
+def _survives(config: StrategySections) -> None:
+    task = config.task
+    if isinstance(task, CsvConfig) and task.time is not None and config.privacy is not None:
+        raise ValueError(f"privacy.kind {config.privacy.kind!r}: a Cox loss compares rows, so no row has a gradient")
+    if not isinstance(task, SurveyConfig) or task.survival is None:
+        return
+    sealed = sealing(config.cipher)
+    problems = {
+        f"takes {task.survival.rounds} rounds; write stop: {{rounds: {task.survival.rounds}}}": (
+            config.stop.rounds != task.survival.rounds
+        ),
+        "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer": (
+            config.aggregation.kind != "fedavg"
+            or getattr(config.aggregation, "weight", "") != "silo"
+            or config.server_optimizer is not None
+        ),
+        "needs all silos in each round; write barrier: {kind: bsp, complete: true}": (
+            config.barrier.kind != "bsp" or not getattr(config.barrier, "complete", False)
+        ),
+        "needs sealed sums of 16 bits, of two silos or more; leave bits and only out, and write members: 2": (
+            sealed is not None and (sealed.bits != 16 or bool(sealed.only) or sealed.members == 1)
+        ),
+        "has no metrics; write evaluation: {metrics: []}": config.evaluation.metrics != [],
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ValueError(f"task.survival {problem}")
 
 
 def _travels_in_the_clear(config: StrategySections) -> None:

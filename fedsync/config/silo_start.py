@@ -94,9 +94,14 @@ class LimitsConfig(Section):
     """Smallest count of cells that statistics of columns may disclose, and that a column may be standardised by; the
     minimum for ``task.statistics.least``."""
 
+    times: Annotated[int, Field(ge=1)] = 60
+    """Largest number of times at which survival analysis may count events and censored persons
+    (``task.survival.grid``). Whoever has the keys of a silo can read these counts, of all silos together: the finer the
+    grid, the nearer they are to the times of single persons."""
+
     surveys_per_hour: Annotated[int, Field(ge=1)] = 24
     """Maximum number of survey orders within any hour, over all runs and restarts; a survey takes two or three orders,
-    which ask for the content of the columns of the silo's table. Anyone who reads two surveys of different sets of
+    and survival analysis one more than ``survival.steps``. Anyone who reads two surveys of different sets of
     silos can compute the sums of the silos that differ."""
 
 

@@ -29,7 +29,7 @@ logger = foreign.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class TableRows:
     """Contents of one silo's file: feature columns, labels and the rows of each split."""
 
     table: Table
@@ -126,8 +126,8 @@ class CsvTask(Task):
             raise ConfigError("task.files", problem, "Ask a silo for the model")
         inputs = self._read[2]
         if self._model == "logistic":
-            return nn.Linear(inputs, self._classes)
-        return nn.Sequential(nn.Linear(inputs, self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._classes))
+            return nn.Linear(inputs, self._outputs())
+        return nn.Sequential(nn.Linear(inputs, self._hidden), nn.ReLU(), nn.Linear(self._hidden, self._outputs()))
 
     def metrics(self) -> tuple[AnyMetric, ...]:
         return classification(self._classes)
@@ -143,8 +143,9 @@ class CsvTask(Task):
                     remedy += "under standardise: federated give all silos the same columns"
                     raise ConfigError("task.standardise", problem, remedy)
         features = encode(rows.table, rows.columns, rows.train, self._scales, by_row=self._by_row)
-        validation = None if rows.validation is None else _select(features, rows.labels, rows.validation)
-        train, test = (_select(features, rows.labels, split) for split in (rows.train, rows.test))
+        targets = self._targets(rows)
+        validation = None if rows.validation is None else _select(features, targets, rows.validation)
+        train, test = (_select(features, targets, split) for split in (rows.train, rows.test))
         return SiloData(train, test, validation)
 
     def persons(self, slot: SiloSlot, column: str) -> NDArray[np.int64]:
@@ -171,7 +172,17 @@ class CsvTask(Task):
         classes = np.bincount(rows.labels[train], minlength=self._classes).tolist()
         return Columns(rows.table.file, classes, numbers, texts, [one.name for one in rows.columns])
 
-    def _rows(self, slot: SiloSlot) -> _Rows:
+    def _outputs(self) -> int:
+        return self._classes
+
+    def _targets(self, rows: TableRows) -> NDArray[np.int64] | NDArray[np.float32]:
+        return rows.labels
+
+    def _forms(self, table: Table) -> TableForm:
+        """Columns besides target and features, which silos must have alike."""
+        return ()
+
+    def _rows(self, slot: SiloSlot) -> TableRows:
         if not self._everywhere and slot.count != len(self._files):
             raise ConfigError(
                 "task.files", f"{len(self._files)} files for {slot.count} silos", "Name exactly one file a silo"
@@ -183,20 +194,20 @@ class CsvTask(Task):
         )
         labels = self._labels(table)
         target = ColumnForm.of(self._target, f"target of {self._classes} classes", self._rules.get(self._target, PLAIN))
-        form = tuple(sorted([target, *(one.form for one in columns)], key=lambda one: one.name))
+        form = tuple(sorted([target, *self._forms(table), *(one.form for one in columns)], key=lambda one: one.name))
         inferred = {one.form: one.gaps for one in columns if one.name not in self._rules}
         if self._read is None and inferred:
             logger.info("%s: %s", slot.name, described(inferred))
         self.inferred = inferred
         self._read = slot, form, sum(one.width for one in columns)
         if self._by_row:
-            return _Rows(
+            return TableRows(
                 table, columns, form, labels, *by_number(len(labels), self._test_share, self._validation, slot)
             )
         rest, test = stratified(labels, self._test_share, slot.seed, slot.name)
         train, validation = held_out(labels[rest], self._validation, slot)
         held = None if validation is None else rest[validation]
-        return _Rows(table, columns, form, labels, rest[train], test, held)
+        return TableRows(table, columns, form, labels, rest[train], test, held)
 
     def _features(self, table: Table) -> list[str]:
         named = {"task.target": (self._target,), "task.ignore": sorted(self._ignore), **self._declared}
@@ -263,5 +274,7 @@ def look_at(make: Callable[[], CsvTask], silos: Sequence[str], seed: int) -> lis
     return [described({one: gaps[one.name] for one in first if one.name in gaps})] if gaps else []
 
 
-def _select(features: NDArray[np.float32], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> TensorDataset:
-    return TensorDataset(torch.from_numpy(features[rows]), torch.from_numpy(labels[rows]))
+def _select(
+    features: NDArray[np.float32], targets: NDArray[np.int64] | NDArray[np.float32], rows: NDArray[np.int64]
+) -> TensorDataset:
+    return TensorDataset(torch.from_numpy(features[rows]), torch.from_numpy(targets[rows]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
@@ -28,6 +29,7 @@ from fedsync.config.tasks.sampled_tasks import (
     Share,
     TaskSection,
 )
+from fedsync.config.tasks.survival_task import SurvivalConfig
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.policies.schema import Chosen
@@ -153,6 +155,11 @@ class CsvConfig(TaskSection):
     target: str
     """Column to predict."""
 
+    time: str | None = None
+    """Column with the time of each person's event, or until which the person was followed, above 0. With it, the target
+    says whether the event happened (1, or above ``positive_above``), and the model is a Cox model: one output, the
+    logarithm of the hazard. Batches of 32 and more make better steps, as only persons of one batch are compared."""
+
     classes: Annotated[int, Field(ge=2)] = 2
     """Number of classes."""
 
@@ -219,7 +226,12 @@ class CsvConfig(TaskSection):
     def build(self, *, by_row: bool = False) -> CsvTask:
         from fedsync.tasks.csv_ import CsvTask
 
-        return CsvTask(
+        make: Callable[..., CsvTask] = CsvTask
+        if self.time is not None:
+            from fedsync.tasks.cox import CoxTask
+
+            make = partial(CoxTask, self.time)
+        return make(
             files=tuple(self.files or (str(self.file),)),
             everywhere=self.files is None,
             target=self.target,
@@ -289,6 +301,15 @@ class SurveyConfig(OwnLoopSection):
     of: CsvConfig
     """Task whose columns are surveyed."""
 
+    survival: SurvivalConfig | None = None
+    """Survival analysis in the place of statistics of columns; see docs/survival.md."""
+
+    @model_validator(mode="after")
+    def _survives(self) -> Self:
+        if self.survival is not None:
+            self.survival.check(self.of)
+        return self
+
     @property
     def statistics(self) -> ColumnStatisticsConfig:
         return self.of.survey() or ColumnStatisticsConfig()
@@ -309,6 +330,8 @@ class SurveyConfig(OwnLoopSection):
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.surveys.survey_trainer import SurveyTrainer
 
+        if self.survival is not None:
+            return self.survival.trainer(self.of, site, slots, options)
         task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
         columns, asked = task.columns(slot), self.statistics
         if columns is None:

@@ -5,7 +5,7 @@ run's encryption, and all silos receive the sum. All values are integers. A cell
 and lies within +-2^42 (4e12); its square is the square of that integer. So sums are exact for any order of silos, and
 all results have the same bits everywhere.
 
-The transported values are limbs of these integers (`fedsync.evaluation.survey.sum_limbs`). The vector itself contains the
+The transported values are limbs of these integers (`fedsync.evaluation.survey.sum_limbs`). The vector itself has the
 number of silos: each silo puts 255 at its own place, and the mean at that place yields the number.
 
 | tensor | content | round |
@@ -38,7 +38,10 @@ MOST_CELL = 2.0**42
 """Largest magnitude of a cell."""
 
 
-_COUNT, _SUM, _SQUARES = 4, 15, 25
+MOMENT_LIMBS = 4, 15, 25
+"""Limbs of a count, of a sum of cells and of a sum of their squares."""
+
+_COUNT, _SUM, _SQUARES = MOMENT_LIMBS
 _MOMENTS = _COUNT + _SUM + _SQUARES
 _NUMBER, _TEXT, _SILOS, _ROWS = "number ", "text ", "silos", "rows"
 
@@ -125,7 +128,7 @@ def first_vector(form: SurveyForm, place: int, columns: Columns) -> Vector:
     parts.append(FULL)
     for name, numeric in form.columns:
         if numeric:
-            cells = _whole(columns.numbers[name], f"{columns.file}, column {name!r}")
+            cells = whole_cells(columns.numbers[name], f"{columns.file}, column {name!r}")
             sums = limbs(sum(cells), _SUM) + limbs(sum(cell * cell for cell in cells), _SQUARES)
             parts += [*limbs(len(cells), _COUNT), *sums, *[0] * (form.bins * _COUNT), FULL]
         else:
@@ -195,7 +198,7 @@ def _present(form: SurveyForm, place: int, round_: int) -> Iterator[int]:
     return (FULL if at in (mine, 2 * form.places) else 0 for at in range(2 * form.places + 1))
 
 
-def _whole(cells: NDArray[np.float64], place: str) -> list[int]:
+def whole_cells(cells: NDArray[np.float64], place: str) -> list[int]:
     """Return known cells in units of 2^-40; scaling by a power of two is exact, only the rounding loses anything."""
     known = cells[~np.isnan(cells)]
     if np.abs(known).max(initial=0.0) > MOST_CELL:

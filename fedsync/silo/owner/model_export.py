@@ -116,8 +116,9 @@ def kept_runs(trainers: Path) -> list[KeptRun]:
         copy = folder / COPY
         try:
             text, at_s = Identity.load(folder).text, copy.stat().st_mtime
-            if json.loads(text.spec)["task"]["kind"] == _SURVEY:
-                continue  # a survey leaves sums, but no model
+            task = json.loads(text.spec)["task"]
+            if task["kind"] == _SURVEY and not task.get("survival"):
+                continue  # a survey of columns leaves sums, which the following run has
             # Grouped by the whole text, because a server may give two runs the same name.
             found.setdefault(text, []).append((at_s, copy))
         except (OSError, ValueError, KeyError):  # no model yet, or from another version of FedSync

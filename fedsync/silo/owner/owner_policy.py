@@ -193,6 +193,11 @@ class OwnerPolicy(Section):
             problem = f"counts from {asked.least} on are told, and this silo's owner allows {self.limits.statistics}"
             remedy = f"Write least: {self.limits.statistics}, or have the owner lower limits.statistics in silo.yaml"
             raise OwnerRefusal("task.statistics.least", problem, remedy)
+        survival = task.survival if isinstance(task, SurveyConfig) else None
+        if self.limits is not None and survival is not None and len(survival.times) > self.limits.times:
+            problem = f"the grid has {len(survival.times)} times, and this silo's owner allows {self.limits.times}"
+            remedy = "Write a coarser grid, or have the owner raise limits.times in silo.yaml"
+            raise OwnerRefusal("task.survival.grid", problem, remedy)
 
     @property
     def confines(self) -> bool:

@@ -1,0 +1,131 @@
+"""Configuration of survival analysis over sealed sums, ``survival`` of the task ``survey``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+
+from pydantic import Field, model_validator
+
+from fedsync.common.errors import ConfigError
+from fedsync.config.sections.section import Section
+from fedsync.policies.schema import Positive
+
+if TYPE_CHECKING:
+    from fedsync.client.silo_facts import Silo
+    from fedsync.evaluation.survey.survival_sums import SurvivalForm
+    from fedsync.tasks.csv_ import CsvTask
+    from fedsync.train.local_trainer import LocalTrainer
+    from fedsync.train.options import LocalOptions
+
+_MOST_VALUES = 4_000_000
+
+
+class FollowedTable(Protocol):
+    """Part of a `CsvConfig` that survival analysis uses."""
+
+    target: str
+    time: str | None
+    ignore: list[str]
+
+    @property
+    def columns(self) -> Mapping[str, Any]: ...
+
+    def survey(self) -> Any: ...
+
+    def build(self) -> CsvTask: ...
+
+
+class GridConfig(Section):
+    """Equal distances in the public grid of times."""
+
+    every: Positive
+    """Distance of two times, in the unit of the column ``of.time``."""
+
+    until: Positive
+    """The grid ends at the first multiple of ``every`` that is not below this time."""
+
+
+class SurvivalConfig(Section):
+    """Kaplan-Meier curves, log-rank test and Cox regression over the rows of all silos, test rows included."""
+
+    grid: GridConfig | Annotated[list[Positive], Field(min_length=1)]
+    """Public times, as in ``{every: 30, until: 1000}``, or a list. Times are rounded up to the grid; a person who is
+    followed beyond the grid is censored at its end. A silo's owner limits their number (``limits.times``)."""
+
+    group: str | None = None
+    """Column of ``of`` with ``categories``: one curve for each category, and their log-rank test. Left out, one curve
+    of all persons. Persons without a known category are left out."""
+
+    covariates: list[str] = Field(default_factory=list)
+    """Columns of the Cox regression; left out, none. A column with ``categories`` gives one covariate for each category
+    but the first. Persons with a missing covariate are left out of the regression."""
+
+    steps: Annotated[int, Field(ge=1, le=20)] = 6
+    """Newton steps of the Cox regression; each is a round of the run."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> Self:
+        times = self.times
+        if not all(isfinite(time) for time in times) or any(one >= other for one, other in pairwise(times)):
+            raise ValueError("grid has times that do not rise; write each time once, the smallest first")
+        if len(set(self.covariates)) != len(self.covariates):
+            raise ValueError("covariates has a column twice; list each once")
+        return self
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        if not isinstance(self.grid, GridConfig):
+            return tuple(self.grid)
+        count = max(1, -int(-self.grid.until // self.grid.every))
+        if count > _MOST_VALUES:
+            raise ValueError(f"grid has {count} times; write a larger every")
+        return tuple(self.grid.every * (at + 1) for at in range(count))
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that the run needs."""
+        return 1 + (self.steps if self.covariates else 0)
+
+    def check(self, of: FollowedTable) -> None:
+        """Raise ValueError if the table does not fit."""
+        if of.time is None:
+            raise ValueError("survival needs times; write of.time: the column with the time of each person")
+        named = [*([] if self.group is None else [self.group]), *self.covariates]
+        for name in named:
+            if name in (of.target, of.time, *of.ignore):
+                raise ValueError(f"survival uses the column {name!r}, which is the target, the time or ignored")
+            if name == self.group and len(of.columns[name].categories if name in of.columns else ()) < 2:
+                raise ValueError(f"survival.group {name!r} has no categories; write two or more in of.columns")
+        if self.form(of, 1).layout.size > _MOST_VALUES:
+            raise ValueError("survival has too many sums; write fewer covariates, times or steps")
+
+    def form(self, of: FollowedTable, silos: int) -> SurvivalForm:
+        from fedsync.evaluation.survey.survival_sums import SurvivalForm
+
+        groups = () if self.group is None else tuple(of.columns[self.group].categories)
+        names = tuple(name if category is None else f"{name} {category}" for name, _, category in self._covariates(of))
+        asked = of.survey()
+        return SurvivalForm(silos, self.times, groups, names, self.steps, 5 if asked is None else asked.least)
+
+    def trainer(self, of: FollowedTable, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+        from fedsync.tasks.cox import CoxTask
+        from fedsync.tasks.task_protocol import SiloSlot
+        from fedsync.train.surveys.survival_trainer import SurvivalTrainer
+
+        task, slot = of.build(), SiloSlot(site.name, site.index, slots, site.seed)
+        if not isinstance(task, CoxTask):
+            raise ConfigError("task.of.time", "survival needs times", "Write the column with the time of each person")
+        covariates = [(name, number) for name, number, _ in self._covariates(of)]
+        rows = task.survivors(slot, self.group, covariates)
+        return SurvivalTrainer(site.name, site.index, self.form(of, slots), rows, options, task.table(slot))
+
+    def _covariates(self, of: FollowedTable) -> list[tuple[str, int | None, str | None]]:
+        """Column, number and name of the category that is 1; None for numbers."""
+        found: list[tuple[str, int | None, str | None]] = []
+        for name in self.covariates:
+            categories = of.columns[name].categories if name in of.columns else []
+            found += [(name, at, each) for at, each in enumerate(categories) if at] or [(name, None, None)]
+        return found
