@@ -5,7 +5,7 @@
 | digits | small CNN, two classes a silo | 8 | accuracy 0.90 | FedAvg as shipped, before any other strategy had run |
 | digits28 | LeNet-5, Dirichlet 0.3 | 8 | accuracy 0.75 | FedAvg as shipped, before any other strategy had run |
 | heart | logistic regression on four hospitals' tables | 4 | loss 1 % above that of pooled training | FedAvg alone |
-| text | character transformer | 4 | loss 3.0 nats | FedAvg alone: 42 rounds at 5 steps x 1.0, 28 at 20 x 0.3 (seed 1000) |
+| text | character transformer | 4 | loss 3.0 nats | FedAvg alone: 42 rounds of 5 steps at rate 1, 28 of 20 at 0.3 |
 | large | dense network of ten million parameters | 4 | accuracy 0.70 | set before any run; no run has reached it yet |
 """
 

@@ -1,11 +1,10 @@
-"""Runs to a target, each at most once: what is done lies in a file, by a digest of the whole configuration and code.
+"""Runs to a target, each at most once: results lie in a file, by a digest of the whole configuration.
 
-The course of FedAvg in rounds does not depend on its machines, for all silos do the same work and all are waited for:
-only its seconds do. So it trains once for all clusters, and a run without training tells the seconds of its rounds. On
-equal machines strategies that balance, or end rounds early, do what FedAvg does, so that training serves them, too.
+A run ends at the bound up to which it matters, and its result says that it takes longer. Such a run is the beginning of
+the whole run: the listener that ends it changes no decision.
 
-A run that matters up to a bound only ends there, and what is kept of it is that it takes longer. It is the beginning of
-the whole run: what ends it looks on from outside, so no decision of it is another one.
+A result has a trace: for each round, a digest of the work of all silos in all rounds so far. Two runs of one training
+configuration with equal traces train alike, whatever their machines are, see `map_replay.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ WALL_S = 1800.0
 _SAY_S = 30.0
 
 BEYOND = "beyond"
-"""In the result of a run that was given up: so many seconds, or rounds where those matter, did not do."""
+"""In the result of a run that was given up: so many seconds did not do."""
+
+DECIDING = ("target_evaluations", "text_task")
+"""Modules beside this one that decide what comes out of a run."""
 
 Result = dict[str, Any]
 
@@ -48,8 +50,8 @@ class Job:
     """One run.
 
     Args:
-        kind: ``seconds``, to the target on these machines; ``rounds``, the same where only the rounds matter;
-            ``clock``, which trains nothing and tells when each round ends; ``pooled``, which tells the loss at its end.
+        kind: ``seconds``, to the target on these machines; ``clock``, which trains nothing and tells when each round
+            ends; ``pooled``, which tells the loss at its end.
         strategy: file.
         sets: changes to it, stop rules among them.
         silos: the silo file's entries, as JSON.
@@ -67,8 +69,8 @@ class Job:
         return ClusterConfig.model_validate({"silos": json.loads(self.silos)})
 
     def digest(self) -> str:
-        """The same for the same run of the same code, whatever the file and the changes were."""
-        plain = [self.kind, self.config().model_dump(mode="json"), self.cluster().entries(), code()]
+        """The same for the same run, whatever the file and the changes were."""
+        plain = [self.kind, self.config().model_dump(mode="json"), self.cluster().entries()]
         return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).hexdigest()
 
 
@@ -77,7 +79,7 @@ def code() -> str:
     """Digest of all that decides what comes out of a run."""
     package, here = Path(fedsync.__file__).parent, Path(__file__)
     found = hashlib.sha256()
-    for path in [*sorted(package.rglob("*.py")), here, here.with_name("target_evaluations.py")]:
+    for path in [*sorted(package.rglob("*.py")), here, *(here.with_name(f"{name}.py") for name in DECIDING)]:
         found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()
 
@@ -87,16 +89,15 @@ class _GivenUp(Exception):
 
 
 class _Follower:
-    """Keeps the books of a run, and ends one that takes too long, in virtual time or rounds, or in real time.
+    """Keeps the books of a run, and ends one that takes too long, in virtual or in real time.
 
     Args:
-        kind: as of a job.
-        within: seconds or rounds up to which it matters when the target is reached.
+        within: seconds up to which it matters when the target is reached.
         config: of the run, which knows the target.
     """
 
-    def __init__(self, kind: str, within: float, config: StrategyConfig) -> None:
-        self._kind, self._within, self._stop = kind, within, config.stop
+    def __init__(self, within: float, config: StrategyConfig) -> None:
+        self._within, self._stop = within, config.stop
         self._until, self._settled = time.monotonic() + WALL_S, 0
         self.ledger = Ledger()
 
@@ -106,17 +107,27 @@ class _Follower:
             raise TimeoutError(f"no end in {WALL_S:g} s of real time, at {ledger.seconds:.1f} virtual s")
         if math.isfinite(self._within):
             self._settled = ledger.closed(self._settled)
-            if self._settled and self._passed(self._settled) and self.reached() is None:
+            passed = self._settled and self.ledger.rounds[self._settled - 1].at_s > self._within
+            if passed and self.reached() is None:
                 raise _GivenUp
 
     def reached(self) -> int | None:
         """Number of the first version at the target, counted from 1."""
         return next((at for at, row in enumerate(self.ledger.rounds, 1) if self._arrived(row)), None)
 
-    def _passed(self, settled: int) -> bool:
-        if self._kind == "rounds":
-            return settled >= self._within
-        return self.ledger.rounds[settled - 1].at_s > self._within
+    def trace(self, silos: int, rounds: int | None = None) -> list[str]:
+        """Digests of the work in all rounds up to each; cut off before a round without an update of every silo.
+
+        With an update of each silo in each round, every order begins with the newest version.
+        """
+        found, so_far = [], hashlib.sha256()
+        for row in list(self.ledger.rounds)[:rounds]:
+            if len(row.silos) != silos:
+                break
+            work = [(name, each.batch_size, each.steps, each.samples) for name, each in sorted(row.silos.items())]
+            so_far.update(json.dumps(work).encode())
+            found.append(so_far.hexdigest()[:12])
+        return found
 
     def _arrived(self, row: Round) -> bool:
         target = self._stop.target
@@ -131,7 +142,7 @@ def carry_out(job: Job, within: float = math.inf) -> Result:
     """What a job is for.
 
     ``round`` and ``seconds`` of the first version at the target, None without, or `BEYOND`; ``at_s`` of every round of
-    a clock; the ``loss`` of pooled training.
+    a clock; the ``loss`` of pooled training. ``trace`` has the rounds up to the target, or all that were closed.
     """
     began = time.perf_counter()
     try:
@@ -143,29 +154,28 @@ def carry_out(job: Job, within: float = math.inf) -> Result:
 
 def _carry_out(job: Job, within: float, folder: Path) -> Result:
     # Imported where used: torch takes seconds, and the process that hands out the runs does not need it.
-    config = job.config()
-    follower = _Follower(job.kind, within, config)
+    config, cluster = job.config(), job.cluster()
+    follower, silos = _Follower(within, config), len(cluster.silos)
     if job.kind == "clock":
         from fedsync.simulation.timing_only import run_timing
 
-        run_timing(config, job.cluster(), folder, listeners=[follower], journal=False)
-        return {"at_s": [row.at_s for row in follower.ledger.rounds]}
+        run_timing(config, cluster, folder, listeners=[follower])
+        return {"at_s": [row.at_s for row in follower.ledger.rounds], "trace": follower.trace(silos)}
     from bench.papers.target_evaluations import shared
     from fedsync.simulation.run import run_virtual
 
     try:
         with shared():
-            summary = run_virtual(config, job.cluster(), folder, listeners=[follower])
+            summary = run_virtual(config, cluster, folder, listeners=[follower])
     except _GivenUp:
-        return {BEYOND: within}
+        return {BEYOND: within, "trace": follower.trace(silos, follower.ledger.closed(0))}
     if job.kind == "pooled":
         return {"loss": follower.ledger.rounds[-1].test_loss}
     number = follower.reached()
     seconds = None if number is None else follower.ledger.rounds[number - 1].at_s
     failures = sum(silo["failures"] for silo in summary["silos"])
-    return {"round": number, "seconds": seconds, "failures": failures} | {
-        key: summary[key] for key in ("utilisation", "wait_fraction", "rounds")
-    }
+    found = {"round": number, "seconds": seconds, "failures": failures, "trace": follower.trace(silos, number)}
+    return found | {key: summary[key] for key in ("utilisation", "wait_fraction", "rounds")}
 
 
 def _settles(result: Result, within: float) -> bool:
@@ -178,10 +188,13 @@ class Cache:
     Args:
         path: of the file.
         resume: keep what is in it; a last line that was cut off is not read.
+        any_code: also use results of other versions of the code, which stay in the file in any case.
     """
 
-    def __init__(self, path: Path, *, resume: bool) -> None:
+    def __init__(self, path: Path, *, resume: bool, any_code: bool = False) -> None:
         self._path, self._known = path, dict[str, Result]()
+        self.codes: dict[str, int] = {}
+        """Results by the version of the code that made them, of those that count."""
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = []
         for text in path.read_text(encoding="utf-8").splitlines() if resume and path.exists() else ():
@@ -190,7 +203,9 @@ class Cache:
             except ValueError:
                 continue
             whole.append(text)
-            self._keep(line["digest"], line["result"])
+            if any_code or line["code"] == code():
+                self.codes[line["code"]] = self.codes.get(line["code"], 0) + 1
+                self._keep(line["digest"], line["result"])
         path.write_text("".join(text + "\n" for text in whole), encoding="utf-8")
 
     def get(self, digest: str, within: float = math.inf) -> Result | None:
@@ -200,8 +215,9 @@ class Cache:
 
     def put(self, digest: str, result: Result) -> None:
         self._keep(digest, result)
+        self.codes[code()] = self.codes.get(code(), 0) + 1
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"digest": digest, "result": result}) + "\n")
+            file.write(json.dumps({"digest": digest, "code": code(), "result": result}) + "\n")
 
     def _keep(self, digest: str, result: Result) -> None:
         before = self._known.get(digest)
@@ -245,7 +261,7 @@ class Runner:
 
         Args:
             what: of this batch, for people.
-            jobs: and up to which seconds, or rounds, each one matters.
+            jobs: and up to which seconds each one matters.
         """
         missing: dict[Job, float] = {}
         for job, within in jobs.items():

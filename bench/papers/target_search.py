@@ -50,10 +50,12 @@ class Seen:
     Args:
         seconds: to the target, infinite where it was missed.
         more: it takes longer than these; nobody knows how long.
+        rounds: to the target; 0 where it was missed, or where nobody knows.
     """
 
     seconds: float
     more: bool = False
+    rounds: int = 0
 
     def settles(self, within: float) -> bool:
         """Whether it says all that matters to who would wait so many seconds."""
