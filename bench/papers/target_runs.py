@@ -35,6 +35,7 @@ WALL_S = 1800.0
 """Real seconds after which a run counts as hanging."""
 
 _SAY_S = 30.0
+_ROOT = Path(__file__).parents[2]
 
 BEYOND = "beyond"
 """In the result of a run that was given up: so many seconds did not do."""
@@ -71,7 +72,8 @@ class Job:
     def digest(self) -> str:
         """The same for the same run, whatever the file and the changes were."""
         plain = [self.kind, self.config().model_dump(mode="json"), self.cluster().entries()]
-        return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).hexdigest()
+        text = json.dumps(plain, sort_keys=True, default=repr)
+        return hashlib.sha256(text.replace(str(_ROOT), "").encode()).hexdigest()  # of any checkout
 
 
 @lru_cache
