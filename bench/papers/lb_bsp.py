@@ -2,10 +2,10 @@
 
     python bench/papers/lb_bsp.py [--tasks digits lenet5 lstm] [--seeds 3] [--runtime local] [--quick] [--out FILE.json]
 
-FedAvg with all that is equal, LB-BSP, and the two variants that the paper advises against: fast silos take more local
-steps (tau scaled), or the learning rate follows the batch (eta scaled). The first row is flwr's own `FedAvg`, which
-averages what the same silos trained on the same batches; ratios are to it, seed by seed. All do the same number of
-rounds, each of which is the sum of the same number of samples.
+FedAvg with all that is equal, LB-BSP as in the paper (``strategies/paper/lb-bsp.yaml``), and the two variants that the
+paper advises against: fast silos take more local steps (tau scaled), or the learning rate follows the batch (eta
+scaled). The first row is flwr's own `FedAvg`, which averages what the same silos trained on the same batches; ratios
+are to it, seed by seed. All do the same number of rounds, each of which is the sum of the same number of samples.
 
 Seconds. With no jitter, no overhead and equal rounds, theory says that a balanced round takes ``v_min x n / sum v`` of
 an unbalanced one (all silos finish together, against waiting for the slowest). What came out is given for all rounds,
@@ -34,15 +34,14 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 
 FLWR = "flwr FedAvg"
-PAPER = ("barrier={kind: bsp}", "aggregation={kind: fedavg, weight: examples}")
-"""A round waits for all, also the first one, as in the paper; the shipped file has it end on time."""
+PAPER = "paper/lb-bsp"
 VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     FLWR: ("fedavg", ()),  # what it reads of the file is the work of a silo
-    "lb-bsp": ("lb-bsp", PAPER),
-    "lb-bsp, steps scaled": ("lb-bsp", (*PAPER, "balancer.scale=steps")),
-    "lb-bsp, learning rate scaled": ("lb-bsp", (*PAPER, "balancer.scale=learning_rate")),
+    "lb-bsp": (PAPER, ()),
+    "lb-bsp, steps scaled": (PAPER, ("balancer.scale=steps",)),
+    "lb-bsp, learning rate scaled": (PAPER, ("balancer.scale=learning_rate",)),
 }
-LOCAL: dict[str, tuple[str, tuple[str, ...]]] = {"fedavg": ("fedavg", ()), "lb-bsp": ("lb-bsp", PAPER)}
+LOCAL: dict[str, tuple[str, tuple[str, ...]]] = {"fedavg": ("fedavg", ()), "lb-bsp": (PAPER, ())}
 """Strategy files and what is set in them; the first is what others are compared to, in virtual and in real time."""
 _TWO_CLASSES = "partition: {kind: pathological, classes_per_silo: 2}"
 TASKS: dict[str, tuple[int, tuple[str, ...]]] = {

@@ -23,7 +23,7 @@ def locate(name: str | Path, kind: str = "") -> Path:
     """Return the path of a file.
 
     Args:
-        name: a path, or the bare name of a shipped file.
+        name: a path, or the bare name of a shipped file; ``paper/NAME`` for a paper's exact algorithm.
         kind: subfolder of shipped files, for example ``silos``.
 
     Raises:
@@ -39,7 +39,9 @@ def locate(name: str | Path, kind: str = "") -> Path:
     except OSError as error:
         raise ConfigError(str(name), error.strerror or str(error), "Check the path and its permissions") from error
     folder = shipped_folder() / kind
-    shipped = {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+    patterns = ("*.yaml",) if kind else ("*.yaml", "paper/*.yaml")
+    found = [file for pattern in patterns for file in folder.glob(pattern)]
+    shipped = {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(found)}
     if str(name) in shipped:
         return shipped[str(name)]
     raise ConfigError(str(name), "no such file", near_miss(str(name), shipped) + ", or a path to a YAML file")
