@@ -1,4 +1,4 @@
-"""Cautious Adam with layer-scaled steps: a server optimizer whose learning rate fits many models.
+"""Cautious Adam with layer-scaled steps: a server optimizer.
 
 The effect of an Adam step on a layer's outputs depends on the number of inputs that each output sums up. Its effect on
 the model's outputs depends on the number of layers. So a rate that suits one model is ten times too high or too low for
@@ -11,6 +11,7 @@ another. Here the rate says how far all layers together may move in one commit, 
 | inputs | product of a tensor's dimensions but the first, as in PyTorch; initial weights are about 1 / sqrt(inputs) |
 | depth | number of tensors with two or more dimensions |
 | tensor of one dimension | a bias or a norm; takes the inputs of the last preceding tensor with more dimensions |
+| embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
 A value moves only if momentum and the newest change have the same sign. The share of the other values is distributed
 over the moving values. If a change opposes momentum and is smaller, most of that momentum is forgotten: noise of single

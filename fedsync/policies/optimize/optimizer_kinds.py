@@ -103,7 +103,7 @@ class FedAdagrad(PacedOptimizerPolicy):
 @register("cautious-adam")
 @dataclass(frozen=True, slots=True)
 class CautiousAdam(PacedOptimizerPolicy):
-    """Adam with a rate that suits models of many widths and depths, and with steps only where momentum and the newest
+    """Adam with rates by a layer's inputs and the number of layers, and with steps only where momentum and the newest
     change agree. Suits few local steps. See `fedsync.model.cautious_adam`. Liang et al. 2024, Large et al. 2024."""
 
     rate: Rate = 0.3
