@@ -39,8 +39,7 @@ def locate(name: str | Path, kind: str = "") -> Path:
     except OSError as error:
         raise ConfigError(str(name), error.strerror or str(error), "Check the path and its permissions") from error
     folder = shipped_folder() / kind
-    patterns = ("*.yaml",) if kind else ("*.yaml", "paper/*.yaml")
-    found = [file for pattern in patterns for file in folder.glob(pattern)]
+    found = [*folder.glob("*.yaml"), *folder.glob("paper/*.yaml")]
     shipped = {file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(found)}
     if str(name) in shipped:
         return shipped[str(name)]
