@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,8 @@ def test_the_best_is_the_best_of_the_tuning_seeds() -> None:
     assert found is not None and found.best == "lb-bsp" and found.sides["fsp"].ratio == pytest.approx(0.3)
     assert found.failings() == ["over 1.1 x bound"]  # 0.9 instead of 0.545
     assert record(out, "digits", Cell("3", 1.0), "none") is None
+    alone = {key: seen for key, seen in out.fresh.items() if key[2].strategy == FEDAVG}
+    assert record(replace(out, fresh=alone), "digits", cell, "none") is None  # nothing to compare with
 
 
 def fabricated(job: Job, within: float) -> Result:

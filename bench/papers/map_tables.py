@@ -111,7 +111,7 @@ class Record:
 
 
 def record(out: Outcome, task: str, cell: Cell, optimizer: str) -> Record | None:
-    """The record of a cell; None where FedAvg was not computed."""
+    """The record of a cell; None where FedAvg was not computed, or nothing that is tuned to compare with it."""
     base = out.fresh.get((task, cell, Side(FEDAVG, optimizer)))
     if base is None:
         return None
@@ -121,6 +121,8 @@ def record(out: Outcome, task: str, cell: Cell, optimizer: str) -> Record | None
     cap_s = out.caps[task, cell, optimizer]
     of = {name: compared(out.fresh[task, cell, side], base, cap_s) for name, side in sides.items()}
     tuned = [name for name, side in sides.items() if side.tuned]
+    if tuned == [FEDAVG]:
+        return None
     best = min(tuned, key=lambda name: (out.chosen[task, cell, sides[name]].score, name != FEDAVG, name))
     bound = cell.bound(TASKS[task].silos, out.chosen[task, cell, sides[FEDAVG]].point.tau)
     return Record(task, cell, optimizer, of, best, bound)
