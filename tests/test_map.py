@@ -13,11 +13,14 @@ from bench.papers.map_cells import (
     BATCH,
     CAUTIOUS,
     FEDAVG,
+    LOCAL,
     MACHINES,
     OPTIMIZERS,
     OURS,
     OVERHEADS,
+    PLAIN,
     TASKS,
+    USUAL,
     Cell,
     Side,
     preset,
@@ -68,8 +71,9 @@ def test_every_side_is_a_strategy(task: str, strategy: str, optimizer: str) -> N
     changes = sets(task, Side(strategy, optimizer), Cell("3", 1.0), Point(1, 0.3), 4)
     config = StrategyConfig.load(strategy, changes)
     assert (config.local.steps, config.seed) == (1, 4)
-    rate = config.local.learning_rate if config.server_optimizer is None else config.server_optimizer.rate  # type: ignore[attr-defined]
-    assert rate == 0.3 and (config.server_optimizer is None) == (optimizer != CAUTIOUS)
+    rate = getattr(config.server_optimizer, "rate", config.local.learning_rate)
+    assert rate == 0.3 and (config.server_optimizer is None) == (optimizer == PLAIN or optimizer in LOCAL)
+    assert (config.local.optimizer == "adam") == (optimizer == "local-adam")
 
 
 def test_auto_is_lb_bsp_at_its_preset() -> None:
@@ -213,7 +217,7 @@ def test_what_there_was_no_time_for_is_not_in_the_outcome(tmp_path: Path) -> Non
 
 
 def test_fedavg_runs_before_all_that_are_compared_to_it() -> None:
-    plan = stages(["digits", "heart"], MACHINES, OVERHEADS, sides_of([*OURS, AUTO], OPTIMIZERS))
+    plan = stages(["digits", "heart"], MACHINES, OVERHEADS, sides_of([*OURS, AUTO], USUAL))
     places = {(each.task, each.side.optimizer): at for at, each in enumerate(plan) if each.side.strategy == FEDAVG}
     assert all(
         places[each.task, each.side.optimizer] < at for at, each in enumerate(plan) if each.side.strategy != FEDAVG

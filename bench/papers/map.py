@@ -12,6 +12,9 @@ intervals. The best strategy of a cell is the best on the tuning seeds. ``auto``
 Each cell has the ratio of seconds, which is the ratio of rounds times the ratio of seconds a round, and the bound: the
 ratio of seconds of a round with perfect balance at FedAvg's steps.
 
+``--optimizers`` names others: the server optimizers of FedAvg's family, Adam at the silos (``local-adam``) and FedProx.
+With ``--strategies auto`` nothing but FedAvg and ``auto`` runs. FedAvg with each is compared to FedAvg without.
+
 A training is done once for all cells in which the silos do the same work, and its seconds are replayed
 (``map_replay.py``). Results of single runs lie beside the JSON: ``--resume`` goes on, where the code is the same. With
 ``--minutes`` no run begins after so many, so ``--resume --minutes 0`` prints what there is. Cells without results are
@@ -28,7 +31,7 @@ from pathlib import Path
 
 from bench.common import beside, write_json
 from bench.papers import map_search, map_tables
-from bench.papers.map_cells import AUTO, MACHINES, OPTIMIZERS, OURS, OVERHEADS, TASKS, Cell
+from bench.papers.map_cells import AUTO, MACHINES, OPTIMIZERS, OURS, OVERHEADS, TASKS, USUAL, Cell
 from bench.papers.target_runs import Cache, Runner, code
 
 
@@ -44,7 +47,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--machines", nargs="+", choices=MACHINES, default=list(MACHINES))
     parser.add_argument("--overheads", nargs="+", type=float, default=list(OVERHEADS))
     parser.add_argument("--strategies", nargs="+", choices=[*OURS, AUTO], default=[*OURS, AUTO])
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(USUAL))
     parser.add_argument("--seeds", type=int, default=10, help="that are reported")
     parser.add_argument("--tuning", type=int, default=5, help="seeds to tune by")
     parser.add_argument("--minutes", type=float, help="no run begins after so many; by default all are made")

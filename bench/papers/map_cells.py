@@ -25,7 +25,11 @@ TIMED = ("fsp",)
 """Strategies whose rounds have a duration instead of a number of steps."""
 BATCH = 32
 PLAIN, CAUTIOUS = "none", "cautious-adam"
-OPTIMIZERS = (PLAIN, CAUTIOUS)
+LOCAL = {"local-adam": "local.optimizer=adam", "fedprox": "local.proximal=0.01"}
+"""What stands in the place of a server optimizer at the silos; the rate is theirs."""
+OPTIMIZERS = (PLAIN, CAUTIOUS, "fedavgm", "fedadam", "fedyogi", "fedadagrad", *LOCAL)
+USUAL = (PLAIN, CAUTIOUS)
+"""Optimizers of the map, unless others are named."""
 CONTENTION, ONE_SLOW = "contention", "one slow"
 MACHINES = ("1", "1.5", "3", "10", ONE_SLOW, CONTENTION)
 """Fastest speed over the slowest, spread evenly between them; one silo ten times slower than the others; other load."""
@@ -138,7 +142,7 @@ class Cell:
 
 @dataclass(frozen=True, order=True)
 class Side:
-    """A strategy with a server optimizer."""
+    """A strategy with a server optimizer, or an entry of `LOCAL`."""
 
     strategy: str
     optimizer: str = PLAIN
@@ -151,16 +155,17 @@ class Side:
 def sets(task: str, side: Side, cell: Cell, point: Point, seed: int) -> tuple[str, ...]:
     """What is changed in a strategy's file.
 
-    With `CAUTIOUS` the rate is the server's, and the learning rate of the silos stays 0.1. A strategy whose rounds are
-    timed gets the seconds that its steps take a machine of mean speed.
+    With a server optimizer the rate is the server's, and the learning rate of the silos stays 0.1. A strategy whose
+    rounds are timed gets the seconds that its steps take a machine of mean speed.
     """
     learning = TASKS[task]
     changes = [f"task={learning.task}", f"seed={seed}"]
     if not side.tuned:
         return tuple(changes)
     changes += [f"local.steps={point.tau}", f"local.batch_size={BATCH}"]
-    if side.optimizer == PLAIN:
+    if side.optimizer == PLAIN or side.optimizer in LOCAL:
         changes.append(f"local.learning_rate={point.rate}")
+        changes += [LOCAL[side.optimizer]] if side.optimizer in LOCAL else []
     else:
         changes += ["local.learning_rate=0.1", f"server_optimizer={{kind: {side.optimizer}, rate: {point.rate}}}"]
     if side.strategy in TIMED:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bench.papers.map_cells import AUTO, BALANCED, CAUTIOUS, FEDAVG, TASKS, Cell, Side, preset
+from bench.papers.map_cells import AUTO, BALANCED, CAUTIOUS, FEDAVG, LOCAL, PLAIN, TASKS, Cell, Side, preset
 from bench.papers.map_replay import INF, Replay, Wanted
 from bench.papers.target_runs import Runner
 from bench.papers.target_search import FIRST, Asked, Found, Point, Search, Seen, search
@@ -22,7 +22,7 @@ TUNING, FRESH = 1000, 100
 STAGE = 60
 """About how many runs a stage takes, for the estimate of what is left."""
 START = Point(1, 1.0)
-"""Near point with `CAUTIOUS`."""
+"""Near point with a server optimizer."""
 
 Key = tuple[str, Cell, Side]
 """Task, machines and side."""
@@ -170,7 +170,7 @@ def tune(
 
 def _near(out: Outcome, task: str, cell: Cell, side: Side) -> Point:
     """What was found in the case that is most like this one: FedAvg's in the same cell, or on other machines."""
-    first = FIRST if side.optimizer != CAUTIOUS else START
+    first = FIRST if side.optimizer == PLAIN or side.optimizer in LOCAL else START
     others = [each for (what, where, who), each in out.chosen.items() if what == task and who == side]
     same = out.chosen.get((task, cell, Side(FEDAVG, side.optimizer)))
     return same.point if same is not None else others[-1].point if others else first

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bench.common import figure, markdown_table, print_table, save
-from bench.papers.map_cells import BALANCED, CAUTIOUS, FEDAVG, TASKS, Cell, Side
+from bench.papers.map_cells import BALANCED, FEDAVG, PLAIN, TASKS, Cell, Side
 from bench.papers.map_search import Outcome
 from bench.papers.target_search import Seen
 
@@ -144,10 +144,10 @@ def as_json(out: Outcome, each: Record) -> dict[str, Any]:
     return {**place, "server_optimizer": each.optimizer, "best": each.best, "bound": each.bound, "sides": sides}
 
 
-def optimizer_gain(out: Outcome, task: str, cell: Cell) -> Compared | None:
-    """FedAvg with the server optimizer over FedAvg without, both tuned."""
-    mine, base = (out.fresh.get((task, cell, Side(FEDAVG, each))) for each in (CAUTIOUS, "none"))
-    return None if mine is None or base is None else compared(mine, base, out.caps[task, cell, "none"])
+def optimizer_gain(out: Outcome, task: str, cell: Cell, optimizer: str) -> Compared | None:
+    """FedAvg with the optimizer over FedAvg without, both tuned."""
+    mine, base = (out.fresh.get((task, cell, Side(FEDAVG, each))) for each in (optimizer, PLAIN))
+    return None if mine is None or base is None else compared(mine, base, out.caps[task, cell, PLAIN])
 
 
 def show(
@@ -182,10 +182,17 @@ def show(
         table(f"{title}: {note}", heads, body)
     for task in dict.fromkeys(task for task, _, _ in plan):
         cells = dict.fromkeys(cell for what, _, some in plan if what == task for cell in some)
-        gains = [(cell, gain) for cell in cells if (gain := optimizer_gain(out, task, cell)) is not None]
-        if gains:
-            rows = [[f"{cell.machines}, {cell.overhead:g}", gain] for cell, gain in gains]
-            table(f"{task}: FedAvg with {CAUTIOUS} over FedAvg without, both tuned", ["speeds, overhead", ""], rows)
+        others = list(dict.fromkeys(optimizer for what, optimizer, _ in plan if what == task and optimizer != PLAIN))
+        rows = [
+            [
+                f"{cell.machines}, {cell.overhead:g}",
+                *(optimizer_gain(out, task, cell, each) or ABSENT for each in others),
+            ]
+            for cell in cells
+        ]
+        if any(ABSENT not in row for row in rows):
+            title = f"{task}: seconds of tuned FedAvg with an optimizer over tuned FedAvg without"
+            table(title, ["speeds, overhead", *others], rows)
     print("\n".join(["Demanded and not met:", *unmet]) if unmet else "All that is demanded of computed cells is met.")
     draw(panels, plan, picture)
     return [as_json(out, each) for each in records]
