@@ -97,6 +97,11 @@ class Replay:
                 if (seen := self._known_of(each, within)) is not None:
                     found[each] = seen
                     del left[each]
+            recorded = {e: r for e, s in left.items() if (r := self._runner.known(self._job(e), s)) is not None}
+            for each, result in recorded.items():
+                self._learn(each, result)
+            if recorded:
+                continue
             # One of each family trains: the one that takes the most rounds, so that it serves the others.
             first: dict[tuple[str, tuple[str, Point, int]], Wanted] = {}
             for each, _ in sorted(left.items(), key=_rounds, reverse=True):

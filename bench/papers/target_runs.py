@@ -258,6 +258,12 @@ class Runner:
         """A stage begins, of so many of the runs that are planned; the one before is done."""
         self._behind, self._stage, self._before = self._behind + self._stage, runs, self.done
 
+    def known(self, job: Job, within: float) -> Result | None:
+        """A result of the file that says all that matters; see `Cache.get`."""
+        if job not in self._digests:
+            self._digests[job] = job.digest()
+        return self.cache.get(self._digests[job], within)
+
     def run(self, what: str, jobs: Mapping[Job, float]) -> dict[Job, Result]:
         """Results of all jobs; without those for which there was no time.
 
