@@ -45,7 +45,7 @@ class SpendEvenly(SharingBalancer):
     (arXiv:1908.10530), whose divergence grows with q² to leading order.
     """
 
-    budgets: Mapping[str, Epsilon] = field(default_factory=dict)
+    budgets: dict[str, Epsilon] = field(default_factory=dict)
     """Epsilon that each silo's owner has declared for the run, by the silo's name. Silos that are left out count as the
     largest of these; without any budget, all silos have equal sampling rates."""
 
