@@ -140,8 +140,7 @@ class SiloSession:
         compared = spec.evaluation.cross_site
         self._compared = () if compared is None else compared.build(share=False).subjects
         self._spec, self._own = spec, OwnModels(folder)
-        as_it_is = not self.sealed and spec.wire.formats.up is FP32
-        self._progress = LocalCarryover(folder, sent_as_it_is=as_it_is)
+        self._progress = LocalCarryover(folder, sent_as_it_is=not self.sealed and spec.wire.formats.up is FP32)
         self._done, self.cursor = LastOrders(folder), Cursor()
         if self._done.last is not None:
             self._go_on(self._done.last)
