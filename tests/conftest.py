@@ -4,6 +4,7 @@ import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -68,10 +69,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
-def no_word_of_another_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_word_of_another_command() -> Generator[None]:
     """Commands that run in this process leave variables for their own children, which are not for later tests."""
-    for name in ("PYTHONSAFEPATH", ALLOWED, CONFIRMED, "FEDSYNC_KEYS", "FEDSYNC_PASSPHRASE_ENV"):
-        monkeypatch.delenv(name, raising=False)
+    with patch.dict(os.environ):  # on the way out as well: fixtures of a whole file come before this one
+        for name in ("PYTHONSAFEPATH", ALLOWED, CONFIRMED, "FEDSYNC_KEYS", "FEDSYNC_PASSPHRASE_ENV"):
+            os.environ.pop(name, None)
+        yield
 
 
 @pytest.fixture

@@ -109,8 +109,10 @@ class Proxy:
         return waited
 
 
-def _asked(inside: socket.socket) -> tuple[str, int]:
-    """Where a connection goes by its own word (CONNECT); an `OSError` where it says none."""
+def _asked(inside: socket.socket) -> tuple[str, int] | None:
+    """Where a connection goes by its own word (CONNECT); None where it says none, as one of TLS."""
+    if inside.recv(1, socket.MSG_PEEK) != b"C":
+        return None
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         if not (byte := inside.recv(1)):

@@ -29,7 +29,7 @@ EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
         "proportional": {"floor": 2},
         "equalise": {"floor": 2, "multiple": 2},
         "leader-straggler": {"fast": {"step": 2, "window": 2}, "fine": {"step": 1, "window": 4}},
-        "spend-evenly": {"budgets": {"silo-1": 0.5, "silo-2": 4.0}},
+        "spend-evenly": {"budgets": {"silo-3": 4.0, "silo-4": 0.5}},
     },
     "barrier": {
         "bsp": {},
