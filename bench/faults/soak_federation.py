@@ -166,8 +166,8 @@ class Federation:
         held = {} if issued is None else {"keys": str(issued.server_file)}
         self._write("server.yaml", {**server, "silos": public, **held})
         for index, name in enumerate(self.names):
-            place = self.proxy.port if index == 0 and lines is None else port
-            silo = {"name": name, "server": f"{named}:{place}", "state": f"s{index}", "index": index, "code": code}
+            place = HUB_NAME if lines is None else named  # hubs are reached as the server is
+            silo = {"name": name, "server": f"{place}:{port}", "state": f"s{index}", "index": index, "code": code}
             silo |= {"authority": "certs/ca.crt", "node_key": str(nodes[name].private)}
             if lines is None:
                 silo["hub_hosts"] = [HUB_NAME]
