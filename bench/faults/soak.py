@@ -378,7 +378,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first run of each fault")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--silos", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=20, help="local steps an order")
+    parser.add_argument("--steps", type=int, default=300, help="local steps an order")
     parser.add_argument("--at-once", type=int, default=2, help="federations side by side")
     every = [NONE, *FAULTS, *LIES]
     parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")
