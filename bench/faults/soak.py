@@ -284,7 +284,7 @@ def campaign(faults: Sequence[str], options: argparse.Namespace) -> list[Outcome
 
     for lies in (False, True):
         part = [(seed, fault) for seed, fault in missing if (fault in LIES) is lies]
-        parts = [part[index :: options.at_once] for index in range(options.at_once)]
+        parts = [[] if stop.is_set() else part[index :: options.at_once] for index in range(options.at_once)]
         with ThreadPoolExecutor(options.at_once) as pool:
             done = [pool.submit(_campaign, each, options, keep, stop, lies=lies) for each in parts if each]
             try:
