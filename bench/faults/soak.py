@@ -242,10 +242,7 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
     begin_s, resumed = time.monotonic(), federation.resumed
     settings = ["task={kind: digits}", f"local.steps={options.steps}", f"stop.rounds={rounds}"]
     settings += ["local.batch_size=32", "local.threads=1"]
-    honest = options.silos - (fault in LIES)  # a liar is set aside, and the run goes on without it
-    if fault in LIES:
-        settings.append(f"cipher.members={honest}")
-    config = StrategyConfig.load("fedavg", [*options.set, *settings, f"min_silos={honest}"])
+    config = StrategyConfig.load("fedavg", [*settings, f"min_silos={options.silos}", *options.set])
     out = federation.folder / "server" / "runs" / f"{fault.replace(' ', '-')}-{seed}"
     federation.lie(LIES.get(fault))
     run = Run(federation, submit_run(federation.config, config, out), time.time())
