@@ -122,7 +122,7 @@ def run(
         from fedsync.ops.private_plan import plan_table, planned_spending
 
         if planned := planned_spending(config, cluster):
-            console.print(plan_table(config, planned))
+            console.print(plan_table(config, cluster, planned))
     default = Path("runs") / f"{config.name}-{runtime}-{config.seed}"
     mine = _claim(out, default, overwrite=overwrite, resume=resume is not None)
     folder = mine.path

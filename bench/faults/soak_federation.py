@@ -110,7 +110,7 @@ class Proxy:
 
 
 def _asked(inside: socket.socket) -> tuple[str, int] | None:
-    """Where a connection goes by its own word (CONNECT); None where it says none, as one of TLS."""
+    """Target that a connection names (CONNECT); None if it names none, as one of TLS."""
     if inside.recv(1, socket.MSG_PEEK) != b"C":
         return None
     head = b""

@@ -26,7 +26,7 @@ TIMED = ("fsp",)
 BATCH = 32
 PLAIN, CAUTIOUS = "none", "cautious-adam"
 LOCAL = {"local-adam": "local.optimizer=adam", "fedprox": "local.proximal=0.01"}
-"""What stands in the place of a server optimizer at the silos; the rate is theirs."""
+"""Substitutes for a server optimizer at the silos; the rate is theirs."""
 OPTIMIZERS = (PLAIN, CAUTIOUS, "fedavgm", "fedadam", "fedyogi", "fedadagrad", *LOCAL)
 USUAL = (PLAIN, CAUTIOUS)
 """Optimizers of the map, unless others are named."""
@@ -153,7 +153,7 @@ class Side:
 
 
 def sets(task: str, side: Side, cell: Cell, point: Point, seed: int) -> tuple[str, ...]:
-    """What is changed in a strategy's file.
+    """Changes of a strategy's file.
 
     With a server optimizer the rate is the server's, and the learning rate of the silos stays 0.1. A strategy whose
     rounds are timed gets the seconds that its steps take a machine of mean speed.
@@ -184,7 +184,7 @@ def preset() -> Point:
 
 
 def pooled(task: str, seed: int) -> tuple[str, ...]:
-    """What makes FedAvg train as if all rows lay in one place: one step over all of each silo's, at a rate of 1.
+    """Settings with which FedAvg trains as if all rows lay in one place: one step over all of them, at a rate of 1.
 
     The loss has settled to five digits after 200 rounds.
     """

@@ -116,7 +116,7 @@ class Replay:
         return {each: _capped(seen, caps.get(each.cell, INF)) for each, seen in found.items()}
 
     def _known_of(self, each: Wanted, within: float) -> Seen | None:
-        """What trainings so far say of a run, if that is all that matters."""
+        """Result of a run as trainings so far tell it, if that is all that matters."""
         for other, result in self._known.get(each.training, ()):
             if (other.cell, other.side) == (each.cell, each.side):
                 seen: Seen | None = _of(result)
@@ -178,5 +178,5 @@ def _rounds(asked: tuple[Wanted, float]) -> float:
 
 
 def _capped(seen: Seen, cap_s: float) -> Seen:
-    """What was seen, where a run that takes longer than ``cap_s`` has missed the target."""
+    """Result, in which a run that takes longer than ``cap_s`` has missed the target."""
     return Seen(INF) if seen.seconds > cap_s or (seen.more and seen.seconds >= cap_s) else seen

@@ -56,7 +56,7 @@ def _check_on(config: StrategyConfig, cluster: ClusterConfig) -> None:
     from fedsync.ops.private_plan import check_plan, plan_table, planned_spending
 
     if planned := planned_spending(config, cluster):
-        Terminal().print(plan_table(config, planned))
+        Terminal().print(plan_table(config, cluster, planned))
         for warning in check_plan(config, cluster, planned):
             Terminal().print(f"Warning: {warning}")
 

@@ -81,7 +81,7 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[Pla
 def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
     """Return as `planned_spending`, for noise on whole updates."""
     assert config.privacy is not None
-    noise, _ = planned_noise(config, len(cluster.silos))
+    noise, _ = planned_noise(config, cluster.at_start)
     found, settings = [], PrivateSettings(config.privacy.clip, noise.multiplier, 1)
     for silo in cluster.silos:
         delta = config.privacy.delta if silo.privacy is None else silo.privacy.delta
@@ -92,9 +92,9 @@ def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[Pla
     return found
 
 
-def plan_table(config: StrategyConfig, planned: Sequence[PlannedSilo]) -> Table:
+def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> Table:
     if config.privacy is not None and config.privacy.kind == "silo-noise":
-        return colluders_table(config, len(planned))
+        return colluders_table(config, cluster.at_start)
     title = f"{config.name}: planned privacy loss of {_rounds(config)} rounds of {config.local.steps} steps"
     table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
     for each in planned:

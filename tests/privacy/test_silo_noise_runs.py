@@ -12,6 +12,7 @@ from fedsync.cipher.keys.emulated import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
+from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
@@ -165,10 +166,20 @@ def test_the_plan_tells_what_colluding_silos_leave() -> None:
     machines = ClusterConfig.model_validate({"silos": [{"name": "site", "count": 4, "speed": 100}]})
     planned = planned_spending(strategy(), machines)
     assert all(each.ends and each.epsilon == epsilon({Release(1.0, 2.0): 4}, 1e-2, "rdp") for each in planned)
-    table = plan_table(strategy(), planned)
+    table = plan_table(strategy(), machines, planned)
     told = [list(column.cells) for column in table.columns]
     assert told[0] == ["0", "1 (cipher.colluding)", "2"]
     for colluding, (noise, spent) in enumerate(zip(told[1], told[2], strict=True)):
         left = 2.0 * ((3 - colluding) / 2) ** 0.5
         assert float(noise) == pytest.approx(left, abs=1e-3)
         assert float(spent) == pytest.approx(epsilon({Release(1.0, left): 4}, 1e-2, "rdp"), abs=2e-3)
+
+
+def test_the_plan_counts_the_silos_that_begin() -> None:
+    """As the run does: a silo that joins later may be in sums, and no sum needs it."""
+    late = [{"name": "early", "count": 3, "speed": 100}, {"name": "late", "speed": 100, "joins_at_s": 9}]
+    machines, config = ClusterConfig.model_validate({"silos": late}), strategy(members=None)
+    table = plan_table(config, machines, planned_spending(config, machines))
+    sealed = sealing(RunSpec.of(config, machines, 4).cipher)
+    assert sealed is not None and sealed.members == 3
+    assert list(table.columns[0].cells) == ["0", "1 (cipher.colluding)", "2"]

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
@@ -32,6 +33,9 @@ from fedsync.silo.owner.privacy_tally import PrivacyTally, tally_of
 from fedsync.silo.protocol import Identity
 from fedsync.train.sample import Estimating
 from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
+
+if TYPE_CHECKING:
+    from fedsync.cipher.plan import EncryptionPlan
 
 _TOLD = 12
 """Digits of a run's digest in the ledger."""
@@ -252,12 +256,19 @@ class AccountedTrainer:
 
 
 def privacy_guard(
-    spec: RunSpec, identity: Identity, ledgers: list[PrivacyLedger], trainer: SiloTrainer, *, seeded: bool
+    spec: RunSpec,
+    identity: Identity,
+    ledgers: list[PrivacyLedger],
+    trainer: SiloTrainer,
+    plan: EncryptionPlan | None,
+    *,
+    seeded: bool,
 ) -> PrivacyGuard | None:
     """Return the guard of a run, and make its trainer private; None for a run without privacy.
 
     Args:
         ledgers: from `check_budgets`.
+        plan: of the run's encryption, which has the noise on whole updates.
         seeded: noise comes from the seeds of orders, in virtual time.
 
     Raises:
@@ -269,7 +280,6 @@ def privacy_guard(
         return None
     column = next((ledger.budget.person_column or "" for ledger in ledgers), "")
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
-    plan = spec.encryption_plan(trainer.facts.layout)
     whole = None if plan is None or plan.noise is None else Release(1.0, plan.noise.multiplier)
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))

@@ -110,10 +110,10 @@ class SiloSession:
             from fedsync.silo.session.silo_setup import local_trainer
 
             self._trainer = local_trainer(spec, identity, many=virtual)
-        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, seeded=virtual) if private else None
+        plan = spec.encryption_plan(self._trainer.facts.layout)
+        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, plan, seeded=virtual) if private else None
         self.tally = None if self._guard is None else self._guard.tally
         self._warn(spec)
-        plan = spec.encryption_plan(self._trainer.facts.layout)
         if owner is not None:
             owner.check_seal(plan)
         self.facts = SiloFacts(
