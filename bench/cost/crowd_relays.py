@@ -11,10 +11,10 @@ from typing import Any
 
 from bench.cost.crowd_answers import Silo
 from fedsync.cipher.keys.keywrap import read_server_file
+from fedsync.extras.relays.relay import RelayService
+from fedsync.extras.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Request, write_request
-from fedsync.silo.relays.relay import RelayService
-from fedsync.silo.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.transport.questions import SiloAnswer
 
 HELD = 4
@@ -22,7 +22,7 @@ HELD = 4
 
 
 class SilosHere:
-    """A `fedsync.silo.relays.relay.Downstream`: silos of this process, which answer at once."""
+    """A `fedsync.extras.relays.relay.Downstream`: silos of this process, which answer at once."""
 
     def __init__(self, silos: Sequence[Silo]) -> None:
         self._silos = silos

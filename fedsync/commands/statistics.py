@@ -46,7 +46,7 @@ def survival(
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON to write.")] = None,
 ) -> None:
     """Show survival curves, log-rank test and Cox regression over all silos' persons."""
-    from fedsync.ops.survival_results import result_here, result_of_run
+    from fedsync.extras.survival.survival_results import result_here, result_of_run
 
     if (folder is None) == (silo is None):
         raise ConfigError(

@@ -13,11 +13,12 @@ import typer
 from rich.table import Table
 
 from fedsync.common.files import check_result, read_input, write_result
+from fedsync.common.run_claim import EVIDENCE
 from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, say
 
 if TYPE_CHECKING:
-    from fedsync.cipher.tracing.update_trace import Finding
+    from fedsync.extras.tracing.update_trace import Finding
 
 _MAX_FILE_BYTES = 2**24
 _WIDTH = 120
@@ -35,7 +36,7 @@ def consent(
 ) -> None:
     """Consent, at a silo, to an examination of the single updates of one version."""
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.silo.session.trace_at_silo import consent_to
+    from fedsync.extras.tracing.trace_at_silo import consent_to
 
     check_result(out, "--out")
     done = consent_to(SiloStartConfig.load(silo), read_input(notice, _MAX_FILE_BYTES), examiner)
@@ -58,7 +59,7 @@ def trace(
 ) -> None:
     """Examine, at a silo, the single updates of one version. The exit status is 1 if an update has a fault."""
     from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.silo.session.trace_at_silo import trace as examine
+    from fedsync.extras.tracing.trace_at_silo import trace as examine
 
     done = examine(SiloStartConfig.load(silo), file)
     for reason in done.consents.refused:
@@ -87,12 +88,12 @@ def disclose(
 ) -> None:
     """Give a silo the single sealed updates of one version, if more than half of all owners consent."""
     from fedsync.cipher.keys.keywrap import read_server_file
-    from fedsync.cipher.server.evidence import FOLDER, give_out
+    from fedsync.extras.tracing.evidence import give_out
 
     check_result(out, "--out")
     known = read_server_file(read_input(key_file, _MAX_FILE_BYTES), str(key_file))
     given = [(f"the file {path}", read_input(path, _MAX_FILE_BYTES)) for path in consents]
-    found = give_out(folder / FOLDER, version, examiner, given, known, out)
+    found = give_out(folder / EVIDENCE, version, examiner, given, known, out)
     for reason in found.refused:
         say(f"does not count: {reason}", err=True)
     say(f"{out}: for {examiner}, with the consent of {', '.join(sorted(found.by_silo))}")

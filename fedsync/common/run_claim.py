@@ -34,6 +34,9 @@ RUN_FILE, DONE_FILE, ERROR_FILE = "run.json", "done", "error.json"
 
 CHECKPOINTS = "checkpoints"
 
+EVIDENCE = "evidence"
+"""Folder of single sealed updates; see `fedsync.extras.tracing.evidence`."""
+
 _RESULTS = ("journal.jsonl", "summary.json", "compare.json", RUN_FILE, CHECKPOINTS)
 """Files that each prove that a run has begun here."""
 
@@ -42,7 +45,7 @@ _FILES = (
     *("rounds.csv", "rounds-silos.csv", "rounds-metrics.csv", "cross_site.json", "statistics.json", "model-card.md"),
     *("best.pt", "best.json", "best.next.pt", "last.pt", "model.pt", "report.html", "results.tex", "results.md"),
     *("results.csv", "seeds.tex", "seeds.md", "seeds.csv", "server.pid", "run.log", "run.log.1", DONE_FILE, ERROR_FILE),
-    *("app", "arrays", "evidence", "logs", "operator", "state", "sums", "survey"),
+    *("app", "arrays", EVIDENCE, "logs", "operator", "state", "sums", "survey"),
 )
 """Other files that a run, or a command on it, writes into its folder."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,9 +17,8 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.flower import payloads
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import Payload
-from fedsync.server.nodes import Admission, Nodes
+from fedsync.server.nodes import Admission, Nodes, make_regions
 from fedsync.server.outbox import Outbox
-from fedsync.server.region_clients import Regions
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import AskModel, InitialModel, Refused
@@ -130,7 +130,8 @@ def _asked(
     read: Callable[[InitialModel, Payload | None, str], Answered],
 ) -> Answered:
     begin_s = time.monotonic()
-    nodes, last = Nodes(transport, admission, timing.look_s, Regions(hold_s=timing.hold_s)), "nobody answered"
+    nodes = Nodes(transport, admission, timing.look_s, partial(make_regions, hold_s=timing.hold_s))
+    last = "nobody answered"
     outbox = Outbox(transport, nodes, spec, timing, report_s=0.0)
     while (now_s := time.monotonic() - begin_s) < timing.join_timeout_s:
         gone, fresh = nodes.look()

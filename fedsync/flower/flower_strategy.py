@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedsync.common.errors import ConfigError, HugeModel
-from fedsync.common.run_claim import Existing, claimed
+from fedsync.common.run_claim import EVIDENCE, Existing, claimed
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import adds_regions
@@ -365,8 +365,6 @@ class FedSync(Shipped):
 
         Removes the files of an earlier run.
         """
-        from fedsync.cipher.server.evidence import FOLDER as EVIDENCE
-
         config = run.config
         tensors = [(name, array.dtype, tuple(array.shape)) for name, array in (given or {}).items()]
         task = (asked := run.spec()).task.started_from(tensors)

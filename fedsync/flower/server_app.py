@@ -14,7 +14,7 @@ Entries of the run configuration, all but ``target-accuracy`` strings; empty ent
 | ``regions`` | JSON: silos of each relay, by relay name |
 | ``resume`` | resume the run in ``out`` |
 | ``target-accuracy`` | target accuracy, a number; "" for none |
-| ``relay`` | socket: run a relay's app (`fedsync.flower.relays.relay_app`); it uses only ``control`` and ``keys`` |
+| ``relay`` | socket: run a relay's app (`fedsync.extras.relays.relay_app`); it uses only ``control`` and ``keys`` |
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.flower.relays.relay_app import serve_relay
 from fedsync.flower.run_log import kept_log
 from fedsync.server.checkpoints import clear
 from fedsync.server.run_folder import APP, DONE_FILE, ERROR_FILE, PID_FILE, RUN_LOCK, write_error
@@ -68,6 +67,8 @@ def main(grid: Grid, context: Context) -> None:
             raise
         with kept_log(control):
             if settings.get("relay"):
+                from fedsync.extras.relays.relay_app import serve_relay
+
                 with way_to_silos(grid, control) as silos:
                     serve_relay(silos, Path(settings["relay"]), _folder(settings, "keys"), control)
             try:

@@ -185,12 +185,12 @@ class DurableAggregator(Aggregator, Protocol):
     """Aggregator that another process can restore, and that takes sums of regions."""
 
     def sum_bytes(self, members: int) -> int:
-        """Largest encoded size of a region's sum of ``members`` updates [bytes]; see `fedsync.model.region_sums`."""
+        """Largest encoded size of a region's sum of ``members`` updates [bytes]; see `fedsync.extras.relays`."""
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
         """Check and store a relay's sum of two or more updates, which counts as a whole.
 
-        ``payload`` is a `fedsync.model.region_sums.RegionAdder`'s result; raises `ProtocolError` if it is invalid.
+        ``payload`` is a relay's `RegionAdder`'s result; raises `ProtocolError` if it is invalid.
         """
 
     def state(self) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.cipher import sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
@@ -100,12 +101,13 @@ class RunBuilder:
             return PlainAggregator(
                 model, wire=self.config.wire.formats, keeper=keeper, optimizer=optimizer, combiner=combiner
             )
-        from fedsync.cipher.server.evidence import FOLDER, Evidence
         from fedsync.cipher.server.sealed_aggregator import SUMS, EncryptedAggregator
 
         sealed, evidence = sealing(self.config.cipher), None
         if run and sealed is not None and sealed.kept_versions:
-            evidence = Evidence(self.out / FOLDER, run, sealed.kept_versions, sealed.kept_bytes)
+            from fedsync.extras.tracing.evidence import Evidence
+
+            evidence = Evidence(self.out / EVIDENCE, run, sealed.kept_versions, sealed.kept_bytes)
         # Virtual runs keep sums in memory: many runs may be active at once, and models are small.
         return EncryptedAggregator(plan, keys, given, evidence, self.out / SUMS if run else None)
 

@@ -25,7 +25,6 @@ from fedsync.ops.audit_heads import HeadKeeper
 from fedsync.ops.owner_window import PresenceWatch
 from fedsync.ops.programs import CONNECTION, STRUCK_FILE, server_programs, silo_programs
 from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
-from fedsync.ops.relay_start import begin_relaying
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
 from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
@@ -164,7 +163,12 @@ def start_server(config: ServerStartConfig) -> None:
         (state / REGISTERED_FILE).unlink(missing_ok=True)
         registrar = RegistrationLoop(list(config.node_keys), lambda names: _register_if_up(config, names))
         keeper = RunWatchdog(state, lambda folder: resume_run(config, folder, died=True))
-        for watch in (registrar.watch, keeper.watch, partial(begin_relaying, config)):
+        watches = [registrar.watch, keeper.watch]
+        if config.upstream is not None:
+            from fedsync.extras.relays.relay_start import begin_relaying
+
+            watches.append(partial(begin_relaying, config))
+        for watch in watches:
             threading.Thread(target=watch, args=(stop,), daemon=True).start()
         supervise(
             server_programs(config),

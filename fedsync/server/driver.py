@@ -24,6 +24,7 @@ import heapq
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
@@ -52,11 +53,10 @@ from fedsync.model.transfer import DurableAggregator, Payload, VersionMismatch, 
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.steered import drops_in
 from fedsync.server.checkpoints import Checkpoints, Moment
-from fedsync.server.nodes import Admission, Nodes
+from fedsync.server.nodes import Admission, Nodes, make_regions
 from fedsync.server.operator_requests import Requests
 from fedsync.server.outbox import Outbox
 from fedsync.server.pending_message import PendingMessage
-from fedsync.server.region_clients import Regions, Relayed
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import (
@@ -122,7 +122,9 @@ class FlowerDriver:
         self._form, self._recorder = form, recorder
         self._timing, self._in_spare_time = timing, in_spare_time
         self._after_commit, self._keep_best = after_commit, keep_best
-        self._nodes = Nodes(transport, admission, timing.look_s, Regions(layout, adds=adds, hold_s=timing.hold_s))
+        self._nodes = Nodes(
+            transport, admission, timing.look_s, partial(make_regions, layout, adds=adds, hold_s=timing.hold_s)
+        )
         self.refusals = self._nodes.refusals
         self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
         report_s = timing.report_s if report_s is None else report_s
@@ -235,7 +237,7 @@ class FlowerDriver:
                 case Train(order), InProgress():
                     return self._go_on(sent, order, reply, now_s)
                 case Train(order), WorkReport():
-                    update = None if isinstance(answer, Relayed) and answer.summed else needed(payload, name)
+                    update = None if answer.summed else needed(payload, name)
                     return self._update(name, order, reply, update, now_s)
                 case EvaluateModel(version) as asked, Attestation(pooled):
                     self._aggregator.holds(name, version)

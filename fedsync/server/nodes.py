@@ -8,10 +8,10 @@ Without registration, the server relies on the name that the node reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
@@ -19,7 +19,6 @@ from fedsync.common.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.report_checks import MAX_NAME, check_facts
 from fedsync.model.tensor_parts import CommonForm
 from fedsync.observe.fate import MISSING
-from fedsync.server.region_clients import Regions
 from fedsync.silo.owner.refusals import (
     AT_ONCE,
     PASSING,
@@ -32,6 +31,10 @@ from fedsync.silo.owner.refusals import (
 from fedsync.silo.protocol import Hello, Refusal, Refused
 from fedsync.transport.port import Peer
 from fedsync.transport.questions import SiloAnswer
+
+if TYPE_CHECKING:
+    from fedsync.extras.relays.region_clients import Regions
+    from fedsync.model.layout import Layout
 
 logger = foreign.logger(__name__)
 
@@ -107,6 +110,12 @@ class Members(Protocol):
         """Connected nodes."""
 
 
+def make_regions(layout: Layout | None = None, *, adds: bool = True, hold_s: float = 0.0) -> Regions:
+    from fedsync.extras.relays.region_clients import Regions
+
+    return Regions(layout, adds=adds, hold_s=hold_s)
+
+
 class Nodes:
     """Connected nodes and their silos.
 
@@ -117,14 +126,19 @@ class Nodes:
         members: source of connected nodes.
         admission: rules for the admission of silos.
         look_s: shortest time between two looks [s], which grows if a look takes long; 0 for no limit.
-        regions: relays of the run.
+        regions: makes the relays of the run, once the first node has identified itself as a relay.
     """
 
     def __init__(
-        self, members: Members, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
+        self,
+        members: Members,
+        admission: Admission | None = None,
+        look_s: float = 0.0,
+        regions: Callable[[], Regions] = make_regions,
     ) -> None:
         self._members = members
-        self.regions = regions or Regions()
+        self.regions: Regions | None = None
+        self._make_regions = regions
         self._look_s = look_s
         self._next_s = -inf
         self._admission = admission or Admission()
@@ -158,7 +172,9 @@ class Nodes:
         begun_s = time.monotonic()
         if begun_s < self._next_s:
             return [], []
-        peers = self.regions.around(self._members.peers())
+        peers = self._members.peers()
+        if self.regions is not None:
+            peers = self.regions.around(peers)
         if self._look_s:
             # Flower lists all nodes each time, which takes a busy server long for a thousand nodes.
             took_s = time.monotonic() - begun_s
@@ -185,6 +201,10 @@ class Nodes:
         self._tell_who_is_missing()
         return gone, fresh
 
+    def is_relayed(self, node: int) -> bool:
+        """Whether a node is behind a relay."""
+        return self.regions is not None and node in self.regions
+
     def relay(self, node: int, answer: SiloAnswer) -> None:
         """Register a node as a relay, as its answer says.
 
@@ -194,6 +214,7 @@ class Nodes:
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
             raise self._refusal(node, "relay", "it says that it is a relay, and `regions` names none of this name")
+        self.regions = self.regions or self._make_regions()
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
@@ -303,7 +324,7 @@ class Nodes:
         registered = self._registered.get(node)
         if registered is not None and name != registered:
             raise self._refusal(node, "name", f"it says that it is {name!r}, and its key is registered as another's")
-        if name in (self._admission.regions or {}) and node not in self.regions:
+        if name in (self._admission.regions or {}) and not self.is_relayed(node):
             raise self._refusal(node, "relay", f"{name!r} is a relay's name: it speaks for its silos, and is none")
         self._check_name(node, name)
         most, said = self._admission.most_examples, hello.facts.examples
@@ -357,7 +378,7 @@ class Nodes:
 
     def _check_name(self, node: int, name: str) -> None:
         accepted = self._admission.silos
-        region = (self._admission.regions or {}).get(self.regions.relay_of(node))
+        region = (self._admission.regions or {}).get(self.regions.relay_of(node)) if self.regions is not None else None
         if region is not None and name not in region:
             raise self._refusal(node, "region", f"{name[:MAX_NAME]!r} is not among the silos of its relay")
         if accepted is not None and name not in accepted:

@@ -12,7 +12,7 @@
 A retry of an order is a `Collect`, repeated until the order is done. Any other request is sent again. The time of an
 order that is queued at its silo begins when the previous order is over.
 
-Requests to silos behind a relay are bundled (`fedsync.server.region_clients`), but each waits for its own reply.
+Requests to silos behind a relay are bundled (`fedsync.extras.relays.region_clients`), but each waits for its own reply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedsync.common import foreign
 from fedsync.common.errors import PolicyError, ProtocolError
@@ -28,7 +28,6 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
 from fedsync.server.pending_message import PendingMessage
-from fedsync.server.region_clients import Relayed, RelayedRequest
 from fedsync.server.timeouts import AnswerTimes, Timeouts
 from fedsync.silo.protocol import (
     MAX_LAYOUT_TEXT,
@@ -47,6 +46,9 @@ from fedsync.silo.protocol import (
 )
 from fedsync.transport.port import Transport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
+
+if TYPE_CHECKING:
+    from fedsync.extras.relays.region_clients import RelayedRequest
 
 logger = foreign.logger(__name__)
 
@@ -202,9 +204,11 @@ class Outbox:
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
     ) -> SiloQuestion | RelayedRequest:
         """Return a question with its payload, or a letter for a relay's bundle."""
-        if sent.node not in self._nodes.regions:
+        if not self._nodes.is_relayed(sent.node):
             most = self._most_bytes(sent.request)
             return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)
+        from fedsync.extras.relays.region_clients import RelayedRequest
+
         letter = RelayedRequest(write_request(request), payload, self._most_bytes(sent.request), left_s)
         if sent.order is None or sent.order.apart or self._aggregator is None:
             return letter
@@ -231,11 +235,13 @@ class Outbox:
     def flush(self) -> list[PendingMessage]:
         """Send posted messages; return those whose node is unknown."""
         regions = self._nodes.regions
-        self._transport.keep({*self._sent, *regions.bundles})
+        self._transport.keep(set(self._sent) if regions is None else {*self._sent, *regions.bundles})
         posted, self._posted = self._posted, []
-        letters = [(sent, each) for sent, each in posted if isinstance(each, RelayedRequest)]
+        letters = [(sent, each) for sent, each in posted if not isinstance(each, SiloQuestion)]
         alone = [(sent, each) for sent, each in posted if isinstance(each, SiloQuestion)]
-        named = regions.push(self._transport, self._spec, [(sent.node, letter) for sent, letter in letters])
+        named = list[str | None]()
+        if regions is not None:
+            named += regions.push(self._transport, self._spec, [(sent.node, letter) for sent, letter in letters])
         named += self._transport.send([(sent.node, question) for sent, question in alone])
         lost = []
         for (sent, _), name in zip([*letters, *alone], named, strict=True):
@@ -252,7 +258,7 @@ class Outbox:
         """Return new answers with their requests; answers to forgotten requests are left out."""
         regions, found = self._nodes.regions, list[tuple[PendingMessage | None, SiloAnswer]]()
         for answer in self._transport.receive():
-            relayed = regions.unpack(answer, self._sent, self._aggregator)
+            relayed = None if regions is None else regions.unpack(answer, self._sent, self._aggregator)
             if relayed is not None:
                 found += [(self._end(each.name), each) for each in relayed if not self._again(each)]
             elif (sent := self._end(answer.name)) is not None and not self._is_relay(sent, answer):
@@ -261,7 +267,7 @@ class Outbox:
                 found.append((sent, answer))
         return [(sent, answer) for sent, answer in found if sent is not None]
 
-    def _again(self, answer: Relayed) -> bool:
+    def _again(self, answer: SiloAnswer) -> bool:
         """Return whether an answer must be requested again; if so, make it due at once."""
         if answer.again and (sent := self._sent.get(answer.name)) is not None:
             self._sent[answer.name] = replace(sent, ask_s=-inf)

@@ -63,7 +63,8 @@ class SiloAnswer:
     """Answer of a silo to the question ``name``, or the reason (``problem``) why there is none.
 
     ``check`` names the check that found the problem; ``code`` is Flower's error code, if any. ``relay``: the sender
-    claims to be a relay.
+    claims to be a relay. ``summed``: the update is in a region's sum, which the aggregator has, so there is no payload.
+    ``again``: the aggregator refused that sum; the update must be requested again, and is then sent alone.
     """
 
     name: str
@@ -73,6 +74,8 @@ class SiloAnswer:
     check: str = "answer"
     code: int | None = None
     relay: bool = False
+    summed: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

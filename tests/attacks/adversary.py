@@ -19,15 +19,16 @@ from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
-from fedsync.cipher.server.evidence import FOLDER, Evidence
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.environment import environment
+from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder
+from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.silo.owner.owner_policy import owner_environment
@@ -210,7 +211,7 @@ class Federation:
         plan = spec.encryption_plan(described.layout)
         assert plan is not None
         self.plan = plan
-        kept = Evidence(self.out / FOLDER, self.run, 8, 2**30) if self.on_disk else None
+        kept = Evidence(self.out / EVIDENCE, self.run, 8, 2**30) if self.on_disk else None
         self.aggregator = EncryptedAggregator(plan, self.keys, evidence=kept)
         self.version = 0
         for name, silo in self.silos.items():

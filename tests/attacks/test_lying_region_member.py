@@ -11,9 +11,9 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkReport
+from fedsync.extras.relays.relay import MOST_TEXT, RelayService
+from fedsync.extras.relays.relay_messages import MAX_SILOS, RegionAsk, RegionReply
 from fedsync.silo.protocol import MAX_TEXT, Collect, InProgress, write_reply, write_request
-from fedsync.silo.relays.relay import MOST_TEXT, RelayService
-from fedsync.silo.relays.relay_messages import MAX_SILOS, RegionAsk, RegionReply
 from fedsync.transport.questions import SiloAnswer
 from tests.silo.test_relay import Silos, ask, request, train
 

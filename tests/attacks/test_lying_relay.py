@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding.sealed_wire import Envelope
-from fedsync.cipher.server.sealed_region import SealedRegion
 from fedsync.cipher.suites.suite import Adder, Words
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
+from fedsync.extras.relays import region_sum
+from fedsync.extras.relays.sealed_region import SealedRegion
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fedsync.extras.relays import region_clients
+from fedsync.extras.relays.relay_messages import MAX_SILOS, RegionReply, RelayedNode, write
 from fedsync.model.transfer import Payload
-from fedsync.server import region_clients
-from fedsync.silo.relays.relay_messages import MAX_SILOS, RegionReply, RelayedNode, write
 from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer
 from tests.attacks.test_lying_relay_messages import Server, _run
 from tests.server.test_region_clients import NAMES

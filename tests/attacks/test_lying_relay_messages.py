@@ -13,13 +13,8 @@ import pytest
 from fedsync.common.errors import ProtocolError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import SiloFacts
-from fedsync.flower.flower_strategy import FedSync
-from fedsync.model.layout import Layout
-from fedsync.model.transfer import Payload
-from fedsync.server.nodes import Admission, Nodes
-from fedsync.server.region_clients import Regions, Relayed, RelayedRequest
-from fedsync.silo.protocol import Hello
-from fedsync.silo.relays.relay_messages import (
+from fedsync.extras.relays.region_clients import Regions, Relayed, RelayedRequest
+from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,
     RegionAnswer,
     RegionMembers,
@@ -31,6 +26,11 @@ from fedsync.silo.relays.relay_messages import (
     read_region_request,
     write,
 )
+from fedsync.flower.flower_strategy import FedSync
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Payload
+from fedsync.server.nodes import Admission, Nodes
+from fedsync.silo.protocol import Hello
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.grid import silos_in_this_process
 from tests.flower.named_nodes import NamedGrid

@@ -20,12 +20,13 @@ import fedsync.cipher.silo.replica as replica
 from fedsync.cipher.keys.key_files import set_passphrase
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import SiloKeys
-from fedsync.cipher.server.evidence import FOLDER, give_out, versions
-from fedsync.cipher.tracing.consent import Consent, give_consent
-from fedsync.cipher.tracing.disclosure import Disclosure
-from fedsync.cipher.tracing.notice import Notice
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.silo.session.trace_at_silo import Consented, Traced, consent_to, trace
+from fedsync.common.run_claim import EVIDENCE
+from fedsync.extras.tracing.consent import Consent, give_consent
+from fedsync.extras.tracing.disclosure import Disclosure
+from fedsync.extras.tracing.evidence import give_out, versions
+from fedsync.extras.tracing.notice import Notice
+from fedsync.extras.tracing.trace_at_silo import Consented, Traced, consent_to, trace
 from tests.attacks.adversary import Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import give
@@ -129,7 +130,7 @@ def honest(make: Make, cipher: str = "bfv", rounds: int = 3) -> Federation:
 
 
 def notice(federation: Federation, version: int = 2) -> bytes:
-    return (federation.out / FOLDER / f"{version}.notice").read_bytes()
+    return (federation.out / EVIDENCE / f"{version}.notice").read_bytes()
 
 
 def consented(federation: Federation, name: str, version: int = 2, *examiners: str) -> Consented:
@@ -143,7 +144,7 @@ def consents(federation: Federation, names: Sequence[str] = (), version: int = 2
 
 def disclosed(federation: Federation, given: Sequence[tuple[str, bytes]], version: int = 2) -> Path:
     out = federation.folder / "disclosed"
-    give_out(federation.out / FOLDER, version, EXAMINER, given, federation.keys, out)
+    give_out(federation.out / EVIDENCE, version, EXAMINER, given, federation.keys, out)
     return out
 
 
@@ -288,9 +289,11 @@ def test_owners_and_examiner_refuse_other_updates_than_made_the_version(make: Ma
         with pytest.raises((ProtocolError, ConfigError)):
             consent_to(federation.config(OTHER), lie, [EXAMINER])
     # Whoever gets consents by fraud, as of silos that keep nothing of the run, fails at an honest examiner.
-    (federation.out / FOLDER / "2.notice").write_bytes(relabelled)
+    (federation.out / EVIDENCE / "2.notice").write_bytes(relabelled)
     for number in range(3):
-        shutil.copy(federation.out / FOLDER / f"1.{number}.updates", federation.out / FOLDER / f"2.{number}.updates")
+        shutil.copy(
+            federation.out / EVIDENCE / f"1.{number}.updates", federation.out / EVIDENCE / f"2.{number}.updates"
+        )
     matter = Notice.read(relabelled, senders).matter
     given = [
         (name, give_consent(open_ring(federation.rings[name]).own, matter, dict(federation.group.members)).canonical())
@@ -369,7 +372,7 @@ def test_the_commands_find_the_spoiler_with_keys_under_a_passphrase(
         file.write_text(json.dumps({**said, "passphrase_env": "SECRET"}))
         files.append(short / f"{name}.consent")
         told = call(
-            "keys", "consent", federation.out / FOLDER / "2.notice", "--silo", file, "--examiner", EXAMINER,
+            "keys", "consent", federation.out / EVIDENCE / "2.notice", "--silo", file, "--examiner", EXAMINER,
             "--out", files[-1],
         )  # fmt: skip
         assert f"{name} consents that {EXAMINER} examine version 2" in told and f"{LIAR}/2" in told
@@ -394,7 +397,7 @@ def test_the_server_keeps_a_number_of_versions_and_of_bytes_for_its_owner_alone(
     federation: Federation = make(2, on_disk=True)
     kept = federation.aggregator._evidence
     assert kept is not None
-    folder = federation.out / FOLDER
+    folder = federation.out / EVIDENCE
     kept._versions = 2
     for _ in range(4):
         federation.round()
@@ -417,6 +420,6 @@ def test_a_disk_that_takes_nothing_costs_no_round(make: Make, monkeypatch: pytes
     def full(*_: Any, **__: Any) -> None:
         raise ConfigError("disk", "full", "Make room")
 
-    monkeypatch.setattr("fedsync.cipher.server.evidence.write_pieces", full)
+    monkeypatch.setattr("fedsync.extras.tracing.evidence.write_pieces", full)
     federation.round()
-    assert federation.aggregator.kept[1] == 1 and versions(federation.out / FOLDER) == []
+    assert federation.aggregator.kept[1] == 1 and versions(federation.out / EVIDENCE) == []

@@ -17,13 +17,13 @@ from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import total
-from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
 from fedsync.core.weighting import Weighting
+from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import file_part
 from fedsync.model.layout import Layout, Vector

@@ -18,9 +18,9 @@ from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
+from fedsync.extras.relays.relay_start import RELAY_RUN
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import make_node_key
-from fedsync.ops.relay_start import RELAY_RUN
 from fedsync.ops.runs import RUNS, stop_run, submit_run
 from fedsync.server.run_folder import PID_FILE, Phase, phase
 from tests.e2e.deployed import fedsync, wait_for

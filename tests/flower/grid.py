@@ -11,6 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsync.extras.relays.relay_messages import read_region_request
 from fedsync.flower import client_app
 from fedsync.flower import flower_messages as messages
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
@@ -27,7 +28,6 @@ from fedsync.silo.protocol import (
     write_reply,
     write_request,
 )
-from fedsync.silo.relays.relay_messages import read_region_request
 from fedsync.silo.session.service import TrainerService
 from fedsync.transport.questions import SiloQuestion
 

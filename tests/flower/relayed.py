@@ -9,13 +9,13 @@ from flwr.app import Context, Message
 
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.relays.relay import RelayService
+from fedsync.extras.relays.relay_line import RelayLine
+from fedsync.extras.relays.relay_messages import RegionReply, RegionRequest, read_region_reply, read_region_request
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.relays.relay_line import RelayLine
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import write_reply
-from fedsync.silo.relays.relay import RelayService
-from fedsync.silo.relays.relay_messages import RegionReply, RegionRequest, read_region_reply, read_region_request
 from tests.flower.grid import Answer, DirectGrid, honest
 
 

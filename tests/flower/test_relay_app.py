@@ -10,18 +10,18 @@ import pytest
 from flwr.app import Message
 
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.relays.relay import RelayService
+from fedsync.extras.relays.relay_app import serve_relay
+from fedsync.extras.relays.relay_messages import RegionRequest, read_region_reply, write
 from fedsync.flower import client_app
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.relays.relay_app import serve_relay
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import file_part
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import ask_relay
 from fedsync.silo.protocol import Describe, Refused, read_reply, write_request
-from fedsync.silo.relays.relay import RelayService
-from fedsync.silo.relays.relay_messages import RegionRequest, read_region_reply, write
 from fedsync.transport.questions import SiloQuestion
 from tests.flower.grid import DirectGrid, run_identity, said
 

@@ -11,12 +11,13 @@ import pytest
 from flwr.app import Context, Message
 from flwr.app.error import Error
 
-from fedsync.cipher.server.evidence import FOLDER, UPDATES, versions
 from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.common.files import private_folder
+from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tracing.evidence import UPDATES, versions
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.transfer import VersionMismatch
 from fedsync.server.timeouts import Timeouts
@@ -104,7 +105,7 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
 
     grid = DirectGrid(3, dict.fromkeys((1, 2, 3), listening))
     _start(tmp_path, monkeypatch, "fedavg", "task={kind: digits}", "cipher={kind: bfv, kept_versions: 2}", grid=grid)
-    folder = tmp_path / "run" / FOLDER
+    folder = tmp_path / "run" / EVIDENCE
     kept = b"".join(file.read_bytes() for file in folder.glob(f"*{UPDATES}"))
     newest = versions(folder)
     assert len(newest) == 2 and newest[0] == newest[1] + 1

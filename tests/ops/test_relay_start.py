@@ -10,9 +10,9 @@ import pytest
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
-from fedsync.ops import relay_start as relay
+from fedsync.extras.relays import relay_start as relay
+from fedsync.extras.relays.relay_start import RELAY_RUN, begin_relaying
 from fedsync.ops.programs import server_programs
-from fedsync.ops.relay_start import RELAY_RUN, begin_relaying
 from fedsync.ops.runs import RUN_FILE, RUNS
 from fedsync.silo.agent.joins import OWN_NODE
 

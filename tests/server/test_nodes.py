@@ -9,11 +9,11 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.common.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
+from fedsync.extras.relays.relay_messages import RegionReply, RelayedNode, write
 from fedsync.observe.fate import MISSING
 from fedsync.server import nodes as nodes_module
 from fedsync.server.nodes import Admission, AnotherApp, Nodes
 from fedsync.silo.protocol import Hello, Refusal, Refused
-from fedsync.silo.relays.relay_messages import RegionReply, RelayedNode, write
 from fedsync.transport.questions import SiloAnswer
 from tests.flower.named_nodes import NamedGrid, hello, join
 

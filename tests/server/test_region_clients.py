@@ -16,17 +16,17 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.compatibility import adds_regions
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkReport
+from fedsync.extras.relays.relay import RelayService
+from fedsync.extras.relays.relay_line import RelayLine
+from fedsync.extras.relays.relay_messages import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.flower.relays.relay_line import RelayLine
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Describe, InProgress, write_request
-from fedsync.silo.relays.relay import RelayService
-from fedsync.silo.relays.relay_messages import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
 from fedsync.transport.questions import SiloAnswer
 from tests.e2e.deployed import SMALL
 from tests.flower.grid import Answer, DirectGrid, honest, said, saying, silos_in_this_process, trainers

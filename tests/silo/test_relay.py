@@ -12,11 +12,8 @@ from fedsync.common.errors import ConfigError, LimitReached, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.model.layout import Layout
-from fedsync.model.transfer import Payload
-from fedsync.silo.protocol import Describe, InProgress, Request, Train, write_reply, write_request
-from fedsync.silo.relays.relay import LINGER, RelayService
-from fedsync.silo.relays.relay_messages import (
+from fedsync.extras.relays.relay import LINGER, RelayService
+from fedsync.extras.relays.relay_messages import (
     RegionAsk,
     RegionReply,
     RegionRequest,
@@ -28,6 +25,9 @@ from fedsync.silo.relays.relay_messages import (
     read_region_request,
     write,
 )
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Payload
+from fedsync.silo.protocol import Describe, InProgress, Request, Train, write_reply, write_request
 from fedsync.transport.questions import SiloAnswer
 
 SPEC = RunSpec.of(StrategyConfig.load("fedavg", ["task={kind: digits}"]), None, 3).dump()

@@ -10,8 +10,8 @@ from fedsync.cli import app
 from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.survival.survival_results import result_here, result_of_run
 from fedsync.flower.flower_strategy import FedSync
-from fedsync.ops.survival_results import result_here, result_of_run
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.agent import answers
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings

@@ -14,9 +14,9 @@ from fedsync.cli import main
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.evaluation.survey.survival_estimates import cox_fit, kaplan_meier, log_rank
-from fedsync.evaluation.survey.survival_sums import SurvivalForm, SurvivalSums, read_survival
-from fedsync.ops.survival_results import result_of_run
+from fedsync.extras.survival.survival_estimates import cox_fit, kaplan_meier, log_rank
+from fedsync.extras.survival.survival_results import result_of_run
+from fedsync.extras.survival.survival_sums import SurvivalForm, SurvivalSums, read_survival
 from fedsync.simulation.run import run_virtual
 
 CIPHERS = ["{kind: plain}", "{kind: bfv, members: 4}", "{kind: masked, inner: {kind: bfv, members: 4}}"]

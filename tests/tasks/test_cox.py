@@ -12,8 +12,8 @@ from statsmodels.duration.hazard_regression import PHReg
 from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.survival.cox import CoxTask, partial_loss
 from fedsync.simulation.run import run_virtual
-from fedsync.tasks.cox import CoxTask, partial_loss
 from fedsync.tasks.task_protocol import SiloSlot
 
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 100.0}, {"name": "b", "speed": 300.0}]})

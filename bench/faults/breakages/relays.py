@@ -20,7 +20,7 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
-    "silo/relays/relay.py": (
+    "extras/relays/relay.py": (
         (
             "a-slow-silo-keeps-its-region-waiting",
             "ready = run.ready_s is not None and (not run.waiting or",
@@ -54,7 +54,7 @@ _CHANGES: Changes = {
         ("a-silo-that-went-is-waited-for", "                self._forget_gone()\n", ""),
         ("silos-that-come-are-told-late", "return ready or run.told != self._here", "return ready"),
     ),
-    "flower/relays/relay_line.py": (
+    "extras/relays/relay_line.py": (
         (
             "what-is-asked-meanwhile-is-forgotten",
             "            return self._silos.receive()",
@@ -83,7 +83,7 @@ _CHANGES: Changes = {
             "ask_s=inf)\n        return answer.again",
         ),
     ),
-    "server/region_clients.py": (
+    "extras/relays/region_clients.py": (
         (
             "a-sum-that-is-none-fails-its-orders",
             "again = bool(summed.get(answer.number)) and not answer.problem",
@@ -122,7 +122,7 @@ _CHANGES: Changes = {
             "if name not in regions if regions is not None else self._registered_only:",
             "if False:",
         ),
-        ("a-relay-is-a-silo", "if name in (self._admission.regions or {}) and node not in self.regions:", "if False:"),
+        ("a-relay-is-a-silo", "if name in (self._admission.regions or {}) and not self.is_relayed(node):", "if False:"),
         ("a-relay-has-silos-of-others", "if region is not None and name not in region:", "if False:"),
     ),
     "ops/doctor/preflight.py": (
@@ -140,7 +140,7 @@ _CHANGES: Changes = {
             "return weighed",
         ),
     ),
-    "cipher/encoding/region_sum.py": (
+    "extras/relays/region_sum.py": (
         (
             "members-are-whoever-a-relay-names",
             "wire.read_slip(payload[at : at + length], wanted)",
@@ -185,7 +185,7 @@ _CHANGES: Changes = {
             "if ordered is None:",
         ),
     ),
-    "cipher/server/sealed_region.py": (
+    "extras/relays/sealed_region.py": (
         (
             "a-relay-adds-up-what-is-on-other-grids",
             "return head.round, head.attempt, head.grid, head.members[0].chain, names",
@@ -206,7 +206,7 @@ _CHANGES: Changes = {
         ),
         ("nothing-makes-up-for-a-region-that-does-not-count", "if left_out and own:", "if False:"),
     ),
-    "policies/aggregate/plain_region.py": (
+    "extras/relays/plain_region.py": (
         ("a-relay-weighs-all-silos-the-same", "np.float32(share / whole)", "np.float32(1 / len(updates))"),
         ("a-relay-adds-up-updates-of-other-versions", "by_base.setdefault(base, {})", "by_base.setdefault(0, {})"),
     ),

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
@@ -132,6 +131,8 @@ class Inbox:
             self._expected(update_id.rpartition("/")[0], update_id, ordered, self._plan.chunks)
             for update_id, ordered in zip(update_ids, orders, strict=True)
         ]
+        from fedsync.extras.relays import region_sum
+
         payload = self._files.keep(payload)
         found = region_sum.read(payload, relay, expected, self._plan.clear_values, self._adder)
         self._check_nonces(relay, found.envelope)

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
 from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
@@ -30,7 +29,6 @@ from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, members_of, total
 from fedsync.cipher.server.commit_inputs import Brought, Gathered
-from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.inbox import Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder
@@ -42,6 +40,9 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.layout import Vector, as_bytes
 from fedsync.model.transfer import NO_PAYLOAD, Payload
+
+if TYPE_CHECKING:
+    from fedsync.extras.tracing.evidence import Evidence
 
 logger = foreign.logger(__name__)
 
@@ -122,6 +123,8 @@ class EncryptedAggregator:
         return upload_bytes(self._plan)
 
     def sum_bytes(self, members: int) -> int:
+        from fedsync.extras.relays import region_sum
+
         annex = wire.MAX_ANNEX if self._plan.masked else 0
         return region_sum.most_bytes(members, self.upload_bytes, annex)
 

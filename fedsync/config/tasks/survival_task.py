@@ -15,7 +15,7 @@ from fedsync.policies.schema import Positive
 
 if TYPE_CHECKING:
     from fedsync.client.silo_facts import Silo
-    from fedsync.evaluation.survey.survival_sums import SurvivalForm
+    from fedsync.extras.survival.survival_sums import SurvivalForm
     from fedsync.tasks.csv_ import CsvTask
     from fedsync.train.local_trainer import LocalTrainer
     from fedsync.train.options import LocalOptions
@@ -103,7 +103,7 @@ class SurvivalConfig(Section):
             raise ValueError("survival has too many sums; write fewer covariates, times or steps")
 
     def form(self, of: FollowedTable, silos: int) -> SurvivalForm:
-        from fedsync.evaluation.survey.survival_sums import SurvivalForm
+        from fedsync.extras.survival.survival_sums import SurvivalForm
 
         groups = () if self.group is None else tuple(of.columns[self.group].categories)
         names = tuple(name if category is None else f"{name} {category}" for name, _, category in self._covariates(of))
@@ -111,9 +111,9 @@ class SurvivalConfig(Section):
         return SurvivalForm(silos, self.times, groups, names, self.steps, 5 if asked is None else asked.least)
 
     def trainer(self, of: FollowedTable, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
-        from fedsync.tasks.cox import CoxTask
+        from fedsync.extras.survival.cox import CoxTask
+        from fedsync.extras.survival.survival_trainer import SurvivalTrainer
         from fedsync.tasks.task_protocol import SiloSlot
-        from fedsync.train.surveys.survival_trainer import SurvivalTrainer
 
         task, slot = of.build(), SiloSlot(site.name, site.index, slots, site.seed)
         if not isinstance(task, CoxTask):

@@ -228,7 +228,7 @@ class CsvConfig(TaskSection):
 
         make: Callable[..., CsvTask] = CsvTask
         if self.time is not None:
-            from fedsync.tasks.cox import CoxTask
+            from fedsync.extras.survival.cox import CoxTask
 
             make = partial(CoxTask, self.time)
         return make(

@@ -23,7 +23,6 @@ from fedsync.silo.owner.approvals import check_approved
 from fedsync.silo.owner.audit import audit_answer
 from fedsync.silo.owner.refusals import code_of, refuse
 from fedsync.silo.protocol import RESOURCES, Ask, Forward, Forwarded, Identity, Refused, write_reply
-from fedsync.silo.relays.relay_messages import RelayCall, write
 from fedsync.silo.run_text import run_config_text
 from fedsync.silo.session import connection
 from fedsync.silo.session.trainer_client import TrainerClient, asked_for, room_for, trainer_folder
@@ -133,6 +132,8 @@ def refusal(error: Exception, identity: Identity | None = None, asked: str = "",
 
 def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
     """Ask the relay's app; raise `OSError` if it does not start within a minute, or ends before it answers."""
+    from fedsync.extras.relays.relay_messages import RelayCall, write
+
     end_s = time.monotonic() + _GREET_S
     while (caller := connection.call(socket)) is None:
         if time.monotonic() > end_s:

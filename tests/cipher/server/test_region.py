@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.encoding.region_sum import most_bytes
 from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
-from fedsync.cipher.server.evidence import Evidence
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
-from fedsync.cipher.server.sealed_region import SealedRegion
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.model.region_sums import RegionSum
+from fedsync.extras.relays.region_sum import most_bytes
+from fedsync.extras.relays.region_sums import RegionSum
+from fedsync.extras.relays.sealed_region import SealedRegion
+from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.transfer import Payload
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 

@@ -9,10 +9,10 @@ import pytest
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.masking.shamir import SECRET_BYTES
-from fedsync.cipher.tracing.consent import Consent, Consents, give_consent, needed
-from fedsync.cipher.tracing.disclosure import Disclosure, KeptUpdate, disclose
-from fedsync.cipher.tracing.notice import Notice
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.tracing.consent import Consent, Consents, give_consent, needed
+from fedsync.extras.tracing.disclosure import Disclosure, KeptUpdate, disclose
+from fedsync.extras.tracing.notice import Notice
 from tests.cipher.messages import KEYS, expected, head, message
 
 HEAD = head("pad")

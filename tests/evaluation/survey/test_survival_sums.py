@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.evaluation.survey.survival_estimates import (
+from fedsync.extras.survival.survival_estimates import (
     chi_squared_tail,
     cox_fit,
     kaplan_meier,
@@ -15,7 +15,7 @@ from fedsync.evaluation.survey.survival_estimates import (
     next_beta,
     told,
 )
-from fedsync.evaluation.survey.survival_sums import (
+from fedsync.extras.survival.survival_sums import (
     SurvivalForm,
     SurvivalRows,
     SurvivalSums,

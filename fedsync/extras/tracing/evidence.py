@@ -2,7 +2,7 @@
 
 The server receives each update before it adds them up, and can open no update. It keeps the updates of the last
 versions in the run's folder, up to a limit of versions and bytes. It gives them out if owners consent
-(`fedsync.cipher.tracing`).
+(`fedsync.extras.tracing`).
 
     17.0.updates  first message of version 17, as received; the silo's values in the clear may follow
     17.notice     notice for owners, with the updates in their order; written last: without it, a version is incomplete
@@ -22,17 +22,15 @@ import numpy as np
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.keywrap import ServerKeys
-from fedsync.cipher.tracing.consent import Consents
-from fedsync.cipher.tracing.disclosure import KeptUpdate, disclose
-from fedsync.cipher.tracing.notice import Notice
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces, write_private
+from fedsync.extras.tracing.consent import Consents
+from fedsync.extras.tracing.disclosure import KeptUpdate, disclose
+from fedsync.extras.tracing.notice import Notice
 from fedsync.model.chunked_arrays import file_part
 
 logger = foreign.logger(__name__)
-
-FOLDER = "evidence"
 
 NOTICE, UPDATES = ".notice", ".updates"
 

@@ -11,8 +11,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_kinds import SurveyConfig, TaskConfig
-from fedsync.evaluation.survey.survival_estimates import told
-from fedsync.evaluation.survey.survival_sums import SurvivalForm, read_survival
+from fedsync.extras.survival.survival_estimates import told
+from fedsync.extras.survival.survival_sums import SurvivalForm, read_survival
 from fedsync.model.layout import Vector
 from fedsync.silo.owner.model_export import MODEL, kept_runs, kept_state
 from fedsync.silo.owner.owner_policy import act_for_owner

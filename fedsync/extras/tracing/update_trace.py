@@ -34,9 +34,9 @@ from fedsync.cipher.silo.opening import MOST
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.cipher.silo.sealing import Serial, open_portions
 from fedsync.cipher.suites.suite import Sealer
-from fedsync.cipher.tracing.consent import Consent
-from fedsync.cipher.tracing.notice import Notice
 from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.extras.tracing.consent import Consent
+from fedsync.extras.tracing.notice import Notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import shipped
-from fedsync.evaluation.survey.survival_sums import SurvivalRows
+from fedsync.extras.survival.survival_sums import SurvivalRows
 from fedsync.model.table_columns import PLAIN, TableForm
 from fedsync.tasks.csv_ import CsvTask, TableRows
 from fedsync.tasks.features import Column, read_column

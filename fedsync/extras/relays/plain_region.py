@@ -7,17 +7,17 @@ from collections.abc import Collection
 import numpy as np
 
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.relays.region_sums import RegionSum
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import give_back
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import WireFormat
-from fedsync.model.region_sums import RegionSum
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.plain_aggregator import check_values
 
 
 class PlainRegion:
-    """A `fedsync.model.region_sums.RegionAdder` of updates in the clear.
+    """A `fedsync.extras.relays.region_sums.RegionAdder` of updates in the clear.
 
     Sums are float32 for any format of the updates, so they are rounded only once.
 

@@ -32,12 +32,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_report, check_sealed
 from fedsync.core.weighting import Weighting
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.layout import Layout
-from fedsync.model.region_sums import RegionAdder, share_of
-from fedsync.model.transfer import Payload
-from fedsync.silo.protocol import MAX_LAYOUT_TEXT, MAX_TEXT, AskModel, Request, Train, read_reply, read_request
-from fedsync.silo.relays.relay_messages import (
+from fedsync.extras.relays.region_sums import RegionAdder, share_of
+from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,
     RegionAnswer,
     RegionAsk,
@@ -51,6 +47,10 @@ from fedsync.silo.relays.relay_messages import (
     read_region_request,
     write,
 )
+from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Payload
+from fedsync.silo.protocol import MAX_LAYOUT_TEXT, MAX_TEXT, AskModel, Request, Train, read_reply, read_request
 from fedsync.transport.questions import SiloAnswer
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class RelayService:
         folder = None if self._folder is None else self._folder / key[:16]
         plan = spec.encryption_plan(layout)
         if plan is None:
-            from fedsync.policies.aggregate.plain_region import PlainRegion
+            from fedsync.extras.relays.plain_region import PlainRegion
 
             run.adder = PlainRegion(layout.size, spec.wire.formats.up, ArrayKeeper(folder, or_memory=True))
         elif self._keys is None:
@@ -241,7 +241,7 @@ class RelayService:
                 "keys", "the run is sealed, and this relay has no server.json", "Name it in the relay's file"
             )
         else:
-            from fedsync.cipher.server.sealed_region import SealedRegion
+            from fedsync.extras.relays.sealed_region import SealedRegion
 
             run.adder, run.sealed = SealedRegion(plan, self._keys, folder), plan.seal_metrics
         run.weighting = weighting

@@ -28,8 +28,8 @@ from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, Name, Record,
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking.frames import pack_named, unpack_named
 from fedsync.cipher.masking.mask_roster import fresh_pair
-from fedsync.cipher.tracing.notice import TraceSubject
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.tracing.notice import TraceSubject
 
 MAX_CONSENT_BYTES = 2**20
 _SIGNED, _SEALED = b"consent 1", b"consent masks 1\0"

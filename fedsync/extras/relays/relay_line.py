@@ -7,16 +7,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
 
+from fedsync.extras.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.model.transfer import Payload
 from fedsync.server.outbox import kind_of
 from fedsync.silo.protocol import Request
-from fedsync.silo.relays.relay_messages import RegionAsk, RelayedNode
 from fedsync.transport.port import Transport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 
 class RelayLine:
-    """Implementation of `fedsync.silo.relays.relay.Downstream`.
+    """Implementation of `fedsync.extras.relays.relay.Downstream`.
 
     Args:
         silos: transport to the silos.

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fedsync.common.errors import ConfigError
-from fedsync.evaluation.survey.survival_sums import (
+from fedsync.extras.survival.survival_sums import (
     Cells,
     Counts,
     CoxSums,

@@ -21,9 +21,7 @@ from dataclasses import dataclass, field
 
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
-from fedsync.model.layout import Layout
-from fedsync.model.transfer import DurableAggregator, Payload
-from fedsync.silo.relays.relay_messages import (
+from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,
     RegionAsk,
     RegionMembers,
@@ -36,6 +34,8 @@ from fedsync.silo.relays.relay_messages import (
     read_region_reply,
     write,
 )
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import DurableAggregator, Payload
 from fedsync.transport.port import Peer, Transport
 from fedsync.transport.questions import MOST_TEXT_BYTES, SiloAnswer, SiloQuestion
 
@@ -67,19 +67,6 @@ class RelayedRequest:
     update_id: str = ""
     examples: int = 1
     in_sum: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Relayed(SiloAnswer):
-    """Answer of a silo behind a relay; the payload is also None for an update in a region's sum.
-
-    Args:
-        summed: whether the update is in a region's sum, which the aggregator has.
-        again: whether the aggregator refused the sum; the update must be requested again, and is then sent alone.
-    """
-
-    summed: bool = False
-    again: bool = False
 
 
 @dataclass(slots=True)
@@ -255,7 +242,7 @@ class Regions:
 
     def unpack(
         self, answer: SiloAnswer, wanted: Container[str], aggregator: DurableAggregator | None
-    ) -> list[Relayed] | None:
+    ) -> list[SiloAnswer] | None:
         """Return the silos' answers in a message, None if no relay sent it. The aggregator receives the sums.
 
         Args:
@@ -268,7 +255,7 @@ class Regions:
         relay = self._relays[node]
         del relay.bundles[answer.name]
         relay.waiting = {number: each for number, each in relay.waiting.items() if number in wanted}
-        found, begun_s, pause_s = list[Relayed](), time.monotonic(), _PAUSE_S / 10
+        found, begun_s, pause_s = list[SiloAnswer](), time.monotonic(), _PAUSE_S / 10
         try:
             found = self._read(node, answer, aggregator)
         except ProtocolError as error:
@@ -279,7 +266,7 @@ class Regions:
             relay.quiet_s = now_s + max(pause_s, _REST * (now_s - begun_s))
         return found
 
-    def _read(self, node: int, told: SiloAnswer, aggregator: DurableAggregator | None) -> list[Relayed]:
+    def _read(self, node: int, told: SiloAnswer, aggregator: DurableAggregator | None) -> list[SiloAnswer]:
         relay, payload = self._relays[node], told.payload
         if told.problem:
             raise ProtocolError(relay.name, told.check, told.problem)
@@ -299,7 +286,7 @@ class Regions:
             again = bool(summed.get(answer.number)) and not answer.problem
             (self._alone.add if again else self._alone.discard)(waiting[1])
             piece, in_sum = piece_of(pieces, answer.piece, relay.name), answer.number in summed and not again
-            found.append(Relayed(answer.number, answer.text, piece, answer.problem, summed=in_sum, again=again))
+            found.append(SiloAnswer(answer.number, answer.text, piece, answer.problem, summed=in_sum, again=again))
         self._hear(node, reply)
         return found
 

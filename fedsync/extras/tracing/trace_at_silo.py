@@ -16,14 +16,14 @@ from fedsync.cipher.masking.mask_round import pair_seeds
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import MASKED
-from fedsync.cipher.tracing.consent import Consent, Consents, give_consent
-from fedsync.cipher.tracing.disclosure import Disclosure
-from fedsync.cipher.tracing.notice import Notice
-from fedsync.cipher.tracing.update_trace import Finding, Tracer
 from fedsync.common.checksums import undigested
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
+from fedsync.extras.tracing.consent import Consent, Consents, give_consent
+from fedsync.extras.tracing.disclosure import Disclosure
+from fedsync.extras.tracing.notice import Notice
+from fedsync.extras.tracing.update_trace import Finding, Tracer
 from fedsync.silo.owner.model_export import KeptRun, kept_runs, kept_state
 from fedsync.silo.owner.owner_policy import act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity

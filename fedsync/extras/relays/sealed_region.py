@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
@@ -24,9 +23,10 @@ from fedsync.cipher.server.inbox import work_of
 from fedsync.cipher.server.sealed_aggregator import upload_bytes
 from fedsync.cipher.suites.suite import Adder
 from fedsync.common.errors import ProtocolError
+from fedsync.extras.relays import region_sum
+from fedsync.extras.relays.region_sums import RegionSum
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.layout import Vector
-from fedsync.model.region_sums import RegionSum
 from fedsync.model.transfer import Payload
 
 
@@ -51,7 +51,7 @@ class _Single:
 
 
 class SealedRegion:
-    """`fedsync.model.region_sums.RegionAdder` without a key.
+    """`fedsync.extras.relays.region_sums.RegionAdder` without a key.
 
     ``folder`` holds waiting updates, and its content is removed; None keeps them in memory.
     """

@@ -8,7 +8,7 @@ The server thus knows of each member the same as of an update that arrives direc
 its chain, its annex. The server adds up the tags itself. The server cannot see whether the words are the members' sum.
 Silos can: they check the tag before they open anything.
 
-Values in the clear travel as a mean, see `fedsync.model.region_sums`. Numbers are little-endian.
+Values in the clear travel as a mean, see `fedsync.extras.relays.region_sums`. Numbers are little-endian.
 """
 
 from __future__ import annotations

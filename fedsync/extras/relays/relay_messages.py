@@ -88,7 +88,7 @@ class RegionAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RegionMembers:
-    """Sum of several silos' updates, which is a piece; for ``update_ids`` see `fedsync.model.region_sums.RegionSum`."""
+    """Sum of several silos' updates, which is a piece; for ``update_ids`` see `RegionSum`."""
 
     numbers: tuple[str, ...]
     update_ids: tuple[str, ...]

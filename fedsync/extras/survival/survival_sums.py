@@ -4,7 +4,7 @@ Times are rounded up to a public grid. The first round counts, for each time, th
 persons who are censored. A person who is followed beyond the grid is censored at its end. Each further round is one
 Newton step of a Cox model. With the coefficients b that follow from the rounds before, each silo sums exp(bz),
 z exp(bz) and zz' exp(bz) over the persons of each cell, where z are covariates in pooled deviations. Sums over the
-persons at risk are sums over the cells from a time on (`fedsync.evaluation.survey.survival_estimates`).
+persons at risk are sums over the cells from a time on (`fedsync.extras.survival.survival_estimates`).
 
 A *cell* is a row of times with enough persons: two cells that differ by one person would disclose that person's
 covariates. Silos agree on cells without a message, because cells follow from the counts of the first round. Cells of

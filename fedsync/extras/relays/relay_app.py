@@ -13,12 +13,12 @@ from pathlib import Path
 
 from fedsync.common import codec, foreign
 from fedsync.common.errors import SERVER, ProtocolError
-from fedsync.flower.relays.relay_line import RelayLine
+from fedsync.extras.relays.relay import RelayService
+from fedsync.extras.relays.relay_line import RelayLine
+from fedsync.extras.relays.relay_messages import RelayCall
 from fedsync.model.transfer import Payload
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Forward, Forwarded, write_reply
-from fedsync.silo.relays.relay import RelayService
-from fedsync.silo.relays.relay_messages import RelayCall
 from fedsync.silo.session import connection
 from fedsync.transport.port import Transport
 
