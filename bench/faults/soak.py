@@ -242,7 +242,10 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
     begin_s, resumed = time.monotonic(), federation.resumed
     settings = ["task={kind: digits}", f"local.steps={options.steps}", f"stop.rounds={rounds}"]
     settings += ["local.batch_size=32", "local.threads=1"]
-    config = StrategyConfig.load("fedavg", [*settings, f"min_silos={options.silos}", *options.set])
+    settings.append(f"silos=[{', '.join(federation.names)}]")  # it begins when all are there
+    # A liar is set aside, and the run goes on and ends without it.
+    least = f"cipher.members={options.silos - 1}" if fault in LIES else f"min_silos={options.silos}"
+    config = StrategyConfig.load("fedavg", [*settings, *options.set, least])
     out = federation.folder / "server" / "runs" / f"{fault.replace(' ', '-')}-{seed}"
     federation.lie(LIES.get(fault))
     run = Run(federation, submit_run(federation.config, config, out), time.time())
