@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from fedsync.privacy.release import PrivateSettings
 
 _KEY, _NONCE = 32, 16
-_AT_ONCE = 2**20
+_PAIRS = 2**12
+"""Pairs of normal numbers at once: few calls for small tensors, and temporary arrays that stay in the cache."""
+
 _PART = 2.0**-53
 
 
@@ -42,27 +44,30 @@ class SystemRandom:
     def __init__(self) -> None:
         secret = os.urandom(_KEY)
         self._stream = Cipher(ChaCha20(secret, bytes(_NONCE)), mode=None).encryptor()
+        self._spare = torch.empty(0, dtype=torch.float64)
 
     def normal(self, like: Tensor) -> Tensor:
-        count = like.numel()
-        found = torch.empty(count, dtype=torch.float64)
-        for start in range(0, count, _AT_ONCE):
-            stop = min(start + _AT_ONCE, count)
-            pairs = (stop - start + 1) // 2
-            # Box and Muller 1958: two independent normal numbers of two uniform ones. 1 - u is never 0.
-            radius = torch.sqrt(-2.0 * torch.log(1.0 - self._uniform(pairs)))
-            angle = 2.0 * math.pi * self._uniform(pairs)
-            both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)])
-            found[start:stop] = both[: stop - start]
-        return found.view(like.shape).to(like)
+        spare = self._spare if self._spare.dtype == like.dtype else self._spare[:0].to(like.dtype)
+        if like.numel() > len(spare):
+            blocks = -(-(like.numel() - len(spare)) // (2 * _PAIRS))
+            spare = torch.cat([spare, *(self._block().to(like.dtype) for _ in range(blocks))])
+        found, self._spare = spare[: like.numel()], spare[like.numel() :]
+        return found.view(like.shape).to(like.device)
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._uniform(units).numpy() < rate)
 
+    def _block(self) -> Tensor:
+        """Standard normal numbers, float64 [2 * _PAIRS]."""
+        # Box and Muller 1958: two independent normal numbers of two uniform ones. 1 - u is exact, and never 0.
+        radius = self._uniform(_PAIRS).neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
+        angle = self._uniform(_PAIRS).mul_(2.0 * math.pi)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])
+
     def _uniform(self, count: int) -> Tensor:
         """Uniform numbers in 0..1 without 1, float64 [count], of 53 bits each."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)
-        return torch.from_numpy((words >> np.uint64(11)).astype(np.float64) * _PART)
+        return torch.from_numpy((words >> np.uint64(11)) * _PART)
 
 
 class SeededRandom:
@@ -100,10 +105,18 @@ def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tenso
 
     Args:
         optimizer: clips to its ``max_grad_norm``.
-        single: for each parameter, a gradient a unit, [units, ...].
+        single: for each parameter, a gradient a unit, [units, ...]; values that are not finite count as zeros.
     """
+    sums = _clipped(optimizer, single)
+    # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients.
+    if not all(bool(total.isfinite().all()) for total in sums):
+        sums = _clipped(optimizer, [finite(each) for each in single])
+    return sums
+
+
+def _clipped(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
     for parameter, each in zip(optimizer.params, single, strict=True):
-        parameter.grad_sample, parameter.summed_grad = finite(each.to(parameter.dtype)), None
+        parameter.grad_sample, parameter.summed_grad = each.to(parameter.dtype), None
     optimizer.clip_and_accumulate()
     sums = [parameter.summed_grad.view_as(parameter) for parameter in optimizer.params]
     for parameter in optimizer.params:

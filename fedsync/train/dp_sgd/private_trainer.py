@@ -128,10 +128,13 @@ class PrivateTrainer(Trainer):
     def _gradients(self, rows: Tensor) -> Tensor:
         """Set the parameters' gradients to the noisy mean over the units ``rows``; return the mean loss."""
         assert self._settings is not None
-        sums = [torch.zeros_like(parameter) for parameter in self._parameters]
+        sums: list[Tensor] | None = None
         losses = torch.zeros((), device=self._device)
         for piece in torch.split(rows, self._piece) if len(rows) else ():
-            losses += self._clipped(piece.numpy(), sums)
+            loss, clipped = self._clipped(piece.numpy())
+            losses += loss
+            sums = clipped if sums is None else list(map(torch.add, sums, clipped))
+        sums = sums or [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, total in zip(self._parameters, sums, strict=True):
             parameter.grad = noisy_mean(total, self._random, self._settings, self._ordered)
         return losses / max(len(rows), 1)
@@ -141,8 +144,8 @@ class PrivateTrainer(Trainer):
         values = sum(parameter.numel() for parameter in self._parameters)
         return max(1, min(_MOST_VALUES // values, self._cap.largest or self.examples))
 
-    def _clipped(self, units: NDArray[np.int64], sums: list[Tensor]) -> Tensor:
-        """Add the clipped gradients of units to ``sums``; return their summed loss."""
+    def _clipped(self, units: NDArray[np.int64]) -> tuple[Tensor, list[Tensor]]:
+        """Return the summed loss of units, and the sum of their clipped gradients for each parameter."""
         assert self._clipping is not None
         rows, of = units, None
         if self._rows_of is not None:
@@ -154,9 +157,7 @@ class PrivateTrainer(Trainer):
         for parameter in self._parameters:
             single = gradients_of(parameter, len(rows))
             of_units.append(single if of is None else _means(single.to(parameter.dtype), of, len(units)))
-        for total, part in zip(sums, clipped_sums(self._clipping, of_units), strict=True):
-            total += part
-        return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0)
+        return (loss * len(units)).nan_to_num(0.0, 0.0, 0.0), clipped_sums(self._clipping, of_units)
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
