@@ -126,8 +126,13 @@ def part_of(path: Path) -> str:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> tuple[Import, ...]:
-    return tuple(_imports(ast.parse(path.read_text(encoding="utf-8")), lazy=False, typing=False))
+    return tuple(_imports(parsed(path), lazy=False, typing=False))
 
 
 def _imports(node: ast.AST, *, lazy: bool, typing: bool) -> Iterator[Import]:
@@ -255,10 +260,10 @@ def test_heavy_modules_are_imported_where_they_belong() -> None:
     assert hosts == {("clientapp_task.py", True)}, "loaded on demand"
 
 
-def undocumented(text: str) -> list[str]:
+def undocumented(program: ast.Module) -> list[str]:
     """What a program uses of Flower that is not documented: ``line: name``, by imports and by names in strings."""
     found = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(program):
         match node:
             case ast.Import(names=names):
                 wrong = [name.name for name in names if of_flower(name.name) and name.name not in DOCUMENTED]
@@ -281,7 +286,7 @@ def of_flower(module: str) -> bool:
 def test_only_what_flower_documents_is_used_of_it() -> None:
     """A stock release, and the next one, may change all else."""
     files = [path for folder in ("fedsync", "server", "client") for path in sorted((ROOT / folder).rglob("*.py"))]
-    wrong = {str(path.relative_to(ROOT)): undocumented(path.read_text(encoding="utf-8")) for path in files}
+    wrong = {str(path.relative_to(ROOT)): undocumented(parsed(path)) for path in files}
     assert wrong.pop(FLOWER_GUEST) == ["25: flwr.app.message.make_message"], "the one exception, and no more of it"
     assert {name: found for name, found in wrong.items() if found} == {}
 
@@ -299,7 +304,7 @@ def test_only_what_flower_documents_is_used_of_it() -> None:
     ],
 )
 def test_what_flower_does_not_document_is_found(statement: str) -> None:
-    assert len(undocumented(f"def late():\n    {statement}")) == 1
+    assert len(undocumented(ast.parse(f"def late():\n    {statement}"))) == 1
 
 
 def test_core_and_common_need_little() -> None:
@@ -328,7 +333,7 @@ def test_no_class_has_the_name_of_another() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
         if part_of(path) != "templates":
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in ast.walk(parsed(path)):
                 if isinstance(node, ast.ClassDef):
                     places[node.name].append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -103,7 +103,7 @@ def test_names_of_silos_and_metrics_are_escaped(tmp_path: Path) -> None:
     assert all(named.get("title", "") == "" or "onerror" not in named for _, named in read.attributes)
 
 
-@pytest.mark.parametrize("count", [1, 200])
+@pytest.mark.parametrize("count", [1, pytest.param(200, marks=pytest.mark.full)])
 def test_any_number_of_silos_has_a_page(tmp_path: Path, count: int) -> None:
     text = page([told(tmp_path, [f"silo-{number}" for number in range(count)], {"auroc": True})])
     assert set(Reader(text).ids) >= SECTIONS
@@ -212,6 +212,7 @@ def test_over_rounds_five_silos_have_lines_and_more_have_bands(tmp_path: Path) -
     np.testing.assert_allclose(ends, [[0.1, 0.9], [0.225, 0.475]])
 
 
+@pytest.mark.full
 def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path: Path) -> None:
     """Which loads in less than two seconds, as bench/cost/report.py measures."""
     silos = [f"hospital-{number}" for number in range(20)]

@@ -32,7 +32,7 @@ QUICK = ["local.steps=3", "local.batch_size=16", "stop.rounds=4", "local.learnin
 VALIDATED = 180
 """Samples that all silos hold out for validation."""
 
-SUITES = ["{kind: pad}", "{kind: bfv}", "{kind: masked}"]
+SUITES = [pytest.param("{kind: pad}", marks=pytest.mark.full), "{kind: bfv}", "{kind: masked}"]
 
 
 def config(cipher: str, *overrides: str, name: str = "lb-bsp") -> StrategyConfig:

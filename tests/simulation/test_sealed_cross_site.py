@@ -29,7 +29,7 @@ RUN = (
     *("local.steps=3", "local.batch_size=16", "stop.rounds=3", "local.learning_rate=0.05"),
     "evaluation={cross_site: {local: true, fine_tune: 4}}",
 )
-SUITES = ["{kind: pad}", "{kind: bfv}", "{kind: masked}"]
+SUITES = [pytest.param("{kind: pad}", marks=pytest.mark.full), "{kind: bfv}", "{kind: masked}"]
 
 
 @pytest.fixture(autouse=True)

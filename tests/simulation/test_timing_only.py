@@ -101,6 +101,7 @@ def fedsync(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.full
 def test_ten_thousand_silos_take_seconds_and_no_torch(tmp_path: Path) -> None:
     """Three rounds from the command line; a bound of a minute of wall time is for very slow machines."""
     (tmp_path / "large.yaml").write_text(LARGE)

@@ -175,6 +175,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 UNSEEN = ("fedavg", "a-bsp", "fsp", "lb-a-bsp")
 
 
+@pytest.mark.full
 def test_intervals_cover_four_of_five_strategies_that_the_twin_has_not_seen(tmp_path: Path) -> None:
     """20 cases: five federations, fitted to a run of LB-BSP, and four other strategies played with another seed."""
     covered = []

@@ -44,6 +44,7 @@ def of_numbers(name: str, mine: Floats, other: Floats) -> tuple[float, float]:
     return gain_intervals(*both)[name]
 
 
+@pytest.mark.full
 def test_a_gain_s_interval_is_that_of_samples_drawn_for_both_models() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     labels, one, other = two_models(120)
@@ -122,6 +123,7 @@ def test_what_was_judged_by_other_samples_is_not_compared() -> None:
     assert not gain_intervals(mine, replace(mine, sums={key: sums * np.nan for key, sums in mine.sums.items()}))
 
 
+@pytest.mark.full
 def test_intervals_cover_the_true_gain_about_as_often_as_they_say() -> None:
     """Two models that are right about 8 and 7 of 10 samples, mostly the same: the true gain is 0.1."""
     rng, covered = np.random.default_rng(7), 0

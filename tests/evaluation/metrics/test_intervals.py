@@ -10,6 +10,7 @@ from tests.evaluation.metrics.make import block_sums, class_sums, error_sums, sc
 from tests.evaluation.metrics.test_against_sklearn import drawn, pair_sums
 
 
+@pytest.mark.full
 def test_the_interval_of_an_auroc_is_that_of_a_bootstrap_of_samples() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     scores, labels = drawn(1, 400)
