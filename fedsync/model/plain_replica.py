@@ -30,7 +30,7 @@ from fedsync.core.weighting import Weighting
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.chunked_arrays import give_back, spans
-from fedsync.model.control_downlink import ControlledModel, key_of
+from fedsync.model.control_variates import ControlledModel, key_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, Wire
 from fedsync.model.transfer import Payload

@@ -56,8 +56,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.model.layout import Layout
-from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, read
-from fedsync.server.named_pickle import dump, load
+from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, dump, load, read
 
 logger = foreign.logger(__name__)
 

@@ -54,8 +54,7 @@ from fedsync.observe.steered import drops_in
 from fedsync.server.checkpoints import Checkpoints, Moment
 from fedsync.server.nodes import Admission, Nodes
 from fedsync.server.operator_requests import Requests
-from fedsync.server.outbox import Outbox
-from fedsync.server.pending_message import PendingMessage
+from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.region_clients import Regions, Relayed
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.silo.owner.refusals import explained

@@ -18,7 +18,7 @@ Requests to silos behind a relay are bundled (`fedsync.server.region_clients`), 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -27,7 +27,6 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
-from fedsync.server.pending_message import PendingMessage
 from fedsync.server.region_clients import Relayed, RelayedRequest
 from fedsync.server.timeouts import AnswerTimes, Timeouts
 from fedsync.silo.protocol import (
@@ -47,6 +46,56 @@ from fedsync.silo.protocol import (
 )
 from fedsync.transport.port import Transport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """Request that waits for its reply.
+
+    Args:
+        node: destination node.
+        request: the original request, also if a `Collect` asks for its reply.
+        due_s: time at which the request is overdue.
+        end_s: time at which an order has failed, even if it makes progress.
+        steps: steps of an order that are reported as done.
+        sent_s: time of sending; None if the response time is not measured.
+        ask_s: time of the next retry.
+        asked: number of retries.
+        collecting: whether the order was asked for after it was sent.
+        halt: whether the silo should stop and send its update.
+        again: whether the request is a retry after its payload did not fit the silo's version of the model.
+        queued: whether the silo has an unfinished order before this order; then the request is never overdue.
+    """
+
+    node: int
+    request: Request
+    due_s: float
+    end_s: float = inf
+    steps: int = 0
+    sent_s: float | None = None
+    ask_s: float = inf
+    asked: int = 0
+    collecting: bool = False
+    halt: bool = False
+    again: bool = False
+    queued: bool = False
+
+    @property
+    def order(self) -> WorkOrder | None:
+        return self.request.order if isinstance(self.request, Train) else None
+
+    @property
+    def works(self) -> bool:
+        return isinstance(self.request, Train | EvaluateModel)
+
+    def asks_for(self, update_id: str) -> bool:
+        """Whether the request is the order for this update."""
+        return isinstance(self.request, Train) and self.request.order.update_id == update_id
+
+    def is_like(self, other: PendingMessage) -> bool:
+        """Whether both requests have the same reply."""
+        return (self.node, self.request) == (other.node, other.request)
+
 
 logger = foreign.logger(__name__)
 

@@ -36,6 +36,16 @@ MASKS: Changes = {
             'return hashlib.sha256(b"fedsync mask seed 1" + seed).digest()',
             "return seed[:32]",
         ),
+        (
+            "a-polynomial-of-too-low-a-degree",
+            "for _ in range(threshold - 1))",
+            "for _ in range(threshold - 2))",
+        ),
+        (
+            "coefficients-are-drawn-from-a-small-range",
+            "draw: Callable[[int], int] = secrets.randbelow",
+            "draw: Callable[[int], int] = lambda most: secrets.randbelow(2**16)",
+        ),
     ),
     "cipher/masking/mask_log.py": (
         (
@@ -89,7 +99,7 @@ MASKS: Changes = {
             "            pass",
         ),
     ),
-    "cipher/masking/context.py": (
+    "cipher/masking/mask_round.py": (
         ("masks-are-not-bound-to-the-run", '"fedsync mask context 2", run, chain,', '"fedsync mask context 2", chain,'),
         ("masks-are-not-bound-to-the-roster", '"little"), roster.digest, pack_named', '"little"), pack_named'),
         (
@@ -97,8 +107,6 @@ MASKS: Changes = {
             "field.name not in OWN]",
             'field.name not in OWN | {"learning_rate"}]',
         ),
-    ),
-    "cipher/masking/mask_round.py": (
         (
             "own-masks-are-all-alike",
             "Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds",
@@ -209,18 +217,6 @@ MASKS: Changes = {
             "an-announcement-of-another-run-is-used",
             "if any(other != run for other, _ in found.values()):",
             "if False:",
-        ),
-    ),
-    "cipher/masking/shamir.py": (
-        (
-            "a-polynomial-of-too-low-a-degree",
-            "for _ in range(threshold - 1))",
-            "for _ in range(threshold - 2))",
-        ),
-        (
-            "coefficients-are-drawn-from-a-small-range",
-            "draw: Callable[[int], int] = secrets.randbelow",
-            "draw: Callable[[int], int] = lambda most: secrets.randbelow(2**16)",
         ),
     ),
     "cipher/masking/unmask.py": (

@@ -40,6 +40,31 @@ SILO: Changes = {
             'return f"{self._epoch}-{self._run.hex()}"',
             "return f\"{self._epoch}-{'0' * 64}\"",
         ),
+        (
+            "what-was-evaluated-is-forgotten-with-the-process",
+            "        if self.file is not None:\n            text",
+            "        if False:\n            text",
+        ),
+        (
+            "an-order-that-trains-tells-of-the-test-split",
+            "if not order.scores_only or order.subject.value in self.tests",
+            "if order.subject.value in self.tests",
+        ),
+        (
+            "the-test-split-is-asked-again-and-again",
+            "order.subject.value in self.tests or model in dict(self.tests.values())",
+            "False",
+        ),
+        (
+            "one-model-by-two-names-is-tested-twice",
+            " or model in dict(self.tests.values()):",
+            ":",
+        ),
+        (
+            "a-model-of-the-server-s-choice-is-evaluated-in-rounds",
+            "if order.subject is not Subject.LAST:",
+            "if False:",
+        ),
     ),
     "cipher/silo/figure_pool.py": (
         (
@@ -82,35 +107,6 @@ SILO: Changes = {
             "told = {name: _rounded(value)",
             "told = {name: value",
         ),
-    ),
-    "cipher/silo/evaluated_models.py": (
-        (
-            "what-was-evaluated-is-forgotten-with-the-process",
-            "        if self.file is not None:\n            text",
-            "        if False:\n            text",
-        ),
-        (
-            "an-order-that-trains-tells-of-the-test-split",
-            "if not order.scores_only or order.subject.value in self.tests",
-            "if order.subject.value in self.tests",
-        ),
-        (
-            "the-test-split-is-asked-again-and-again",
-            "order.subject.value in self.tests or model in dict(self.tests.values())",
-            "False",
-        ),
-        (
-            "one-model-by-two-names-is-tested-twice",
-            " or model in dict(self.tests.values()):",
-            ":",
-        ),
-        (
-            "a-model-of-the-server-s-choice-is-evaluated-in-rounds",
-            "if order.subject is not Subject.LAST:",
-            "if False:",
-        ),
-    ),
-    "cipher/silo/kept_model.py": (
         (
             "each-version-is-the-best",
             "return leader.after(rule, score, {}, ()).score is score",
@@ -379,8 +375,6 @@ SILO: Changes = {
             '            if body is None:\n                raise ValueError("its checksum does not fit")\n',
             "            body = body or file.read_bytes()[32:]\n",
         ),
-    ),
-    "cipher/silo/snapshot.py": (
         (
             "anybody-s-snapshot-is-taken",
             "if author is None or not read.is_of(author.signing):",

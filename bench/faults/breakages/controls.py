@@ -24,8 +24,6 @@ _CHANGES: Changes = {
         ),
         ("newcomers-do-not-add-to-the-weight", "weight * backing.newcomers / backing.updates", "0.0"),
         ("weights-of-no-silos-pass-for-some", "return len(powers) == 1 and 0 <= powers[0] <= LARGEST", "return True"),
-    ),
-    "model/control_downlink.py": (
         (
             "variates-that-are-no-numbers-are-followed",
             "if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):",

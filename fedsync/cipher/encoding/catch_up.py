@@ -14,6 +14,7 @@ content is checked where it is used.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.cipher.encoding.fields import FieldCheck, read_name, write_name
+from fedsync.cipher.keys.material import SIGNATURE_BYTES, SiloKeys, is_signed
+from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common.errors import ProtocolError
 from fedsync.model.chunked_arrays import pieces as array_pieces
 from fedsync.model.transfer import Payload
@@ -115,7 +119,7 @@ class CatchUp:
         base: version that the catch-up continues; -1 where the silo holds no model and begins with version 0.
         model: model of ``base``, sealed or in the clear; empty where the silo holds it.
         calibration: aggregate of the silos' headers from the start of the run, with the size of their updates.
-        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.attempts`.
+        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.unmask`.
         roster: the silos' announcements for their masks.
     """
 
@@ -223,3 +227,47 @@ class _Reader:
 
 def _padded(piece: Piece) -> list[Piece]:
     return [piece, bytes(-len(piece) % _ALIGN)]
+
+
+_SIGNED_SNAPSHOT = b"snapshot 2"
+_SNAPSHOT = struct.Struct(f"<{DIGEST_BYTES}sq")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSnapshot:
+    """Parts of a snapshot that are readable without a key.
+
+    Args:
+        author: silo that claims to have made the snapshot.
+        run: R, the run's digest.
+        signed: bytes that the author must have signed.
+        sealed: the sealed state.
+    """
+
+    author: str
+    run: bytes
+    version: int
+    signed: bytes
+    signature: bytes
+    sealed: memoryview
+
+    @classmethod
+    def make(cls, own: SiloKeys, run: bytes, version: int, sealed: bytes) -> bytes:
+        head = write_name(own.name) + _SNAPSHOT.pack(run, version)
+        return head + own.sign(_SIGNED_SNAPSHOT, head + hashlib.sha256(sealed).digest()) + sealed
+
+    @classmethod
+    def read(cls, data: bytes | memoryview, sender: str) -> SignedSnapshot:
+        """Parse a snapshot without checking the signature; raise `ProtocolError` if it is malformed."""
+        content, check = memoryview(data), FieldCheck(sender)
+        name, at = read_name(content, 0, check)
+        start = at + _SNAPSHOT.size + SIGNATURE_BYTES
+        if len(content) < start:
+            check.fail("snapshot", f"it ends at {len(content)} bytes")
+        run, version = _SNAPSHOT.unpack_from(content, at)
+        signed = bytes(content[: at + _SNAPSHOT.size]) + hashlib.sha256(content[start:]).digest()
+        return cls(name, run, version, signed, bytes(content[at + _SNAPSHOT.size : start]), content[start:])
+
+    def is_of(self, signing: bytes) -> bool:
+        """Whether the signature is of this key, 32 bytes."""
+        return is_signed(signing, _SIGNED_SNAPSHOT, self.signed, self.signature)

@@ -42,9 +42,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.limbs import figure, fixed, get, number, put
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Slots
-from fedsync.cipher.encoding.sums import fault_of, sealable, slots_of, summed
+from fedsync.cipher.encoding.sums import fault_of, figure, fixed, get, number, put, sealable, slots_of, summed
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.evaluation.metrics.metric_types import Statistic

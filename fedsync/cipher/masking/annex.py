@@ -11,13 +11,20 @@ signature. A seed that is later revealed or reconstructed is refused unless the 
 
 *Shares* are of every seed: first the own seed, then the pair seeds by name. Their sealing key follows from the two
 silos' pairs for the run and the context. So the server cannot read shares, and silos know whose shares they are.
+
+A seed is the value at 0 of a polynomial modulo a prime above 2^256; its other coefficients are drawn anew and uniform.
+The share of holder x is the value at x. Fewer than ``threshold`` shares disclose nothing: through these points there is
+exactly one polynomial for each seed, so every seed is as likely as before. A changed share gives another seed; only the
+commitment shows it.
+
+Source: Shamir 1979, "How to share a secret".
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
@@ -26,11 +33,58 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.masked_work import WorkDone
-from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedsync.common.errors import SERVER, ProtocolError
 
 CONTEXT_BYTES = DIGEST_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
+
+SECRET_BYTES = 32
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256: every secret of 32 bytes is below it."""
+
+SHARE_BYTES = 33
+
+
+def split(
+    secret: bytes, threshold: int, holders: Iterable[int], draw: Callable[[int], int] = secrets.randbelow
+) -> dict[int, bytes]:
+    """Split a secret of 32 bytes into shares by holder, 33 bytes each.
+
+    Args:
+        threshold: number of shares that reconstruct the secret, at least 1.
+        holders: numbers from 1 on.
+        draw: returns a uniform number below its argument.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    numbers = list(holders)
+    if len(secret) != SECRET_BYTES or threshold < 1 or not all(0 < number < PRIME for number in numbers):
+        raise ValueError(f"a secret of {SECRET_BYTES} bytes, a threshold and holders from 1 on are needed")
+    coefficients = [int.from_bytes(secret, "little"), *(draw(PRIME) for _ in range(threshold - 1))]
+    return {number: _value(coefficients, number).to_bytes(SHARE_BYTES, "little") for number in numbers}
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """Reconstruct the secret, 32 bytes, from ``threshold`` shares by holder; `ValueError` if they do not fit."""
+    values = {holder: int.from_bytes(share, "little") for holder, share in shares.items()}
+    secret = 0
+    for holder, value in values.items():
+        above, below = 1, 1
+        for other in values:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
+    if not shares or secret >= 2 ** (8 * SECRET_BYTES):
+        raise ValueError(f"{len(shares)} shares that belong to no secret")
+    return secret.to_bytes(SECRET_BYTES, "little")
+
+
+def _value(coefficients: list[int], at: int) -> int:
+    value = 0
+    for coefficient in reversed(coefficients):
+        value = (value * at + coefficient) % PRIME
+    return value
 
 
 def commitment(seed: bytes) -> bytes:

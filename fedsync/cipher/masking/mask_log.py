@@ -26,10 +26,9 @@ from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
-from fedsync.cipher.masking.context import mask_context
 from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.mask_round import MaskRound, mask_context
 from fedsync.cipher.masking.masked_work import Limit
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private
@@ -149,7 +148,7 @@ class Masking:
         Args:
             order: the order; all fields that are the same for all silos of a round are bound.
             chain: digest of the history that led to the order's base version, 32 bytes.
-            attempt: attempt of the round from this version; see `fedsync.cipher.masking.attempts`.
+            attempt: attempt of the round from this version; see `fedsync.cipher.masking.unmask`.
             limit: work behind the update, and its largest allowed ratio to the work behind other updates.
 
         Raises:

@@ -17,10 +17,9 @@ import numpy as np
 
 from fedsync.cipher.encoding.fields import ANNEX_HEAD
 from fedsync.cipher.keys.material import SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
-from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, Seeds
+from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, SHARE_BYTES, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.masked_work import WorkDone
-from fedsync.cipher.masking.shamir import SHARE_BYTES
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.transfer import Payload
 

@@ -14,24 +14,87 @@ list, nobody reveals its own seed, nor shares of it. At most one list has t sign
 Fewer than t shares disclose nothing about a seed. The k silos on the server's side have k shares of each seed. The
 other shares of a seed are given by the rule above only.
 
+Masks are bound to the *context*, the digest of everything that defines an update. The server's statements about the run
+are in R (`fedsync.silo.run_text`). Its statements in an order are in the context: every field of the order, except
+fields that differ by design between silos of one round.
+
+| field | reason why it is not bound |
+|---|---|
+| update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
+| base_version | D of that version is bound |
+| batch_size, max_steps | balancers choose them; the work done is bounded (`fedsync.cipher.masking.masked_work`) |
+| budget_s | likewise; whether there is a budget is bound |
+| behind | it is a name; whether there is a name is bound |
+
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
 from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.frames import pack, pack_named
 from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
 from fedsync.cipher.masking.mask_roster import MaskRoster
-from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.masking.masked_work import Limit, comparable
+from fedsync.cipher.suites.pad import Numbers
+from fedsync.cipher.suites.suite import BFV_PLAIN
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
+from fedsync.core.orders import WorkOrder
+
+
+def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slots:
+    """Add (True) or subtract (False) the masks that seeds expand to, modulo the suite's t and centred."""
+    streams = [(_stream(seed, first), added) for seed, added in masks]
+    half, plain = BFV_PLAIN // 2, np.int64(BFV_PLAIN)
+    out = np.empty_like(slots)
+    # One chunk at a time stays in the cache for any number of masks.
+    for into, chunk in zip(out, slots, strict=True):
+        total = np.remainder(chunk, plain).view(np.uint64)
+        for stream, added in streams:
+            words = stream.chunk()
+            # Fewer than 2^16 numbers below 2^48: no overflow.
+            np.add(total, words if added else np.uint64(BFV_PLAIN) - words, out=total)
+        np.remainder(total, np.uint64(BFV_PLAIN), out=total)
+        np.copyto(into, total.view(np.int64))
+        np.subtract(into, plain, out=into, where=into > half)
+    return out
+
+
+def _stream(seed: bytes, first: int) -> Numbers:
+    return Numbers(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), BFV_PLAIN, first)
+
+
+OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}
+"""Fields of an order that are not bound as they are."""
+
+
+def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
+    """Compute the digest that masks are bound to, 32 bytes.
+
+    Args:
+        run: the run's digest.
+        chain: digest of the history that led to the order's base version, 32 bytes.
+        attempt: attempt of the round from this version.
+    """
+    names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
+    # A float's repr is exact.
+    said = {name: repr(getattr(order, name)).encode() for name in names}
+    said |= {"budget": str(order.budget_s is None).encode(), "behind": str(order.behind == "").encode()}
+    bound = [b"fedsync mask context 2", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
+    return hashlib.sha256(pack(bound)).digest()
+
 
 _PAIR = b"mask pair 2\0"
 

@@ -43,8 +43,7 @@ from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.suites.suite import Form, Member, Sealer, Words
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 

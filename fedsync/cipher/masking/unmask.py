@@ -14,10 +14,13 @@ So the slowest silos delay nothing: with t answers the sum is open, whichever ot
 
 from __future__ import annotations
 
+import secrets
+from collections import Counter
 from collections.abc import Mapping
 
 from fedsync.cipher.encoding.fields import annex_stub
-from fedsync.cipher.masking.annex import Annex, Seeds
+from fedsync.cipher.masking.annex import Annex, Seeds, join
+from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_questions import (
     RevealAnswer,
     RevealQuestion,
@@ -26,9 +29,8 @@ from fedsync.cipher.masking.mask_questions import (
     Survivors,
     read_answer,
 )
-from fedsync.cipher.masking.mask_roster import threshold
+from fedsync.cipher.masking.mask_roster import RUN_BYTES, threshold
 from fedsync.cipher.masking.masks import pack_opening
-from fedsync.cipher.masking.shamir import join
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.model.transfer import Payload
@@ -151,3 +153,80 @@ class Unmasking:
         own = join({number: shares.own for number, shares in chosen.items()})
         pairs = {other: join({n: shares.pairs[other] for n, shares in chosen.items()}) for other in self._dropped}
         return Seeds(own, pairs)
+
+
+_SAME = 2
+
+_ATTEMPTS = 2**31
+
+
+class Attempts:
+    """Attempts at one version under masks: the numbers of the silos' next updates.
+
+    A silo's masks of one attempt blind one update only, and all updates in a sum belong to one attempt. So a failed
+    order is first repeated in the same attempt, which helps wherever the silo failed before it sealed. After a second
+    failure, the silo may have sealed already. It continues in a separate attempt, whose update no sum needs, and takes
+    part again from the next version on.
+    """
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._first = 0
+        self._orders: dict[str, int] = {}
+
+    def begin(self, silo: str, version: int) -> int:
+        """Count an order that starts from ``version``, and return its attempt."""
+        if version != self._version:
+            self._version, self._first, self._orders = version, 0, {}
+        self._orders[silo] = self._orders.get(silo, 0) + 1
+        return self.of(silo, version)
+
+    def of(self, silo: str, version: int) -> int:
+        """Attempt of the silo's newest order; 0 where no order began with this version."""
+        if version != self._version:
+            return 0
+        return self._first + max(0, self._orders.get(silo, 0) - _SAME)
+
+    def restart(self, version: int) -> None:
+        """Continue from ``version`` in another process, with unused attempts: not all earlier orders are known."""
+        self._version, self._first, self._orders = version, secrets.randbelow(_ATTEMPTS), {}
+
+
+class Announcements:
+    """Rosters of silos that announce, leave and return.
+
+    Masks cancel only between silos that were sent the same roster. The roster therefore stays fixed for the duration of
+    a version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
+    added to the others. It is part of the next version's roster.
+
+    Attributes:
+        here: announcement of each present silo.
+    """
+
+    def __init__(self) -> None:
+        self.here: dict[str, bytes] = {}
+        self._fixed: dict[str, bytes] | None = None
+
+    def put(self, silo: str, announcement: bytes) -> None:
+        """Record a present silo's announcement, checked by `fedsync.cipher.masking.mask_roster.announced`."""
+        self.here[silo] = announcement
+
+    def leave(self, silo: str) -> None:
+        """Remove a silo that left from the rosters of later versions, until it returns."""
+        self.here.pop(silo, None)
+
+    def renew(self) -> None:
+        self._fixed = None
+
+    def roster(self, silo: str) -> bytes:
+        """Roster to send to a silo; see `fedsync.cipher.masking.mask_roster.MaskRoster`.
+
+        Silos state their run. Silos that announce another run than most silos are left out.
+        """
+        if self._fixed is None:
+            self._fixed = dict(self.here)
+        same = self._fixed.get(silo) == self.here.get(silo)
+        found = self._fixed if same else self.here
+        runs = Counter(announcement[:RUN_BYTES] for announcement in found.values())
+        run = max(sorted(runs), key=runs.__getitem__, default=b"")
+        return pack_named({name: one for name, one in found.items() if one.startswith(run)})

@@ -11,13 +11,13 @@ import numpy as np
 
 from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.encoding.catch_up import WINDOW
+from fedsync.cipher.encoding.catch_up import WINDOW, LinkEntry
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
-from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
+from fedsync.cipher.masking.unmask import Attempts
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.suites.suite import Adder
+from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.core.checkpoint_state import Names, fill, named
@@ -286,3 +286,50 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
         else:
             logger.warning("%s means another model, run or specification than most: its greeting does not count", name)
     return usual
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """Link entry of a commit, and the members of its sums."""
+
+    entry: LinkEntry
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Updates of a commit, and regions' sums.
+
+    Args:
+        by_grid: envelopes that may be added up, by grid.
+        singles: all updates; those from a region's sum have no words.
+        clear: change of the values in the clear, float32 [clear values].
+        summed: whether there is a region's sum.
+    """
+
+    by_grid: Mapping[bytes, list[wire.Envelope]]
+    singles: tuple[wire.Envelope, ...]
+    clear: Vector
+    summed: bool
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(single.head.members[0] for single in self.singles)
+
+    @classmethod
+    def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
+        """Group the counting updates; they are scaled up for the weight of updates that do not count.
+
+        ``updates`` has each update by the ids of all that it contains; ``weights`` may cover more updates.
+        """
+        share = sum(weights[update_id] for update_id in updates) / sum(weights.values())
+        clear = np.zeros(clear_values, dtype=np.float32)
+        by_grid: dict[bytes, list[wire.Envelope]] = {}
+        singles: list[wire.Envelope] = []
+        apart = list(dict.fromkeys(updates.values()))
+        for update in apart:
+            by_grid.setdefault(update.grid, []).append(update.envelope)
+            singles += update.singles
+            weight = sum(weights[update_id] for update_id in update.update_ids)
+            clear += np.float32(weight / share) * update.clear
+        return cls(by_grid, tuple(singles), clear, len(apart) < len(singles))

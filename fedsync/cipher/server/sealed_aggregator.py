@@ -20,18 +20,15 @@ import numpy as np
 
 from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
-from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, SignedSnapshot, Start, attesters
 from fedsync.cipher.keys.keywrap import ServerKeys
-from fedsync.cipher.masking.announcements import Announcements
 from fedsync.cipher.masking.mask_roster import announced, least_survivors
 from fedsync.cipher.masking.masks import own_seeds
-from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.masking.unmask import Announcements, Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, members_of, total
-from fedsync.cipher.server.commit_inputs import Brought, Gathered
 from fedsync.cipher.server.evidence import Evidence
-from fedsync.cipher.server.inbox import Inbox, usual_greetings
+from fedsync.cipher.server.inbox import Brought, Gathered, Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
 from fedsync.cipher.suites.suite import Adder
 from fedsync.common import foreign

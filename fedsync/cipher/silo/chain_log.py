@@ -1,4 +1,4 @@
-"""Log of the newest versions that a silo reached in each run, and their D, beside the silo's keys.
+"""Logs beside the silo's keys: the newest versions that it reached in each run, with their D, and evaluated models.
 
 A silo follows one chain of a run. Its memory of the chain is in the trainer's folder. That folder may be cleared, and a
 server can ask for several. The newest D are therefore also kept here. They prevent a second chain in another folder, or
@@ -15,22 +15,37 @@ that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
 
 Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of the current epoch, the
 `KEPT_RUNS` newest runs stay. Of older runs, the log keeps only that they existed and are over.
+
+A silo evaluates each model at most once on the same samples for the server. Two sums with the same evaluation, but with
+different other silos, would disclose the difference of those silos. And the test split is only for the result of a run:
+a server with free access to it would let the test split decide what the run does.
+
+| split | a silo evaluates | unless |
+|---|---|---|
+| validation | the newest model, when an order brings it | it evaluated the model before |
+| test | each subject once, in an order that changes nothing | it evaluated the same model there before |
+
+Evaluations are on disk before an update with their result leaves, one record for each run R
+(`fedsync.cipher.silo.history`). So a restarted trainer knows them, and a trainer of the same run in another folder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import private_folder, read_private, write_private
+from fedsync.common.files import OWNER_FILE, private_folder, read_private, write_atomically, write_private
 from fedsync.common.locks import taken
+from fedsync.core.orders import Split, Subject, WorkOrder
 
 logger = foreign.logger(__name__)
 
@@ -182,12 +197,105 @@ class ChainLog:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        if self._folder is None:
+        with _locked(self._folder, None if self._folder is None else self._folder.parent / _LOCK):
             yield
+
+
+@contextmanager
+def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
+    if lock is None:
+        yield
+        return
+    try:
+        with taken(lock, inf):
+            yield
+    except OSError as error:
+        remedy = "Encrypted runs need a folder of keys that this silo can write to"
+        raise ConfigError(str(place), f"cannot be written: {error.strerror}", remedy) from error
+
+
+_ASKED_FILE = "asked.json"
+"""File beside the silo's state, for silos whose keys are in no folder."""
+
+_ASKED, _ASKED_LOCK = "asked", "asked.lock"
+
+_KEPT_ASKED = 64
+
+
+@dataclass(slots=True)
+class Asked:
+    """Record of evaluations.
+
+    Args:
+        file: file of the record; None keeps it in memory.
+        rounds: digest of each model, and the update that carried its result; the newest last.
+        tests: the same by subject.
+    """
+
+    file: Path | None
+    rounds: list[tuple[str, str]] = field(default_factory=list)
+    tests: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, file: Path | None) -> Asked:
+        asked = cls(file)
+        asked._read()
+        return asked
+
+    @classmethod
+    def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
+        """Load the record of a run.
+
+        Args:
+            run: R.
+            state: file of the silo's state. The record is beside it if the keys are in no folder; None: in memory.
+        """
+        if ring.folder is None:
+            return cls.load(None if state is None else state.parent / _ASKED_FILE)
+        folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"
+        for old in folder.iterdir():
+            # A run without a chain log is over, or has reached no version: it has asked for no evaluation.
+            if old.name not in (name, _ASKED_LOCK) and not (ring.folder / CHAINS / old.name).exists():
+                old.unlink(missing_ok=True)
+        return cls.load(folder / name)
+
+    def _read(self) -> None:
+        """Read the file. An unreadable file counts as if every subject had been tested."""
+        if self.file is None or not self.file.exists():
             return
         try:
-            with taken(self._folder.parent / _LOCK, inf):
-                yield
-        except OSError as error:
-            remedy = "Encrypted runs need a folder of keys that this silo can write to"
-            raise ConfigError(str(self._folder), f"cannot be written: {error.strerror}", remedy) from error
+            about = json.loads(self.file.read_bytes())
+            self.rounds = [(str(model), str(update)) for model, update in about["rounds"]]
+            self.tests = {str(name): (str(one[0]), str(one[1])) for name, one in about["tests"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            self.tests = {subject.value: ("", "") for subject in Subject}
+
+    def admits(self, order: WorkOrder, model: str) -> bool:
+        """Whether the result of an order may leave; if so, it is recorded on disk (`ConfigError` if that fails).
+
+        A repeated order is admitted again, because it finds the same. ``model`` is the digest of the evaluated model.
+        """
+        with _locked(self.file, None if self.file is None else self.file.parent / _ASKED_LOCK):
+            self._read()
+            return self._admits(order, model)
+
+    def _admits(self, order: WorkOrder, model: str) -> bool:
+        found = model, order.update_id
+        if order.split is Split.VALIDATION:
+            if order.subject is not Subject.LAST:
+                return False
+            if found in self.rounds:
+                return True
+            if model in dict(self.rounds):
+                return False
+            self.rounds = [*self.rounds, found][-_KEPT_ASKED:]
+        else:
+            if self.tests.get(order.subject.value) == found:
+                return True
+            if not order.scores_only or order.subject.value in self.tests or model in dict(self.tests.values()):
+                return False
+            self.tests[order.subject.value] = found
+        if self.file is not None:
+            text = json.dumps({"rounds": self.rounds, "tests": self.tests})
+            write_atomically(self.file, text.encode(), OWNER_FILE)
+        return True

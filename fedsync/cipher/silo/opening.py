@@ -34,19 +34,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.catch_up import LinkKind
-from fedsync.cipher.encoding.integrity import Authentic
+from fedsync.cipher.encoding import catch_up, tally
+from fedsync.cipher.encoding.catch_up import LinkKind, Start
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool, answer
-from fedsync.cipher.silo.history import History, added_content
-from fedsync.cipher.silo.kept_model import KeptModel, surpasses
-from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
+from fedsync.cipher.silo.figure_pool import FigurePool, KeptModel, answer, surpasses
+from fedsync.cipher.silo.history import History, added_content, run_digest
+from fedsync.cipher.silo.reading import CatchUpReader, ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
@@ -55,9 +55,10 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import give_back, spans
-from fedsync.model.control_downlink import serial_of
+from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.server_optimizer import Backing, ServerOptimizer
+from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
@@ -322,3 +323,37 @@ def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, 
     ids = ", ".join(member.update_id for member in members)
     text = "version %d: the %s of %s brings nothing, one of them spoiled it: %s"
     logger.warning(text, version, what, ids, error.detail)
+
+
+def model_of(
+    plan: EncryptionPlan, ring: Ring, sealer: Sealer, run: str, specification: bytes, received: Payload, first: Vector
+) -> Vector:
+    """Compute the model that sums from the beginning lead to, float32 [plan.layout.size].
+
+    Nothing is opened before everything is verified: silos sealed it for that run, in sums of enough silos. The result
+    equals, to the last bit, the model of a silo that was in the run and has the same sums.
+
+    Args:
+        run: name under which the run began.
+        specification: SHA-256 of its specification as the server sent it.
+        received: a `CatchUp` from the beginning.
+        first: model before any training.
+
+    Raises:
+        ProtocolError: ``received`` is something else.
+        SpoiledSum: silos meant another run.
+    """
+    digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
+    reader = CatchUpReader(plan, ring, Authenticator(ring.group.derive(Purpose.TAG), plan.form), digest)
+    whole = catch_up.decode(received)
+    if whole.start is not Start.HELD or whole.base != -1:
+        raise ProtocolError(SERVER, "catch-up", "it does not begin with the first version")
+    read = reader.read(whole, None)
+    if read.calibration is None:
+        raise ProtocolError(SERVER, "catch-up", "it has no calibration")
+    opener = Opener(plan, ring, sealer, Serial(sealer))
+    state = opener.begin(read.calibration, first, digest)
+    for link in read.links:
+        state, _ = opener.follow(state, link)
+    reader.check_claims(read, state.history.known(), None, None)
+    return state.model

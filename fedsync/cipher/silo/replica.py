@@ -31,16 +31,13 @@ from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.chain_log import ChainLog
-from fedsync.cipher.silo.evaluated_models import Asked
-from fedsync.cipher.silo.figure_pool import countable
+from fedsync.cipher.silo.chain_log import Asked, ChainLog
+from fedsync.cipher.silo.figure_pool import KeptModel, countable
 from fedsync.cipher.silo.history import History, run_digest
-from fedsync.cipher.silo.kept_model import KeptModel
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, check_alike, clear_values
-from fedsync.cipher.silo.replica_state import ReplicaState, Scales
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales, open_snapshot, seal_snapshot
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
-from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, PolicyError, ProtocolError

@@ -1,8 +1,21 @@
-"""State that a silo keeps between two orders under encryption, and its format in files and snapshots."""
+"""State that a silo keeps between two orders under encryption, and its format in files and snapshots.
+
+A *snapshot* is a silo's state, sealed for silos that join, and signed by its author:
+
+    `fedsync.cipher.encoding.catch_up.SignedSnapshot`, and in it under AES-GCM with a key of the group:
+    bytes of the state [8], `ReplicaState.whole`, zeros
+
+The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs what it sealed, and
+the server checks the signature, too. An error behind a valid signature is then the author's lie, and no forgery of the
+server's. The state's digest must be the newest D of its own history. A silo that begins with the state requires updates
+of other silos whose D builds on it: see `fedsync.cipher.silo.reading`. Zeros make all snapshots of a run equally long:
+the number of digits of exponents and losses would disclose something to the server.
+"""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +24,18 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedsync.cipher.encoding.catch_up import SignedSnapshot
 from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally, next_exponents, together, votes_spared
-from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.keys.material import GroupKey, Purpose, open_blob, seal_blob
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool, Panel
+from fedsync.cipher.silo.figure_pool import FOLDER, FigurePool, KeptModel, Panel, file_of, remove_others
 from fedsync.cipher.silo.history import History, digest_of
-from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
 from fedsync.common import foreign
 from fedsync.common.checksums import checksum, undigested
+from fedsync.common.errors import SERVER, ProtocolError, SpoiledSum
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.orders import Evaluation, Score
 from fedsync.model.chunked_arrays import map_file
@@ -325,3 +340,46 @@ def _models(
         if model.size != values or not np.isfinite(model).all():
             raise ValueError("a model that is not finite, or of another size")
         yield model
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> bytes:
+    pieces = state.whole
+    length = sum(map(len, pieces))
+    most = ReplicaState.most_bytes(plan, ring.group.members)
+    filled = b"".join((_LENGTH.pack(length), *pieces, bytes(max(most - length, 0))))
+    sealed = seal_blob(ring.group, Purpose.SNAPSHOT, _bound_to(plan), filled)
+    return SignedSnapshot.make(ring.own, state.history.run, state.version, sealed)
+
+
+def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
+    """Open a snapshot of ``version``; return author and state. Other silos must still attest that the run reached it.
+
+    Raises:
+        ProtocolError: no silo of this group made the snapshot.
+        SpoiledSum: a silo made it, but for another run or version, or it is malformed.
+    """
+    read = SignedSnapshot.read(data, SERVER)
+    author = ring.group.members.get(read.author)
+    if author is None or not read.is_of(author.signing):
+        raise ProtocolError(SERVER, "snapshot", f"not signed by {read.author!r}, whose it is said to be")
+    try:
+        content = open_blob(ring.group, Purpose.SNAPSHOT, _bound_to(plan), bytes(read.sealed), read.author)
+        (length,) = _LENGTH.unpack_from(content)
+        end = _LENGTH.size + length
+        body = memoryview(content)[_LENGTH.size : end]
+        state = ReplicaState.from_bytes(body, plan.layout.size, plan.header, optimizer=plan.optimizer)
+    except (ProtocolError, ValueError, struct.error) as error:
+        raise SpoiledSum(read.author, "snapshot", str(error)) from error
+    found = state.history.run, state.version, read.run, read.version
+    if found != (run, version, run, version) or not state.history.fits(ring.group.conceal(state.digest)):
+        detail = f"of version {state.version}, announced as {version}, or not what its history led to"
+        raise SpoiledSum(read.author, "snapshot", detail)
+    return read.author, state
+
+
+def _bound_to(plan: EncryptionPlan) -> bytes:
+    """Data that a snapshot is bound to: the model's layout and its sealing."""
+    return plan.grid(plan.first_exponents).digest

@@ -20,7 +20,7 @@ from fedsync.cipher.masking.mask_questions import (
     read_answer,
     read_question,
 )
-from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.mask_round import masked
 from fedsync.cipher.suites import open_suite
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder

@@ -10,8 +10,7 @@ from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import unpack, unpack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_PLAIN, MASKED, Member, Words

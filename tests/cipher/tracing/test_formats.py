@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.masking.shamir import SECRET_BYTES
+from fedsync.cipher.masking.annex import SECRET_BYTES
 from fedsync.cipher.tracing.consent import Consent, Consents, give_consent, needed
 from fedsync.cipher.tracing.disclosure import Disclosure, KeptUpdate, disclose
 from fedsync.cipher.tracing.notice import Notice

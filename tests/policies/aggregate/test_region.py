@@ -8,10 +8,9 @@ from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.weighting import Weighting
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import Wire
+from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.region_sums import share_of
 from fedsync.model.server_optimizer import HeavyBall, ServerOptimizer
-from fedsync.model.wire_formats import Bf16
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.plain_region import PlainRegion
 
