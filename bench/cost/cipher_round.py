@@ -30,7 +30,7 @@ from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
+from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_pieces
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
@@ -199,7 +199,7 @@ class _Round:
             pipeline = Serial(Masked(self._sealer, mask))
             member = replace(head.members[0], annex=annex_digest(mask.annex))
             head = replace(head, members=(member,), annex=mask.annex)
-        return seal_message(head, portions, pipeline, self._authenticator, keys.signing)
+        return bytearray(b"".join(seal_pieces(head, portions, pipeline, self._authenticator, keys.signing)))
 
     def receive(self, silo: int, message: bytearray) -> wire.Envelope:
         """The message at the server."""

@@ -1,7 +1,7 @@
 """Parts of a checkpoint: a pickle with dataclass fields by name, and array files that checkpoints share.
 
-A checkpoint names its arrays: raw files named by their SHA-256. An array file exists completely or not at all. If a process already maps an array from a
-file, the file is linked instead of written again. Reading verifies the hash.
+A checkpoint names its arrays: raw files named by their SHA-256. An array file exists completely or not at all. If a
+process already maps an array from a file, the file is linked instead of written again. Reading verifies the hash.
 """
 
 from __future__ import annotations

@@ -85,18 +85,18 @@ MASKS: Changes = {
         ),
         (
             "the-book-in-use-is-removed",
-            "if file not in (kept, kept.parent / _LOCK) and time.time()",
-            "if time.time()",
+            " - {file, file.parent / _LOCK}",
+            " - {file.parent / _LOCK}",
         ),
         (
             "seeds-are-kept-for-ever",
-            "for old in list(self._rounds)[:-_ROUNDS]:",
-            "for old in ():",
+            "dict(list(self._rounds.items())[-_ROUNDS:])",
+            "dict(self._rounds)",
         ),
         (
             "seeds-of-opened-sums-are-kept",
-            "            if base < version:\n                self._forget(context)",
-            "            pass",
+            " if made[0] >= version}",
+            "}",
         ),
     ),
     "cipher/masking/mask_round.py": (

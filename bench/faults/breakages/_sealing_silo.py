@@ -79,8 +79,8 @@ SILO: Changes = {
         ),
         (
             "two-pools-share-updates",
-            "return FigurePool(), pool._figures(version, least, metrics)",
-            "return pool, pool._figures(version, least, metrics)",
+            "return FigurePool(), PooledFigures(",
+            "return pool, PooledFigures(",
         ),
         (
             "silos-without-samples-are-company",
@@ -99,8 +99,8 @@ SILO: Changes = {
         ),
         (
             "a-score-is-of-a-model-that-nobody-has",
-            "_score(self.evaluated if self.offered < 0 else self.offered,",
-            "_score(self.evaluated,",
+            "_score(pool.evaluated if pool.offered < 0 else pool.offered,",
+            "_score(pool.evaluated,",
         ),
         (
             "metrics-are-told-digit-by-digit",
@@ -328,8 +328,8 @@ SILO: Changes = {
         ),
         (
             "what-was-noted-beside-the-keys-does-not-count",
-            "followed = {**self._state.history.known(), **self._chain_log.followed}",
-            "followed = {**self._state.history.known()}",
+            "{**self._state.history.known(), **followed}",
+            "{**self._state.history.known()}",
         ),
         (
             "the-server-chooses-the-first-model",
@@ -345,8 +345,8 @@ SILO: Changes = {
     "cipher/silo/replica_state.py": (
         (
             "what-is-the-best-is-not-attested",
-            '            "best": None if self.best is None else self.best.to_json(),',
-            '            "best": None,',
+            '{"best": self.best, ',
+            '{"best": None, ',
         ),
         (
             "models-are-removed-before-the-state-names-others",

@@ -8,6 +8,9 @@
     each entry: version [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8], an aggregate; zeros
     to 8 | values in the clear; zeros to 8 | reveals; zeros to 8
 
+    snapshot: author: length [1], UTF-8 | R [32] | version [8] | Ed25519 signature over these and the SHA-256 of the
+    rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
+
 Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message. Their
 content is checked where it is used.
 """
@@ -133,7 +136,6 @@ class CatchUp:
     roster: Piece = b""
 
     def encode(self) -> Payload:
-        """Encode the message, uint8 [bytes]."""
         return np.frombuffer(b"".join(self.parts()), dtype=np.uint8)
 
     @property
@@ -141,20 +143,14 @@ class CatchUp:
         return sum(map(len, self._pieces()))
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """Yield the message's bytes; pieces that lie in files come one span at a time."""
         for piece in self._pieces():
-            if isinstance(piece, np.ndarray):
-                yield from array_pieces(piece)
-            else:
-                yield piece
+            yield from array_pieces(piece) if isinstance(piece, np.ndarray) else (piece,)
 
     def _pieces(self) -> list[Piece]:
         whole = (self.model, self.calibration, self.roster)
-        lengths = [len(piece) for piece in whole]
         fixed = (_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt)
-        pieces: list[Piece] = [_HEAD.pack(*fixed, *lengths, len(self.links))]
-        for piece in whole:
-            pieces += _padded(piece)
+        pieces: list[Piece] = [_HEAD.pack(*fixed, *map(len, whole), len(self.links))]
+        pieces += [part for piece in whole for part in _padded(piece)]
         for link in self.links:
             pieces.append(_LINK.pack(link.kind, len(link.entries)))
             for entry in link.entries:
@@ -179,7 +175,8 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
         reader.fail(f"{count} links from version {base} to {to}: each leads to the next")
     model, calibration, roster = (reader.piece(length) for length in lengths)
     links = tuple(_link(reader, to) for _ in range(count))
-    reader.end()
+    if reader.at != len(reader.view):
+        reader.fail(f"{len(reader.view)} bytes, {reader.at} of which mean something")
     return CatchUp(Start(start), base, to, links, model, calibration, attempt, roster)
 
 
@@ -204,7 +201,7 @@ class _Reader:
     """Bounds-checked reader that cuts a message into pieces."""
 
     def __init__(self, view: memoryview, sender: str) -> None:
-        self._view, self._sender, self._at = view, sender, 0
+        self.view, self._sender, self.at = view, sender, 0
 
     def fail(self, detail: str) -> None:
         raise ProtocolError(self._sender, "catch-up", detail)
@@ -214,15 +211,11 @@ class _Reader:
 
     def piece(self, size: int) -> memoryview:
         """Return the next bytes, without the zeros that pad them."""
-        if size > len(self._view) - self._at:
-            self.fail(f"it ends at {len(self._view)} bytes, within a piece")
-        piece = self._view[self._at : self._at + size]
-        self._at += size + -size % _ALIGN
+        if size > len(self.view) - self.at:
+            self.fail(f"it ends at {len(self.view)} bytes, within a piece")
+        piece = self.view[self.at : self.at + size]
+        self.at += size + -size % _ALIGN
         return piece
-
-    def end(self) -> None:
-        if self._at != len(self._view):
-            self.fail(f"{len(self._view)} bytes, {self._at} of which mean something")
 
 
 def _padded(piece: Piece) -> list[Piece]:
@@ -235,14 +228,7 @@ _SNAPSHOT = struct.Struct(f"<{DIGEST_BYTES}sq")
 
 @dataclass(frozen=True, slots=True)
 class SignedSnapshot:
-    """Parts of a snapshot that are readable without a key.
-
-    Args:
-        author: silo that claims to have made the snapshot.
-        run: R, the run's digest.
-        signed: bytes that the author must have signed.
-        sealed: the sealed state.
-    """
+    """Parts of a snapshot that are readable without a key; ``run`` is R, ``signed`` the bytes that were signed."""
 
     author: str
     run: bytes
@@ -269,5 +255,4 @@ class SignedSnapshot:
         return cls(name, run, version, signed, bytes(content[at + _SNAPSHOT.size : start]), content[start:])
 
     def is_of(self, signing: bytes) -> bool:
-        """Whether the signature is of this key, 32 bytes."""
         return is_signed(signing, _SIGNED_SNAPSHOT, self.signed, self.signature)

@@ -46,17 +46,14 @@ from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Form, Words
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 
-# Bits of integers that float64 adds exactly.
-_EXACT = 53
-# Parts into which a word is cut.
-_HALVES = 2
-# Chunks that are processed together: they stay in the cache.
-_GROUP = 8
-# Positions of one matrix product. The product stays below the size at which OpenBLAS starts threads. Threads cost more
-# than they gain here, and they stall everything else where a process shares its cores.
+_EXACT, _HALVES, _GROUP = 53, 2, 8
+"""Bits of integers that float64 adds exactly; parts of a word; chunks that are processed together, for the cache."""
+
 _STRETCH = 512
-# Spare draws: about 1 of 2^46 numbers is not below the modulus and is replaced.
+"""Positions of one matrix product: below the size at which OpenBLAS starts threads, which cost more than they gain."""
+
 _SPARE = 16
+"""Spare draws: about 1 of 2^46 numbers is not below the modulus and is replaced."""
 
 
 class WordHash:
@@ -100,13 +97,8 @@ class WordHash:
 class Authentic:
     """Message whose tag was verified; made by `Authenticator.authenticate`.
 
-    The words may lie in a file that could change after the check. Only authenticated words may be opened. Callers
-    therefore get copies, span by span. Each copy is released only after h of all words up to its end equals the value
-    at verification.
-
-    Args:
-        reached: h at the end of each span.
-        hasher: makes a fresh hash for the second pass.
+    The words may lie in a file that could change after the check. So callers get copies, span by span. Each copy is
+    released only after h of all words up to its end equals the value at verification (``reached``).
     """
 
     def __init__(
@@ -135,11 +127,7 @@ class Authentic:
 
 
 class Authenticator:
-    """Maker and verifier of the tags of one suite in one key epoch.
-
-    Args:
-        key: 32 bytes that silos share and the server does not have, `GroupKey.derive` of `Purpose.TAG`.
-    """
+    """Maker and verifier of the tags of one suite in one key epoch; ``key`` is for `Purpose.TAG`, 32 bytes."""
 
     def __init__(self, key: bytes, form: Form) -> None:
         self._key = hmac.digest(key, b"fedsync tag 2\0" + bytes([form.code]), "sha256")
@@ -155,21 +143,13 @@ class Authenticator:
         return WordHash(self._form, self._pieces, self._weights, Keystream(self._derived(b"s")))
 
     def tag(self, hashed: Tag, head: Head) -> Tag:
-        """Compute the tag of an update.
-
-        Args:
-            hashed: `WordHash.value` of the update's words.
-            head: head of the message; the member must already have its digests.
-
-        Raises:
-            PolicyError: the member has no digest: one pad could hide two messages.
-        """
+        """Compute the tag of an update from its `WordHash.value`; the member must already have its digests."""
         if head.members[0].digest == NO_DIGEST:
             raise PolicyError(f"{head.members[0].update_id} is to be tagged before its words have a digest")
         return added(hashed, self._pads(head), self._form)
 
     def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:
-        """Check the tag of a sum against ``hashed``, its `WordHash.value`, before anything of the sum is opened.
+        """Check the tag of a sum against its `WordHash.value`, before anything of the sum is opened.
 
         Raises:
             ProtocolError: the words are not the sum of what the members in ``head`` sealed.
@@ -221,7 +201,7 @@ def _half_bits(form: Form) -> int:
 
 
 def _uniform(key: bytes, form: Form) -> Words:
-    """Numbers uniform below the modulus, one for each word of a chunk, uint64 [words]."""
+    """Numbers uniform below the modulus, uint64 [words of a chunk]."""
     drawn = Keystream(key).words(form.words + _SPARE)
     np.bitwise_and(drawn, np.uint64((1 << form.modulus.bit_length()) - 1), out=drawn)
     return drawn[drawn < np.uint64(form.modulus)][: form.words]

@@ -1,4 +1,7 @@
-"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64."""
+"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64.
+
+Numbers larger than a slot are cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ LIMBS, POINT = 4, 20
 
 
 def fixed(number: float, point: int = POINT) -> int:
-    """Convert to the nearest integer multiple of 2^-point, or raise `ValueError` if ``number`` is not finite."""
+    """Convert to the nearest integer multiple of 2^-point, or raise `ValueError` if not finite."""
     if not math.isfinite(number):
         raise ValueError(f"{number} cannot be sent")
     return round(math.ldexp(number, point))
@@ -54,7 +57,6 @@ def number(slots: Slots, at: int) -> float:
 
 
 def get(slots: Slots, at: int, limbs: int = LIMBS) -> int:
-    """Read a sum over silos of numbers that `put` wrote."""
     return sum(int(slots[at + limb]) << (LIMB_BITS * limb) for limb in range(limbs))
 
 

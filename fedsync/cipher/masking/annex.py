@@ -48,21 +48,16 @@ SHARE_BYTES = 33
 def split(
     secret: bytes, threshold: int, holders: Iterable[int], draw: Callable[[int], int] = secrets.randbelow
 ) -> dict[int, bytes]:
-    """Split a secret of 32 bytes into shares by holder, 33 bytes each.
+    """Split a secret of 32 bytes into shares by holder (a number from 1 on), 33 bytes each; else `ValueError`.
 
-    Args:
-        threshold: number of shares that reconstruct the secret, at least 1.
-        holders: numbers from 1 on.
-        draw: returns a uniform number below its argument.
-
-    Raises:
-        ValueError: a value is out of range.
+    ``threshold`` shares reconstruct the secret. ``draw`` returns a uniform number below its argument.
     """
     numbers = list(holders)
     if len(secret) != SECRET_BYTES or threshold < 1 or not all(0 < number < PRIME for number in numbers):
         raise ValueError(f"a secret of {SECRET_BYTES} bytes, a threshold and holders from 1 on are needed")
     coefficients = [int.from_bytes(secret, "little"), *(draw(PRIME) for _ in range(threshold - 1))]
-    return {number: _value(coefficients, number).to_bytes(SHARE_BYTES, "little") for number in numbers}
+    values = {number: sum(c * pow(number, n, PRIME) for n, c in enumerate(coefficients)) for number in numbers}
+    return {number: (value % PRIME).to_bytes(SHARE_BYTES, "little") for number, value in values.items()}
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
@@ -78,13 +73,6 @@ def join(shares: Mapping[int, bytes]) -> bytes:
     if not shares or secret >= 2 ** (8 * SECRET_BYTES):
         raise ValueError(f"{len(shares)} shares that belong to no secret")
     return secret.to_bytes(SECRET_BYTES, "little")
-
-
-def _value(coefficients: list[int], at: int) -> int:
-    value = 0
-    for coefficient in reversed(coefficients):
-        value = (value * at + coefficient) % PRIME
-    return value
 
 
 def commitment(seed: bytes) -> bytes:
@@ -128,7 +116,7 @@ class Annex:
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
-        """Decode the annex of ``silo``'s update; raise `ProtocolError` if ``sender`` sent something else."""
+        """Decode the annex of ``silo``'s update, or raise `ProtocolError` in the name of ``sender``."""
         context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
@@ -150,13 +138,7 @@ class Annex:
 def seal(
     own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: WorkDone, seeds: Seeds
 ) -> Annex:
-    """Make the annex of one update.
-
-    Args:
-        own: the silo's pair for the run.
-        roster: pair of every silo, this silo included.
-        threshold: number of shares that reconstruct a seed.
-    """
+    """Make the annex of one update; ``own`` and ``roster`` (all silos) have the pairs for the run."""
     holders = {name: number for number, name in enumerate(sorted(roster), 1)}
     names = sorted(seeds.pairs)
     shares = [split(seed, threshold, holders.values()) for seed in (seeds.own, *(seeds.pairs[name] for name in names))]
@@ -171,11 +153,7 @@ def seal(
 
 
 def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:
-    """Decrypt this silo's shares of the seeds of ``dealer``, another silo with ``keys`` for the run.
-
-    Raises:
-        ProtocolError: the shares were not sealed for this silo in this context.
-    """
+    """Decrypt this silo's shares of the seeds of ``dealer``; `ProtocolError` if they are not for it in this context."""
     sealed = annex.sealed.get(own.name, b"")
     key = _key(own, dealer, own.name, keys, annex.context)
     try:
@@ -187,5 +165,4 @@ def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> S
 
 
 def _key(own: SiloKeys, dealer: str, holder: str, other: PublicKeys, context: bytes) -> bytes:
-    """Derive a separate key for each direction and context."""
     return own.agree(other, b"mask shares 1\0" + pack([context, dealer.encode(), holder.encode()]))

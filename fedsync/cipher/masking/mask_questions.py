@@ -30,9 +30,8 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """List that survivors sign: the silos in the sum, and their updates.
+    """List that survivors sign: the silos in the sum, with the stubs of their annexes (`annex_stub`) by name.
 
-    ``annexes`` are the stubs of the survivors' annexes by name, see `fedsync.cipher.encoding.sealed_wire.annex_stub`.
     An annex has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
     """
 
@@ -80,12 +79,7 @@ class SignQuestion:
 
 @dataclass(frozen=True, slots=True)
 class RevealQuestion:
-    """Request to reveal seeds that remove the masks from the sum whose list was signed.
-
-    Args:
-        signatures: signatures of the list, by name.
-        lost: annexes of survivors that no longer answer, by name.
-    """
+    """Request to reveal seeds that remove the masks from a signed sum; ``lost`` are annexes of silent survivors."""
 
     context: bytes
     signatures: Mapping[str, bytes]
@@ -108,11 +102,8 @@ class SignAnswer:
 
 @dataclass(frozen=True, slots=True)
 class RevealAnswer:
-    """Seeds and shares that a survivor reveals.
-
-    Args:
-        seeds: its own seed, and its pair seeds with silos that dropped out.
-        shares: its shares of the same two kinds of seeds of lost survivors, by their names.
+    """Seeds that a survivor reveals: its own, its pair seeds with silos that dropped out, and ``shares`` of the same
+    two kinds of seeds of lost survivors, by name.
     """
 
     context: bytes
@@ -136,7 +127,6 @@ def read_question(payload: Payload) -> SignQuestion | RevealQuestion:
 
 
 def read_answer(silo: str, payload: Payload) -> SignAnswer | RevealAnswer:
-    """Parse a silo's answer, or raise `ProtocolError`."""
     match _frames(payload, silo):
         case [kind, context, signature] if kind == _SIGNED and len(signature) == SIGNATURE_BYTES:
             return SignAnswer(context, signature)

@@ -41,7 +41,7 @@ def least_survivors(colluding: int) -> int:
 
 
 def threshold(silos: int, colluding: int) -> int:
-    """Number of signatures that a list needs, and of shares that a seed needs, for n silos and k colluding silos."""
+    """Signatures that a list needs, and shares that a seed needs, for n silos and k colluding silos."""
     return (silos + colluding) // 2 + 1
 
 
@@ -69,12 +69,9 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
-    """Silos that take part in masks.
+    """Silos that take part in masks: for each, the run's X25519 key and the long-lived Ed25519 key.
 
-    Args:
-        keys: by name: the run's X25519 key and the long-lived Ed25519 key.
-        colluding: k.
-        digest: SHA-256 of the announcements.
+    ``colluding`` is k; ``digest`` is the SHA-256 of the announcements.
     """
 
     keys: Mapping[str, PublicKeys]
@@ -91,9 +88,7 @@ class MaskRoster:
 
     @classmethod
     def read(cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int) -> MaskRoster:
-        """Read a roster that the server sent: announcements by name, see `fedsync.cipher.masking.frames`.
-
-        ``members`` are the long-lived keys of all silos that the administrator knows.
+        """Read the announcements by name that the server sent; ``members`` are all silos' long-lived keys.
 
         Raises:
             ProtocolError: an announcement is of an unknown silo, is invalid, or is of another run.

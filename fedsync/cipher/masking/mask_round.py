@@ -56,7 +56,8 @@ from fedsync.core.orders import WorkOrder
 
 def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slots:
     """Add (True) or subtract (False) the masks that seeds expand to, modulo the suite's t and centred."""
-    streams = [(_stream(seed, first), added) for seed, added in masks]
+    keys = [(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), added) for seed, added in masks]
+    streams = [(Numbers(key, BFV_PLAIN, first), added) for key, added in keys]
     half, plain = BFV_PLAIN // 2, np.int64(BFV_PLAIN)
     out = np.empty_like(slots)
     # One chunk at a time stays in the cache for any number of masks.
@@ -72,10 +73,6 @@ def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slo
     return out
 
 
-def _stream(seed: bytes, first: int) -> Numbers:
-    return Numbers(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), BFV_PLAIN, first)
-
-
 OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}
 """Fields of an order that are not bound as they are."""
 
@@ -83,10 +80,7 @@ OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", 
 def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
     """Compute the digest that masks are bound to, 32 bytes.
 
-    Args:
-        run: the run's digest.
-        chain: digest of the history that led to the order's base version, 32 bytes.
-        attempt: attempt of the round from this version.
+    ``run`` is the run's digest, ``chain`` the D of the order's base version, ``attempt`` counts from this version.
     """
     names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
     # A float's repr is exact.
@@ -108,18 +102,14 @@ class MaskRound:
     """Masks of one silo for one update. They blind it once, and nothing after the silo signed.
 
     The own mask is drawn here. Pair masks follow from the keys and the context. So a second round with the same keys
-    and context must never be made: see `fedsync.cipher.masking.mask_log`.
-
-    Raises:
-        ProtocolError: the silo is not in the roster with its pair for the run.
+    and context must never be made: see `fedsync.cipher.masking.mask_log`. `ProtocolError` if the silo is not in the
+    roster with its pair for the run.
     """
 
     def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, limit: Limit) -> None:
         if roster.keys.get(own.name) != own.public:
             raise ProtocolError(SERVER, "roster", f"{own.name!r} is not in it with the key that it announced")
-        self._own = own
-        self._roster = roster
-        self.context = context
+        self._own, self._roster, self.context = own, roster, context
         self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds(own, roster.keys, context))
         self._ratio = limit.ratio
         self.annex = annex.seal(own, roster.keys, roster.threshold, context, limit.work, self._seeds).pack()
@@ -127,15 +117,11 @@ class MaskRound:
         self._masked = 0
 
     def mask(self, slots: Slots, first: int = 0) -> Slots:
-        """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2.
-
-        ``first`` is the number of the first chunk; chunks come in order, each once, or `PolicyError` is raised.
-        """
+        """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2. Chunks come in order, each once."""
         if first != self._masked or self._survivors is not None:
             raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
         self._masked += len(slots)
-        added = {name: self._own.name < name for name in self._seeds.pairs}
-        pairs = [(seed, added[name]) for name, seed in self._seeds.pairs.items()]
+        pairs = [(seed, self._own.name < name) for name, seed in self._seeds.pairs.items()]
         return masked(slots, [(self._seeds.own, True), *pairs], first)
 
     def sign(self, survivors: Survivors) -> bytes:

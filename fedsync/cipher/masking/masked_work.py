@@ -35,15 +35,7 @@ _POINT = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """Work behind an update.
-
-    Args:
-        steps: local steps.
-        samples: samples processed.
-        way: sum of learning rates, in units of the order's rate by 2^-20, times the weight in samples if updates have
-            one.
-        budget: milliseconds that the order allowed, 0 without a limit.
-    """
+    """Work behind an update; ``way`` in units of 2^-20, ``budget`` in milliseconds, 0 without a limit."""
 
     BYTES: ClassVar = _PACKED.size
 
@@ -65,7 +57,6 @@ class WorkDone:
 
     @classmethod
     def unpack(cls, data: bytes, sender: str) -> Self:
-        """Decode what `pack` wrote, or raise `ProtocolError`."""
         if len(data) != cls.BYTES:
             raise ProtocolError(sender, "work", f"{len(data)} bytes, not {cls.BYTES}")
         found = cls(*_PACKED.unpack(data))
@@ -83,26 +74,18 @@ class Limit:
 
 
 def comparable(works: Collection[WorkDone], ratio: float) -> bool:
-    """Whether, for every figure, the largest value is at most ``ratio`` times the smallest."""
     return all(max(figure) <= ratio * min(figure) for figure in zip(*map(astuple, works), strict=True))
 
 
 def most_comparable(works: Mapping[Key, Collection[WorkDone]], ratio: float) -> set[Key]:
-    """Select comparable updates: figure by figure the largest set, and among equal sets the set with more work.
-
-    ``works`` has the work of each update, or of all updates in a region's sum.
-    """
+    """Select comparable updates: figure by figure the largest set, and among equal sets the set with more work."""
     left = dict(works)
     for at in range(len(fields(WorkDone))):
-        spans = {key: _span(each, at) for key, each in left.items()}
+        figures = {key: [astuple(work)[at] for work in each] for key, each in left.items()}
+        spans = {key: (min(figure), max(figure)) for key, figure in figures.items()}
         best: set[Key] = set()
         for least in sorted({low for low, _ in spans.values()}, reverse=True):
             fitting = {key for key, (low, high) in spans.items() if least <= low and high <= ratio * least}
             best = max(best, fitting, key=len)
         left = {key: left[key] for key in left if key in best}
     return set(left)
-
-
-def _span(works: Collection[WorkDone], at: int) -> tuple[int, int]:
-    figure = [astuple(work)[at] for work in works]
-    return min(figure), max(figure)

@@ -56,8 +56,7 @@ class Unmasker:
         members: members of the sum, whose tag has been checked: the tag covers their annexes' digests.
 
     Raises:
-        ProtocolError: an annex or a seed is missing; or differs from the sealed annex or the commitment; or the updates
-            have different contexts.
+        ProtocolError: an annex or a seed is missing or another than was committed to, or contexts differ.
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:
@@ -86,7 +85,6 @@ class Unmasker:
 
 
 def pack_opening(annexes: Mapping[str, bytes], seeds: Mapping[str, Seeds]) -> bytes:
-    """Encode annex and seeds of each survivor for `Unmasker`."""
     return pack_named({name: pack([annex, seeds[name].pack()]) for name, annex in annexes.items()})
 
 
@@ -97,15 +95,10 @@ def own_seeds(opening: bytes) -> dict[str, bytes]:
 
 
 class Masked:
-    """Sealer (`bfv` with the form `MASKED`) that masks before sealing and unmasks after opening.
-
-    ``round`` may be None for a sealer that only opens, ``unmasker`` for a sealer that only seals.
-    """
+    """Sealer that masks before sealing with ``round``, and unmasks after opening with ``unmasker``."""
 
     def __init__(self, inner: Sealer, round: MaskRound | None = None, unmasker: Unmasker | None = None) -> None:
-        self._inner = inner
-        self._round = round
-        self._unmasker = unmasker
+        self._inner, self._round, self._unmasker = inner, round, unmasker
 
     @property
     def form(self) -> Form:

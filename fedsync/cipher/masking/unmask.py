@@ -41,9 +41,7 @@ logger = foreign.logger(__name__)
 class Unmasking:
     """Collector of the seeds that open one masked sum; the module has its states.
 
-    Args:
-        annexes: annexes of the updates in the sum, by silo; all of one context.
-        signing: silos' Ed25519 keys by name.
+    ``annexes`` are those of the sum, by silo, all of one context; ``signing`` the silos' Ed25519 keys.
     """
 
     def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:
@@ -92,11 +90,8 @@ class Unmasking:
         for name in due:
             self._asked[name].append(missing)
         lost = {name: self._data[name] for name in missing}
-        return dict.fromkeys(due, RevealQuestion(self._list.context, self._quorum, lost).encode())
-
-    @property
-    def _quorum(self) -> dict[str, bytes]:
-        return dict(list(self._signatures.items())[: self._threshold])
+        quorum = dict(list(self._signatures.items())[: self._threshold])
+        return dict.fromkeys(due, RevealQuestion(self._list.context, quorum, lost).encode())
 
     def answer(self, silo: str, payload: Payload) -> None:
         """Take a silo's answer, or raise `ProtocolError` if it is false; answers about earlier sums are ignored."""
@@ -107,16 +102,13 @@ class Unmasking:
             raise ProtocolError(silo, "answer", "nobody asked")
         match answer:
             case SignAnswer(_, signature):
-                self._signed(silo, signature)
+                if not self._list.signed_by(self._signing[silo], signature):
+                    raise ProtocolError(silo, "signature", "it is not that of the list of survivors")
+                self._signatures[silo] = signature
+                if len(self._signatures) == self._threshold:
+                    self._first = set(self._signatures)
             case RevealAnswer():
                 self._revealed(silo, answer)
-
-    def _signed(self, silo: str, signature: bytes) -> None:
-        if not self._list.signed_by(self._signing[silo], signature):
-            raise ProtocolError(silo, "signature", "it is not that of the list of survivors")
-        self._signatures[silo] = signature
-        if len(self._signatures) == self._threshold:
-            self._first = set(self._signatures)
 
     def _revealed(self, silo: str, answer: RevealAnswer) -> None:
         if answer.shares.keys() not in self._asked.get(silo, []):
@@ -129,7 +121,6 @@ class Unmasking:
             self._shares[name][self._numbers[silo]] = shares
 
     def give_up(self, silo: str) -> None:
-        """Mark a silo as lost; the other silos are asked for its seeds."""
         self._lost |= {silo} & self._data.keys()
 
     def opening(self) -> bytes | None:
@@ -155,9 +146,7 @@ class Unmasking:
         return Seeds(own, pairs)
 
 
-_SAME = 2
-
-_ATTEMPTS = 2**31
+_SAME, _ATTEMPTS = 2, 2**31
 
 
 class Attempts:
@@ -170,12 +159,10 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self._version = 0
-        self._first = 0
+        self._version = self._first = 0
         self._orders: dict[str, int] = {}
 
     def begin(self, silo: str, version: int) -> int:
-        """Count an order that starts from ``version``, and return its attempt."""
         if version != self._version:
             self._version, self._first, self._orders = version, 0, {}
         self._orders[silo] = self._orders.get(silo, 0) + 1
@@ -195,12 +182,12 @@ class Attempts:
 class Announcements:
     """Rosters of silos that announce, leave and return.
 
-    Masks cancel only between silos that were sent the same roster. The roster therefore stays fixed for the duration of
-    a version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it. Its update cannot be
+    Masks cancel only between silos that were sent the same roster. So the roster stays fixed for the duration of a
+    version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it, and its update cannot be
     added to the others. It is part of the next version's roster.
 
     Attributes:
-        here: announcement of each present silo.
+        here: checked announcement of each present silo.
     """
 
     def __init__(self) -> None:
@@ -208,21 +195,16 @@ class Announcements:
         self._fixed: dict[str, bytes] | None = None
 
     def put(self, silo: str, announcement: bytes) -> None:
-        """Record a present silo's announcement, checked by `fedsync.cipher.masking.mask_roster.announced`."""
         self.here[silo] = announcement
 
     def leave(self, silo: str) -> None:
-        """Remove a silo that left from the rosters of later versions, until it returns."""
         self.here.pop(silo, None)
 
     def renew(self) -> None:
         self._fixed = None
 
     def roster(self, silo: str) -> bytes:
-        """Roster to send to a silo; see `fedsync.cipher.masking.mask_roster.MaskRoster`.
-
-        Silos state their run. Silos that announce another run than most silos are left out.
-        """
+        """Roster to send to a silo, without silos that announce another run than most."""
         if self._fixed is None:
             self._fixed = dict(self.here)
         same = self._fixed.get(silo) == self.here.get(silo)

@@ -60,6 +60,7 @@ CHAINS = "chains"
 """Folder beside the silo's keys, with a file for each run in which the silo reached a version."""
 
 _LOCK, _OVER = "chains.lock", "over"
+_ASKED, _ASKED_LOCK, _ASKED_FILE, _KEPT_ASKED = "asked", "asked.lock", "asked.json", 64
 _MAX_BYTES = 2**11
 _MAX_OVER_BYTES = 2**20
 _NAME_DIGITS = 16
@@ -88,9 +89,10 @@ class _Entries:
 
 
 class ChainLog:
-    """Chain log of one run, a file in the folder of the silo's keys, or in memory where they have no folder.
+    """Chain log of one run R (`fedsync.cipher.silo.history`), which has this name now.
 
-    ``run`` is R, see `fedsync.cipher.silo.history`; ``name`` is the run's present name.
+    It is a file in the folder of the silo's keys, or in memory where they have no folder. `ConfigError` if the file is
+    damaged or cannot be written, or the run is no longer followed.
     """
 
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
@@ -103,11 +105,7 @@ class ChainLog:
 
     @property
     def followed(self) -> dict[int, bytes]:
-        """D by version, of the versions that the run must lead to; empty before the first version.
-
-        Raises:
-            ConfigError: the file is damaged, or the run is no longer followed.
-        """
+        """D by version, of the versions that the run must lead to; empty before the first version."""
         entries = self._read()
         if entries is None:
             return {}
@@ -117,16 +115,8 @@ class ChainLog:
         oldest = min(entries.chains)
         return {oldest: entries.chains[oldest]}
 
-    def check(self) -> None:
-        """Check that the run is followed under this name; raises as `followed`."""
-        _ = self.followed
-
     def enter(self, known: Mapping[int, bytes]) -> None:
-        """Log the newest of the ``known`` D by version; the log is on disk when this returns.
-
-        Raises:
-            ConfigError: the log cannot be written, or the run continued under another name meanwhile.
-        """
+        """Log the newest of the ``known`` D by version; the log is on disk when this returns."""
         with self._held():
             entries = self._read() or _Entries((self._name,), {})
             if entries.names[-1] != self._name:
@@ -186,7 +176,6 @@ class ChainLog:
             (self._folder / f"{self._epoch}-{run}").unlink(missing_ok=True)
 
     def _over(self) -> set[bytes]:
-        """R of the runs that are over; nothing else is known of them."""
         path = None if self._folder is None else self._folder / f"{self._epoch}-{_OVER}"
         if path is None or not path.exists():
             return set()
@@ -214,22 +203,11 @@ def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
         raise ConfigError(str(place), f"cannot be written: {error.strerror}", remedy) from error
 
 
-_ASKED_FILE = "asked.json"
-"""File beside the silo's state, for silos whose keys are in no folder."""
-
-_ASKED, _ASKED_LOCK = "asked", "asked.lock"
-
-_KEPT_ASKED = 64
-
-
 @dataclass(slots=True)
 class Asked:
-    """Record of evaluations.
+    """Record of evaluated models in a file, or in memory: each model's digest, and the update that carried its result.
 
-    Args:
-        file: file of the record; None keeps it in memory.
-        rounds: digest of each model, and the update that carried its result; the newest last.
-        tests: the same by subject.
+    ``rounds`` has the newest last, ``tests`` is by subject.
     """
 
     file: Path | None
@@ -237,27 +215,18 @@ class Asked:
     tests: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, file: Path | None) -> Asked:
-        asked = cls(file)
-        asked._read()
-        return asked
-
-    @classmethod
     def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
-        """Load the record of a run.
-
-        Args:
-            run: R.
-            state: file of the silo's state. The record is beside it if the keys are in no folder; None: in memory.
+        """Record of run R: beside the silo's keys; where they have no folder, beside the file of its state, or in
+        memory.
         """
         if ring.folder is None:
-            return cls.load(None if state is None else state.parent / _ASKED_FILE)
+            return cls(None if state is None else state.parent / _ASKED_FILE)
         folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"
         for old in folder.iterdir():
             # A run without a chain log is over, or has reached no version: it has asked for no evaluation.
             if old.name not in (name, _ASKED_LOCK) and not (ring.folder / CHAINS / old.name).exists():
                 old.unlink(missing_ok=True)
-        return cls.load(folder / name)
+        return cls(folder / name)
 
     def _read(self) -> None:
         """Read the file. An unreadable file counts as if every subject had been tested."""

@@ -71,8 +71,7 @@ class FigurePool:
     """Sums over the updates since the last published pool.
 
     Args:
-        silos: silos whose updates are in the pool.
-        updates: number of these updates.
+        silos: silos of the ``updates`` in the pool.
         loss: sum of their mean training losses; None where not all reported a loss.
         evaluators: those of ``silos`` whose evaluations are in the pool.
         evaluated: newest version that one of them evaluated; -1 for none.
@@ -129,14 +128,10 @@ class FigurePool:
             )
         if len(pool.silos) < max(2, quorum) and (len(pool.silos) < least or pool.updates < 2 * quorum):
             return pool, None
-        return FigurePool(), pool._figures(version, least, metrics)
-
-    def _figures(self, version: int, least: int, metrics: Sequence[AnyMetric]) -> PooledFigures:
-        """Published figures at this version, of at least ``least`` silos."""
         score = None
-        if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
-            score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
-        return PooledFigures(version, _mean(self.loss, self.updates), score)
+        if pool.evaluation is not None and pool.evaluation.samples and len(pool.evaluators) >= least:
+            score = _score(pool.evaluated if pool.offered < 0 else pool.offered, pool.evaluation, metrics)
+        return FigurePool(), PooledFigures(version, _mean(pool.loss, pool.updates), score)
 
     def to_json(self) -> list[Any]:
         """Encode for a silo's file; floats are restored bit by bit."""
@@ -150,18 +145,16 @@ class FigurePool:
         """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, updates, loss, evaluators, sums, evaluated, began, offered = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
-        found = None if sums is None else _evaluation(*sums)
+        found = None
+        if sums is not None:
+            summed, correct, samples, each = sums
+            statistics = {str(key): tuple(map(float, values)) for key, values in each.items()}
+            found = Evaluation(number_or_none(summed), number_or_none(correct), int(samples), sums=statistics)
         versions = int(evaluated), found, int(began), int(offered)
         return cls(names[0], int(updates), number_or_none(loss), names[1], *versions)
 
 
-def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
-    statistics = {str(key): tuple(float(one) for one in values) for key, values in sums.items()}
-    return Evaluation(number_or_none(loss), number_or_none(correct), int(samples), sums=statistics)
-
-
 def number_or_none(value: Any) -> float | None:
-    """Figure from JSON; raise `TypeError` or `ValueError` if it is malformed."""
     return None if value is None else float(value)
 
 
@@ -184,7 +177,6 @@ class Panel:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Panel:
-        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, samples = value
         return cls(frozenset(str(silo) for silo in silos), int(samples))
 
@@ -277,7 +269,12 @@ class KeptModel:
         version, expected, told = value
         if digest(model).hex() != expected:
             raise ValueError(f"another model than that of version {version}")
-        return cls(int(version), model, expected, None if told is None else _read_score(*told))
+        if told is None:
+            return cls(int(version), model, expected)
+        scored, accuracy, loss, metrics = told
+        numbers = {str(name): float(number) for name, number in metrics.items()}
+        score = Score(int(scored), number_or_none(accuracy), number_or_none(loss), numbers)
+        return cls(int(version), model, expected, score)
 
     def in_file(self, folder: Path) -> KeptModel:
         """Store the model in a file and return a copy that maps it; raise `ConfigError` if the disk refuses."""
@@ -309,8 +306,3 @@ def remove_others(folder: Path, kept: Iterable[KeptModel]) -> None:
         known = {file_of(folder, each.to_json()) for each in kept}
         for file in set(folder.iterdir()) - known:
             file.unlink(missing_ok=True)
-
-
-def _read_score(version: Any, accuracy: Any, loss: Any, metrics: Any) -> Score:
-    numbers = {str(name): float(value) for name, value in metrics.items()}
-    return Score(int(version), number_or_none(accuracy), number_or_none(loss), numbers)

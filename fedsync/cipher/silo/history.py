@@ -68,12 +68,8 @@ def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Effect of one version.
-
-    Args:
-        kind: kind of the link that led to the version; for version 0 `LinkKind.EMPTY`.
-        content: C.
-        counted: S, bit i for sum i of an ADD link.
+    """Effect of one version: kind of its link (`LinkKind.EMPTY` for version 0), C, and S: bit i for sum i of an ADD
+    link.
     """
 
     kind: LinkKind
@@ -123,12 +119,9 @@ class LinkRecords:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Memory of a run at a silo; the module has the theory.
+    """Memory of a run R at a silo; the module has the theory.
 
-    Args:
-        run: R.
-        records: effects of the last versions; empty before there is a model.
-        chains: D of each of these versions.
+    ``chains`` are D of the versions in ``records``, which is empty before there is a model.
     """
 
     MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size
@@ -143,7 +136,7 @@ class History:
         return History(self.run, LinkRecords(0, (LinkRecord(LinkKind.EMPTY, calibration),)), (chain,))
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes, counted: int = 0) -> History:
-        """History one version later, with A_v; other arguments and errors as in `LinkRecords.after`."""
+        """History one version later, with A_v (``state``); other arguments and errors as in `LinkRecords.after`."""
         records = self.records.after(kind, entries, counted)
         kept = len(records.last) - 1
         return History(self.run, records, self.chains[-kept:])._led_to(state)

@@ -42,7 +42,7 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_expone
 from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
-from fedsync.cipher.masking.masks import Masked, Unmasker
+from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FigurePool, KeptModel, answer, surpasses
 from fedsync.cipher.silo.history import History, added_content, run_digest
@@ -71,10 +71,9 @@ MOST = 2.0**64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """Effect of one entry.
+    """Effect of one entry on the model: ``change`` is float32 [values], a private array.
 
     Args:
-        change: change of the model, float32 [values], a private array.
         tally: tally of the headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that the largest values need, as for a single update; empty if no sum counts.
@@ -85,7 +84,6 @@ class _Opened:
     tally: Tally | None = None
     counted: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
-    mean: float = 0.0
     spoiled: tuple[str, ...] = ()
 
 
@@ -93,18 +91,13 @@ class Opener:
     """Opener of what `fedsync.cipher.silo.reading.CatchUpReader` read; it changes only the states that it returns."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, pipeline: Pipeline) -> None:
-        self._plan = plan
-        self._ring = ring
-        self._sealer = sealer
-        self._pipeline = pipeline
+        self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline
 
     def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
-        """Make version 0. A spoiled calibration is ignored; silos then agree on exponents after their first updates.
+        """Make version 0 of run R from the model before any training, and from silos' headers with the size of their
+        updates.
 
-        Args:
-            calibration: silos' headers with the size of their updates.
-            model: model before any training.
-            run: R.
+        A spoiled calibration is ignored; silos then agree on exponents after their first updates.
         """
         plan, members = self._plan, calibration.head.members
         first = plan.first_exponents
@@ -258,7 +251,10 @@ class Opener:
         ``spoiled`` receives the chosen sums that turn out to be spoiled; the result is then useless.
         """
         plan, weighting = self._plan, self._plan.weighting
-        grids, (sealer, pipeline) = self._grids(state), self._unmasked(entry.unmasker)
+        grids, sealer, pipeline = self._grids(state), self._sealer, self._pipeline
+        if entry.unmasker is not None:
+            sealer = Masked(self._sealer, unmasker=entry.unmasker)
+            pipeline = Serial(sealer)
         tallies: dict[int, Tally] = {}
         for index in chosen:
             one = entry.sums[index]
@@ -283,12 +279,6 @@ class Opener:
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         return state.scales.grids(self._plan, self._ring.group)
-
-    def _unmasked(self, unmasker: Unmasker | None) -> tuple[Sealer, Pipeline]:
-        if unmasker is None:
-            return self._sealer, self._pipeline
-        sealer = Masked(self._sealer, unmasker=unmasker)
-        return sealer, Serial(sealer)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
         return tally.read(slots, len(sealed.head.members), self._plan.cap, self._plan.header, SERVER)
@@ -328,14 +318,14 @@ def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, 
 def model_of(
     plan: EncryptionPlan, ring: Ring, sealer: Sealer, run: str, specification: bytes, received: Payload, first: Vector
 ) -> Vector:
-    """Compute the model that sums from the beginning lead to, float32 [plan.layout.size].
+    """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], where nothing was kept of
+    it.
 
     Nothing is opened before everything is verified: silos sealed it for that run, in sums of enough silos. The result
     equals, to the last bit, the model of a silo that was in the run and has the same sums.
 
     Args:
-        run: name under which the run began.
-        specification: SHA-256 of its specification as the server sent it.
+        run: name under which the run began, whose ``specification`` has this SHA-256.
         received: a `CatchUp` from the beginning.
         first: model before any training.
 

@@ -97,23 +97,19 @@ class CatchUpReader:
     """Reader of catch-ups in the run with digest R (``run``), see `fedsync.cipher.silo.history`."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, authenticator: Authenticator, run: bytes) -> None:
-        self._plan = plan
-        self._ring = ring
-        self._authenticator = authenticator
-        self._run = run
+        self._plan, self._ring, self._authenticator, self._run = plan, ring, authenticator, run
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
-        """Verify that silos sealed the whole catch-up; nothing is opened.
+        """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
 
-        Args:
-            base: state that the catch-up continues; None where it begins with version 0.
-            author: author of the snapshot that ``base`` is from.
-
-        Raises:
-            ProtocolError: a part fails a check.
+        ``base`` is the state that the catch-up continues, None where it begins with version 0; ``author`` made the
+        snapshot that ``base`` is from.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
-        sums = [[self._sums(entry) for entry in link.entries] for link in received.links]
+        sums = [
+            [[self._decode(one, entry.version, self._plan.chunks) for one in entry.sums] for entry in link.entries]
+            for link in received.links
+        ]
         calibration = None if decoded is None else self._authenticator.authenticate(decoded, SERVER)
         links = tuple(
             ReadLink(link.kind, tuple(map(self._entry, link.entries, envelopes)))
@@ -134,7 +130,7 @@ class CatchUpReader:
     ) -> None:
         """Check that others have the same past, and that enough silos attest a snapshot: its author may lie.
 
-        ``known`` are D by version, of the versions that the silo has reached; other arguments are as for `read`.
+        ``known`` are D of the versions that the silo has reached; other arguments are as for `read`.
 
         Raises:
             SpoiledSum: too many silos have another past, or too few attest the snapshot.
@@ -166,9 +162,6 @@ class CatchUpReader:
         self._enough(members)
         return envelope
 
-    def _sums(self, entry: LinkEntry) -> list[wire.Envelope]:
-        return [self._decode(one, entry.version, self._plan.chunks) for one in entry.sums]
-
     def _decode(self, data: Piece, version: int, chunks: int) -> wire.Envelope:
         plan, group = self._plan, self._ring.group
         expected = wire.Expected(
@@ -185,14 +178,12 @@ class CatchUpReader:
             raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
-        return ReadEntry(entry.version, content, sums, clear, self._unmasker(entry, sums))
-
-    def _unmasker(self, entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker | None:
-        if not self._plan.masked:
-            return None
-        if len(sums) != 1:
-            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
-        return Unmasker(bytes(entry.reveals), sums[0].head.members)
+        unmasker = None
+        if self._plan.masked:
+            if len(sums) != 1:
+                raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
+            unmasker = Unmasker(bytes(entry.reveals), sums[0].head.members)
+        return ReadEntry(entry.version, content, sums, clear, unmasker)
 
     # Place.
 
@@ -232,12 +223,9 @@ def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None
 
 
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
-    """Error for silos that reached one version with different pasts."""
-    detail = (
-        f"{', '.join(silos)} did not come to version {version} as this silo did: by other sums, from another first "
-        f"model, or with arithmetic of another kind of processor"
-    )
-    return SpoiledSum(SERVER, "chain", detail)
+    who = f"{', '.join(silos)} did not come to version {version} as this silo did"
+    why = "by other sums, from another first model, or with arithmetic of another kind of processor"
+    return SpoiledSum(SERVER, "chain", f"{who}: {why}")
 
 
 def members_of(sums: Sequence[Authentic]) -> tuple[Member, ...]:

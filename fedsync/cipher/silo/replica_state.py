@@ -73,8 +73,7 @@ class Scales:
     Args:
         exponents: exponents of the tensors, one tuple for each change, the newest last, at most `MAX_GRIDS`.
         count: updates added since the last agreement, including those that could not be opened.
-        voters: votes of each silo since then, one with each opened update.
-        votes: sum of their tallies, or None.
+        voters: votes of each silo since then, one with each opened update; ``votes`` is the sum of their tallies.
         shown: exponent of each tensor that the largest value of their sums needs; empty where there are no votes.
     """
 
@@ -99,9 +98,8 @@ class Scales:
 
         Args:
             count: number of updates.
-            tally: sum of the headers of the opened updates, or None.
+            tally: sum of the headers of the opened updates, which ``voters`` sent, or None.
             shown: exponents that their sum needs; empty where there is none.
-            voters: silo of each opened update.
         """
         if plan.noise is not None:
             return self
@@ -174,10 +172,9 @@ class ReplicaState:
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
             "pool": self.pool.to_json(),
-            "best": None if self.best is None else self.best.to_json(),
-            "offered": None if self.offered is None else self.offered.to_json(),
-            "panel": None if self.panel is None else self.panel.to_json(),
         }
+        kept = {"best": self.best, "offered": self.offered, "panel": self.panel}
+        about |= {name: None if each is None else each.to_json() for name, each in kept.items()}
         if self.moments.vectors:
             about["moments"] = [self.moments.steps, *self.moments.powers]
         if self.counted:
@@ -225,9 +222,8 @@ class ReplicaState:
     ) -> ReplicaState:
         """Decode `whole` or `pieces`, for bytes that a holder of the group key wrote.
 
-        Args:
-            values: number of the model's values.
-            folder: folder of the models of earlier versions; None: they follow the newest model in ``data``.
+        ``folder`` has the models of earlier versions; None: they follow the newest model, of ``values`` values, in
+        ``data``.
 
         Raises:
             OSError: a model in ``folder`` is missing.
@@ -273,13 +269,11 @@ class ReplicaState:
         return replace(self, best=best, offered=offered)._mapped(file)
 
     def _mapped(self, file: Path) -> Self:
-        size, nbytes = self.model.size, self.model.nbytes
+        size, nbytes, count = self.model.size, self.model.nbytes, 1 + len(self.moments.vectors)
         if not size:
             return self
-        begins = file.stat().st_size - nbytes * (1 + len(self.moments.vectors))
-        model, *vectors = (
-            map_file(file, "<f4", begins + each * nbytes, size) for each in range(1 + len(self.moments.vectors))
-        )
+        begins = file.stat().st_size - nbytes * count
+        model, *vectors = (map_file(file, "<f4", begins + each * nbytes, size) for each in range(count))
         return replace(self, model=model, moments=replace(self.moments, vectors=tuple(vectors)))
 
     @classmethod
@@ -295,12 +289,8 @@ class ReplicaState:
                 raise ValueError("its checksum does not fit")
             return cls.from_bytes(body, values, header, file.parent / FOLDER, optimizer)._mapped(file)
         except (OSError, ValueError) as error:
-            logger.warning(
-                "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "
-                "happens again, check the disk",
-                file,
-                error,
-            )
+            remedy = "This silo begins without a model, and the server sends it what it needs"
+            logger.warning("%s is damaged: %s. %s; if it happens again, check the disk", file, error, remedy)
             return None
 
 

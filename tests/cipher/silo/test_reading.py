@@ -18,7 +18,7 @@ from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.cipher.silo.reading import CatchUpReader, ClaimedPasts, ReadEntry, ReadLink
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
-from fedsync.cipher.silo.sealing import Serial, seal_message
+from fedsync.cipher.silo.sealing import Serial, seal_pieces
 from fedsync.cipher.suites.suite import PAD, Member
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from tests.cipher.given_keys import group_of
@@ -157,7 +157,9 @@ def calibration(federation: Federation, names: str = "ab", **changes: Any) -> by
         slots = grid.header_only(build(Contribution(1, federation.plan.first_exponents), federation.plan.cap))
         slots[0, -1] = beyond
         sealer = Serial(silo._sealer)
-        made = seal_message(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None)
+        made = bytearray(
+            b"".join(seal_pieces(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None))
+        )
         expected = wire.Expected(
             wire.Kind.UPDATE, PAD, federation.plan.packing, name, member.round, attempt, server._keys.epoch,
             server._keys.fingerprint, None, 1,
