@@ -18,7 +18,6 @@ from typing import Literal
 
 from fedsync.cipher.keys.key_files import (
     Epoch,
-    MemberKeys,
     Name,
     Record,
     Secret,
@@ -57,7 +56,7 @@ class _AuthorityRecord(Record):
     epoch: Epoch
     key: Secret
     context: SecretContext
-    members: dict[Name, MemberKeys]
+    members: dict[Name, PublicKeys]
     revoked: dict[str, Name]
     issued: bool
 
@@ -73,12 +72,10 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class KeyAuthority:
-    """Content of the administrator's folder, without its secrets.
+    """Content of the administrator's folder, without its secrets; silos pin ``public``, an Ed25519 key of 32 bytes.
 
-    Args:
-        public: Ed25519 public key that the silos pin, 32 bytes.
-        revoked: names of silos whose keys were revoked; with fresh keys they may be members again.
-        issued: whether bundles of this epoch were written.
+    ``revoked`` names silos whose keys were revoked; with fresh keys they may be members again. ``issued``: whether
+    bundles of this epoch were written.
     """
 
     public: bytes
@@ -90,16 +87,9 @@ class KeyAuthority:
 
 
 def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
-    """Make a signing key and the first epoch's group secret. Do this offline.
+    """Make a signing key (or take ``signing``, 32 bytes) and the first epoch's group secret; return the key to pin.
 
-    Args:
-        signing: Ed25519 private key, 32 bytes; None makes a fresh key.
-
-    Returns:
-        The public key that silos must pin.
-
-    Raises:
-        ConfigError: the folder already has an administrator, or is unsuitable.
+    Do this offline. `ConfigError` if the folder already has an administrator, or is unsuitable.
     """
     private_folder(folder)
     path = folder / ADMINISTRATOR_FILE
@@ -147,8 +137,7 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
 def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker = bfv_context) -> Issue:
     """Begin the next epoch with a fresh group secret, and write its bundles.
 
-    Args:
-        without: silos that get no bundle, and whose keys are never pinned again.
+    Silos in ``without`` get no bundle, and their keys are never pinned again.
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, a name is not pinned, or no silo is left.
@@ -180,12 +169,12 @@ def issued_folder(folder: Path, epoch: int) -> Path:
 
 
 def _pin(
-    members: dict[str, MemberKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
+    members: dict[str, PublicKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
 ) -> None:
     """Add a silo's public keys, unless they contradict known keys."""
     known = members.get(name)
     if known is not None:
-        if known.keys != public:
+        if known != public:
             detail = f"{name!r} is pinned with other keys; `fedsync keys rotate --without {name}` drops those"
             raise ProtocolError(source, "pinned key", detail)
         return
@@ -194,7 +183,7 @@ def _pin(
     for other, member in members.items():
         if public.signing == member.signing or public.exchange == member.exchange:
             raise ProtocolError(source, "shared key", f"{name!r} brings a key that is pinned for {other!r}")
-    members[name] = MemberKeys.of(public)
+    members[name] = public
 
 
 def _next_epoch(record: _AuthorityRecord, new_context: ContextMaker) -> _AuthorityRecord:
@@ -216,8 +205,7 @@ def _give_out(folder: Path, record: _AuthorityRecord) -> Issue:
 
 
 def _group(record: _AuthorityRecord) -> GroupKey:
-    members = {name: member.keys for name, member in record.members.items()}
-    return GroupKey(record.epoch, record.context, record.key, members, verification_key(record.signing))
+    return GroupKey(record.epoch, record.context, record.key, record.members, verification_key(record.signing))
 
 
 def _read(folder: Path) -> _AuthorityRecord:
@@ -236,14 +224,11 @@ class EmulatedKeys:
 def emulated_keys(
     names: Sequence[str], folder: Path, seed: int | None = None, new_context: ContextMaker = bfv_context
 ) -> EmulatedKeys:
-    """Do all steps of ``fedsync keys`` for emulated silos on this machine.
+    """Do all steps of ``fedsync keys`` for emulated silos on this machine, or reuse the folder's keys.
 
-    All keys lie in one folder, so nobody is protected from anybody: use this for experiments only.
-
-    Args:
-        folder: folder for the keys, of mode 0700. Existing keys are reused, so that a run can continue.
-        seed: makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
-            draws its part itself.
+    All keys lie in one folder of mode 0700, so nobody is protected from anybody: use this for experiments only.
+    ``seed`` makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
+    draws its part.
 
     Raises:
         ConfigError: the folder is open to others, or has the keys of other silos.
