@@ -43,23 +43,21 @@ class EncryptionPlan:
         layout: layout of the whole model.
         weighting: rule by which a commit weighs its updates.
         quorum: number of updates after which silos agree on the next exponents.
-        only: patterns of tensor names, as in file names. Tensors that match no pattern travel in the clear. Empty: all
-            tensors are sealed.
+        only: patterns of tensor names; others travel in the clear. Empty: all tensors are sealed.
         seal_metrics: losses and evaluations travel in the header chunk instead of the report. A silo's number of
             examples and its other figures do not travel at all.
         members: silos open a version only if it adds at least this number of updates.
         colluding: number of silos that may lie; their votes must not change the exponents.
         examples: with `seal_metrics`, the number of examples that every silo reports instead of its own.
         metrics: with `seal_metrics`, metrics that silos compute together from the sums in headers.
-        selection: with `seal_metrics`, rule by which silos find and keep the best version; None: silos keep no best
-            version.
-        optimizer: optimizer that every silo applies to the sums before its model moves; None: no optimizer.
+        selection: with `seal_metrics`, rule by which silos find and keep the best version; None: they keep none.
+        optimizer: optimizer that every silo applies to the sums before its model moves.
         work_ratio: with masks, largest allowed ratio of the work of two updates in one sum.
         noise: clipping and noise of whole updates; exponents then follow from it, and not from votes.
 
     Raises:
-        ConfigError: a pattern matches no tensor; or the suite cannot add as many updates as a round has; or `members`
-            exceeds the updates of a round; or the sums that metrics need do not fit a header.
+        ConfigError: a pattern matches no tensor; or a sum of `quorum` updates, or the sums of metrics, do not fit; or
+            `members` exceeds the updates of a round.
     """
 
     kind: str
@@ -128,8 +126,7 @@ class EncryptionPlan:
 
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:
-        names = self.layout.names
-        return tuple(not self.only or matches(n, self.only) for n in names)
+        return tuple(not self.only or matches(name, self.only) for name in self.layout.names)
 
     @cached_property
     def sealed(self) -> Layout:
@@ -149,18 +146,13 @@ class EncryptionPlan:
         return HeaderForm(len(self.sealed.names), self.statistics)
 
     @property
-    def moments(self) -> int:
-        """Number of arrays, as large as the model, that the optimizer keeps."""
-        return 0 if self.optimizer is None else self.optimizer.vectors
-
-    @property
     def most_models(self) -> int:
         """Arrays, as large as the model, in a silo's state: newest model, moments, best model and its candidate."""
-        return 1 + self.moments + (0 if self.selection is None else 2)
+        moments = 0 if self.optimizer is None else self.optimizer.vectors
+        return 1 + moments + (0 if self.selection is None else 2)
 
     @property
     def share(self) -> float:
-        """Share of the model's values that are sealed, 0..1."""
         return self.sealed.size / max(self.layout.size, 1)
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
@@ -168,8 +160,7 @@ class EncryptionPlan:
 
     @property
     def first_exponents(self) -> tuple[int, ...]:
-        fixed = self.noise
-        exponent = FIRST_EXPONENT if fixed is None else fixed.fit(self.sealed.size, self.bits).exponent
+        exponent = FIRST_EXPONENT if self.noise is None else self.noise.fit(self.sealed.size, self.bits).exponent
         return (exponent,) * len(self.sealed.names)
 
     @cached_property

@@ -102,8 +102,6 @@ class Moment:
         timers: wake-up times of the coordinator [s since the run began].
         silos: names of the connected silos.
         evaluating: final evaluation, if the run is about to end.
-        coordinator: result of `fedsync.core.coordinator.Coordinator.state`.
-        aggregator: result of `fedsync.model.transfer.Aggregator.state`.
     """
 
     version: int
@@ -139,19 +137,16 @@ class Checkpoints:
         self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None, *, required: bool = False
     ) -> None:
         self._folder, self._journal = out / FOLDER, out / JOURNAL
-        self._origin = origin
-        self._keep = keep
+        self._origin, self._keep, self._required = origin, keep, required
         self._begun = resumed is not None
         self._evaluating = None if resumed is None else resumed.evaluating
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
-        self._required = required
         self._arrays = ArrayFiles(self._folder, LASTING_BYTES if required else inf)
         self._disk = None if required else ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._newest = self._settled = -1
 
     def agree(self, frozen: str | None) -> None:
-        """Set the digest of the silos' frozen tensors for all later checkpoints."""
         self._origin = replace(self._origin, frozen=frozen)
 
     def due(self, entry: JournalEntry | None) -> bool:
@@ -187,10 +182,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, and remove old ones; for the arguments see `Moment`.
 
-        If a checkpoint cannot be written and is not required, the run continues, and the log says so once.
-
-        Raises:
-            RunError: the checkpoint is required and cannot be written.
+        If a checkpoint cannot be written and is not required, the run continues, and the log says so once; else
+        `RunError`.
         """
         silos = tuple(self._silos)
         decided = coordinator.state()
@@ -236,7 +229,6 @@ class Checkpoints:
         self._prune()
 
     def _settle_journal(self) -> None:
-        """Flush the journal: a checkpoint on disk needs its part of the journal."""
         if self._journal.exists():
             settle_file(self._journal)
 
@@ -265,11 +257,8 @@ def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
 def prepare(out: Path, config: str) -> Checkpoint:
     """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
-    A repeated call returns the same checkpoint, also if the first call was interrupted.
-
-    Args:
-        out: folder of the run's files.
-        config: `digest` of the configuration that resumes.
+    A repeated call returns the same checkpoint, also if the first call was interrupted. ``config`` is the `digest` of
+    the configuration that resumes.
 
     Raises:
         ConfigError: no intact checkpoint exists, or it has another configuration or version of FedSync.
@@ -292,7 +281,6 @@ def newest_version(out: Path) -> int | None:
 
 
 def clear(out: Path) -> None:
-    """Remove the checkpoints of a run that has ended."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 

@@ -82,7 +82,6 @@ class FlowerDriver:
     """Main loop that runs a coordinator to its end.
 
     Args:
-        aggregator: adds updates, and knows the model version that each silo holds.
         form: common form of the silos' models, against which each silo's answer is checked.
         spec: the run's specification as JSON, for the silos.
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
@@ -90,7 +89,6 @@ class FlowerDriver:
         after_commit: called with each new version.
         keep_best: called when a version becomes the best.
         in_spare_time: called when nothing has happened.
-        admission: rules for the admission of silos.
         checkpoints: writes checkpoints for a resumption; None writes none.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
         operator: source of the operator's requests; None for none.
@@ -206,10 +204,8 @@ class FlowerDriver:
         """Write a checkpoint if it is due: before any message from which silos learn of ``entry``."""
         if self._checkpoints is None or not self._checkpoints.due(entry):
             return
-        position = self._recorder.position()
-        self._checkpoints.save(
-            self._coordinator, self._aggregator.state(), self._now_s(), position, tuple(self._timers)
-        )
+        coordinator, aggregator, position = self._coordinator, self._aggregator.state(), self._recorder.position()
+        self._checkpoints.save(coordinator, aggregator, self._now_s(), position, tuple(self._timers))
 
     def _check_alive(self) -> None:
         able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
@@ -308,7 +304,6 @@ class FlowerDriver:
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
-        """Ask again for an order in progress, unless it made no progress for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
@@ -327,7 +322,6 @@ class FlowerDriver:
         return SiloJoined(now_s, name, hello.facts)
 
     def _membership(self) -> list[Event]:
-        """Ask new nodes for their identity, and report lost silos."""
         now_s = self._now_s()
         gone, fresh = self._nodes.look()
         events: list[Event] = []
@@ -405,6 +399,5 @@ class FlowerDriver:
             self._save()
 
     def _flush(self) -> list[Event]:
-        """Send posted messages; a message to an unknown node fails at once."""
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]

@@ -113,22 +113,14 @@ class Nodes:
     A refused node is logged once, and receives no requests while it stays connected. If it was refused because
     another node has its name, it is checked again when the other node is gone.
 
-    Args:
-        members: source of connected nodes.
-        admission: rules for the admission of silos.
-        look_s: shortest time between two looks [s], which grows if a look takes long; 0 for no limit.
-        regions: relays of the run.
+    ``look_s`` is the shortest time between two looks, which grows if a look takes long; 0 for no limit.
     """
 
     def __init__(
         self, members: Members, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
     ) -> None:
-        self._members = members
-        self.regions = regions or Regions()
-        self._look_s = look_s
-        self._next_s = -inf
-        self._admission = admission or Admission()
-        self._registered_only = self._admission.registered
+        self._members, self.regions, self._admission = members, regions or Regions(), admission or Admission()
+        self._look_s, self._next_s, self._registered_only = look_s, -inf, self._admission.registered
         self._registered: dict[int, str] = {}
         self._seen: set[int] = set()
         self._activated: dict[int, str] = {}
@@ -177,7 +169,11 @@ class Nodes:
         for node in sorted(here.keys() - self._seen):
             self._seen.add(node)
             try:
-                self._check_registration(node)
+                if (name := self._registered.get(node)) is not None:
+                    self._check_name(node, name)
+                elif self._registered_only:
+                    remedy = "its operator has to register its key with --name"
+                    raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
             except ProtocolError as error:
                 logger.warning("refused: %s", error)
             else:
@@ -186,10 +182,8 @@ class Nodes:
         return gone, fresh
 
     def relay(self, node: int, answer: SiloAnswer) -> None:
-        """Register a node as a relay, as its answer says.
-
-        Raises:
-            ProtocolError: the node may not be a relay, or the answer is invalid.
+        """Register a node as a relay, as its answer says; `ProtocolError` if it may not be one, or the answer is
+        invalid.
         """
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
@@ -197,12 +191,18 @@ class Nodes:
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
-        """Remove a node that is gone; return the silo's name if it was a silo."""
         self._seen.discard(node)
-        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
-            kept.pop(node, None)
-        self._answers.pop(node, None)
-        self._hopeless.pop(node, None)
+        kept = (
+            self._refused,
+            self._registered,
+            self._refusing,
+            self._useless,
+            self._rests,
+            self._answers,
+            self._hopeless,
+        )
+        for each in kept:
+            each.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]
@@ -212,13 +212,9 @@ class Nodes:
         return name
 
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
-        """Ask a node without a usable answer again at a later look, unless it was refused.
+        """Ask a node without a usable answer (error ``why``) again at a later look, unless it was refused.
 
         The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo.
-
-        Args:
-            node: number of the node.
-            why: error in the answer.
 
         Raises:
             RunError: all connected silos are at a later version than this run, which was set back, or run another
@@ -326,14 +322,11 @@ class Nodes:
         self.examples[name] = examples
         others = sum(self.examples[other] for other in self.by_name if other != name)
         if others and examples > MOST_OF_ALL * (examples + others):
-            logger.warning(
-                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. "
-                "Refuse such by most_examples, or write weight: silo",
-                name, examples, examples + others,
-            )  # fmt: skip
+            told = f"says that it has {examples} of the {examples + others} samples of all"
+            remedy = "Refuse such by most_examples, or write weight: silo"
+            logger.warning("%s %s: weighed by examples, it decides alone. %s", name, told, remedy)
 
     def _tell_who_is_missing(self) -> None:
-        """Log the missing silos whenever they change."""
         refusing = {self.sender(node): code for node, code in self._answers.items()}
         here = self.by_name.keys() | refusing.keys()
         missing = [name for name in self._admission.silos or () if name not in here]
@@ -346,14 +339,6 @@ class Nodes:
         if told != self._told:
             self._told = told
             logger.info("%s: %s", MISSING, told or "none")
-
-    def _check_registration(self, node: int) -> None:
-        name = self._registered.get(node)
-        if name is not None:
-            self._check_name(node, name)
-        elif self._registered_only:
-            remedy = "its operator has to register its key with --name"
-            raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
 
     def _check_name(self, node: int, name: str) -> None:
         accepted = self._admission.silos

@@ -67,11 +67,7 @@ class Requests(Protocol):
 
 
 class OperatorRequests:
-    """Server process's side of the operator's requests.
-
-    Args:
-        out: folder of the run's files.
-        check: returns the reason why a request does not fit the run's configuration; "" if it fits.
+    """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
 
     Raises:
         ConfigError: the folder cannot be made, or is open to other users.
@@ -87,7 +83,6 @@ class OperatorRequests:
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
-        """Refuse pending requests, and stop listening."""
         self._listed_ns = _ANY_NS
         for event in self.events(0.0):
             self._answer(OperatorAnswered(event.request, "the run is over"))
@@ -97,12 +92,10 @@ class OperatorRequests:
         """Return new requests, oldest first; unreadable requests are refused at once."""
         if not self._changed():
             return []
-        found = sorted(self._folder.glob(f"*{_ASK}"))
-        new = [path for path in found if path.name not in self._read]
+        new = sorted(path for path in self._folder.glob(f"*{_ASK}") if path.name not in self._read)
         if len(new) > MOST_WAITING:
             self._listed_ns = _ANY_NS
-        waiting = new[:MOST_WAITING]
-        return [event for event in (self._event(path, now_s) for path in waiting) if event is not None]
+        return [event for path in new[:MOST_WAITING] if (event := self._event(path, now_s)) is not None]
 
     def _changed(self) -> bool:
         """Whether the folder may have changed since it was last listed; avoids a listing at each turn."""
@@ -187,5 +180,4 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
 
 
 def listens(out: Path) -> bool:
-    """Whether a server process of the run in this folder is active and accepts requests."""
     return held(out / OPERATOR / LISTENING)

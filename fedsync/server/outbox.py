@@ -50,7 +50,7 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 @dataclass(frozen=True, slots=True)
 class PendingMessage:
-    """Request that waits for its reply.
+    """Request that waits for its reply; the module has its states.
 
     Args:
         node: destination node.
@@ -59,8 +59,7 @@ class PendingMessage:
         end_s: time at which an order has failed, even if it makes progress.
         steps: steps of an order that are reported as done.
         sent_s: time of sending; None if the response time is not measured.
-        ask_s: time of the next retry.
-        asked: number of retries.
+        ask_s: time of the next retry, of which there were ``asked``.
         collecting: whether the order was asked for after it was sent.
         halt: whether the silo should stop and send its update.
         again: whether the request is a retry after its payload did not fit the silo's version of the model.
@@ -89,7 +88,6 @@ class PendingMessage:
         return isinstance(self.request, Train | EvaluateModel)
 
     def asks_for(self, update_id: str) -> bool:
-        """Whether the request is the order for this update."""
         return isinstance(self.request, Train) and self.request.order.update_id == update_id
 
     def is_like(self, other: PendingMessage) -> bool:
@@ -132,13 +130,9 @@ class Outbox:
         aggregator: DurableAggregator | None = None,
         model_bytes: int = MAX_SEALED_BYTES,
     ) -> None:
-        self._transport = transport
-        self._nodes = nodes
-        self._spec = spec
-        self._timing = timing
-        self._report_s = report_s
-        self._aggregator = aggregator
-        self._model_bytes = model_bytes
+        self._transport, self._nodes, self._spec = transport, nodes, spec
+        self._timing, self._report_s = timing, report_s
+        self._aggregator, self._model_bytes = aggregator, model_bytes
         self._answer_times = AnswerTimes(timing.ask_s)
         self._posted: list[tuple[PendingMessage, SiloQuestion | RelayedRequest]] = []
         self._sent: dict[str, PendingMessage] = {}
@@ -146,7 +140,6 @@ class Outbox:
     # Requests.
 
     def ask(self, node: int, request: Request, now_s: float) -> None:
-        """Post a request that belongs to no order."""
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
@@ -268,7 +261,6 @@ class Outbox:
         return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
-        """Mark a pending order to be halted; return False if it is not pending."""
         found = any(sent.asks_for(update_id) for sent in self.waiting)
         self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
         return found
@@ -311,7 +303,6 @@ class Outbox:
         return [(sent, answer) for sent, answer in found if sent is not None]
 
     def _again(self, answer: Relayed) -> bool:
-        """Return whether an answer must be requested again; if so, make it due at once."""
         if answer.again and (sent := self._sent.get(answer.name)) is not None:
             self._sent[answer.name] = replace(sent, ask_s=-inf)
         return answer.again
@@ -328,11 +319,7 @@ class Outbox:
         return True
 
     def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
-        """Parse an answer; return the reply and its payload, uint8.
-
-        Raises:
-            ProtocolError: the answer is an error, or is invalid.
-        """
+        """Parse an answer; return the reply and its payload, uint8; `ProtocolError` if it is an error or invalid."""
         name = self._nodes.sender(sent.node)
         if answer.problem:
             if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:

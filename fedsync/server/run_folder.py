@@ -91,7 +91,13 @@ def end_process(folder: Path) -> None:
         # The process takes the lock before it writes its process id.
         if ends(folder, _BEGIN_S, lambda: (folder / PID_FILE).exists()):
             return
-        _signal(folder, number)
+        try:
+            os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
+        except (ProcessLookupError, FileNotFoundError):
+            pass  # the process has just ended, or has not written its process id
+        except PermissionError:
+            remedy = "Stop it as the user that runs `fedsync server start`"
+            raise ConfigError(str(folder), "the server process is another user's", remedy) from None
         if ends(folder, _END_S):
             return
     raise RunError(f"the server process of the run in {folder} does not end")
@@ -107,30 +113,19 @@ def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False
     return True
 
 
-def _signal(folder: Path, number: signal.Signals) -> None:
-    try:
-        os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
-    except (ProcessLookupError, FileNotFoundError):
-        pass  # the process has just ended, or has not written its process id
-    except PermissionError:
-        remedy = "Stop it as the user that runs `fedsync server start`"
-        raise ConfigError(str(folder), "the server process is another user's", remedy) from None
-
-
 HUB = "FEDSYNC_HUB"
 """Environment variable of a ServerApp: path of its `HubPlace`; without it, the ServerApp uses Flower's messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubPlace:
-    """Address of the hub of a run.
+    """Address of the hub of a run, which the server writes to a file for its ServerApps.
 
     Args:
         host: address to listen on.
         ports: candidate ports, of which the first free port is taken; 0 for any port.
         name: host name for silos.
-        certificate: PEM file of the server's certificate; empty for no TLS.
-        key: PEM file of the certificate's key.
+        certificate: PEM file of the server's certificate, with its ``key``; empty for no TLS.
         authority: PEM file of the CA certificate.
         struck: JSON file with the names of refused silos; empty for none.
         proxy: ``host:port`` of a proxy that forwards ``/v1/fedsync/RUN/``; empty for none.
@@ -152,11 +147,7 @@ class HubPlace:
 
     @classmethod
     def load(cls, path: Path) -> HubPlace:
-        """Read the file of `save`.
-
-        Raises:
-            ConfigError: the file is missing or invalid.
-        """
+        """Read the file of `save`; `ConfigError` if it is missing or invalid."""
         try:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
             return cls(**{**found, "ports": tuple(found["ports"])})

@@ -43,10 +43,7 @@ _FREE = "others may be who spoils sums"
 class Suspects:
     """Source of requests that adds exclusions of suspects to the operator's requests.
 
-    Args:
-        operator: source of the operator's requests.
-        answered: requests that a resumed run has answered.
-        dropped: silos that are excluded in the resumed run.
+    ``answered`` are requests that a resumed run has answered, ``dropped`` the silos that are excluded in it.
     """
 
     def __init__(self, operator: Requests, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:

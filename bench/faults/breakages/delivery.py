@@ -221,8 +221,8 @@ _CHANGES: Changes = {
         ),
         (
             "an-array-is-written-again-every-time",
-            "ArrayName.of(value) if known is None else known[1]",
-            "ArrayName.of(value)",
+            "self._written.get(id(value)) or (value, ArrayName.of(value))",
+            "(value, ArrayName.of(value))",
         ),
         ("an-array-in-a-file-is-written-again", "if not link_file(data, path):", "if True:"),
     ),

@@ -169,7 +169,7 @@ _CHANGES: Changes = {
         ),
         (
             "a-part-of-a-region-s-sum-counts",
-            "if update_id in self._pending and not self._whole(update_id, named)]",
+            "if not set(members) <= set(named)]",
             "if False]",
         ),
         (

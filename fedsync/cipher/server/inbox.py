@@ -84,17 +84,13 @@ class Inbox:
     """Checks and store of ordered updates."""
 
     def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: ArrayKeeper) -> None:
-        self._plan = plan
-        self._keys = keys
-        self._adder = adder
-        self._files = files
+        self._plan, self._keys, self._adder, self._files = plan, keys, adder, files
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
         self._spoiled: set[str] = set()
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
-        """Register an order that starts from ``version``, on the ``scale``-th grid that silos agreed on."""
         silo = update_id.rpartition("/")[0]
         attempt = self._attempts.begin(silo, version) if self._plan.masked else 0
         self._ordered[update_id] = _Ordered(version, scale, attempt)
@@ -165,7 +161,6 @@ class Inbox:
         return read.context, roster
 
     def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
-        """Read a silo's statement about the size of its updates, or raise `ProtocolError`."""
         return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
@@ -195,8 +190,8 @@ class Inbox:
         the first.
         """
         named = tuple(update_ids)
-        parts = [update_id for update_id in named if update_id in self._pending and not self._whole(update_id, named)]
-        for update_id in parts:
+        here = {update_id: self._pending[update_id].update_ids for update_id in named if update_id in self._pending}
+        for update_id in [update_id for update_id, members in here.items() if not set(members) <= set(named)]:
             self._spoil(update_id)
         for update_id in self._spoiled.intersection(named):
             logger.warning("%s is in a region's sum with one that does not count: it does not count either", update_id)
@@ -229,9 +224,6 @@ class Inbox:
             usual = {min(pair for pair in usual if pair[0] == number) for number in most}
         _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
 
-    def _whole(self, update_id: str, named: Sequence[str]) -> bool:
-        return set(self._pending[update_id].update_ids) <= set(named)
-
     def _spoil(self, update_id: str) -> None:
         """Drop a region's sum, because one of its updates does not count."""
         update = self._pending.get(update_id)
@@ -252,7 +244,6 @@ class Inbox:
         return {**named(self, _NAMES), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
-        """Continue from another inbox's `state`, at ``version`` of the model."""
         fill(self, _NAMES, state)
         for update_ids, (sender, message) in state["pending"].items():
             if len(update_ids) > 1:

@@ -93,10 +93,7 @@ class EncryptedAggregator:
         evidence: Evidence | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._plan = plan
-        self._keys = keys
-        self._adder = Adder(plan.form)
-        self._evidence = evidence
+        self._plan, self._keys, self._adder, self._evidence = plan, keys, Adder(plan.form), evidence
         self._files = ArrayKeeper(folder)
         self._inbox = Inbox(plan, keys, self._adder, self._files)
         self._chain = Chain()
@@ -105,8 +102,7 @@ class EncryptedAggregator:
         self._initial = None if initial is None else self._files.keep(as_bytes(initial))
         self._calibrations: dict[str, wire.Envelope] = {}
         self._calibration: Payload | None = None
-        self._scale = 0
-        self._since_scale = 0
+        self._scale = self._since_scale = 0
         self._savepoint: int | None = None
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
@@ -130,8 +126,7 @@ class EncryptedAggregator:
         """Register a present silo. Its statement about the size of its updates counts until the first order.
 
         Raises:
-            ProtocolError: the greeting is malformed, or missing while it counts; the silo has no key; or the silo
-                cannot hold that version.
+            ProtocolError: the greeting is malformed, or missing while it counts; or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
@@ -158,13 +153,10 @@ class EncryptedAggregator:
         self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:
-        """Record the version that a silo holds.
+        """Record the version that a silo holds, or raise `ProtocolError` if the version or the silo does not exist.
 
         A version that no link continues, as after a restored disk, counts as none. The silo then gets the model from
         the beginning, or a snapshot.
-
-        Raises:
-            ProtocolError: the version or the silo does not exist.
         """
         self._inbox.key_of(silo)
         if not -1 <= version <= self._chain.newest:
@@ -218,10 +210,8 @@ class EncryptedAggregator:
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """Everything from the beginning to a version or the newest, uint8 [bytes], for parties that were in no round.
-
-        Raises:
-            PolicyError: the first links are forgotten.
+        """Everything from the beginning to a version or the newest, uint8 [bytes]; `PolicyError` if links are
+        forgotten.
         """
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
@@ -251,11 +241,7 @@ class EncryptedAggregator:
         self._inbox.put_sum(relay, update_ids, payload)
 
     def commit(self, commit: Commit) -> None:
-        """Add the updates of a commit; sealed values are already weighted, values in the clear are weighted here.
-
-        Raises:
-            PolicyError: the commit cannot be made from sums alone.
-        """
+        """Add the updates of a commit; sealed values are already weighted, values in the clear are weighted here."""
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
         updates = self._inbox.take(commit.weights, self._chain.newest)
@@ -265,9 +251,8 @@ class EncryptedAggregator:
         brought = Brought(LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear))), members)
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
-            logger.warning(
-                "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
-            )
+            why = "would tell too much: it stays closed, and the commit brings nothing"
+            logger.warning("a sum of %d silos %s", len(members), why)
             self._pause()
             return
         if self._evidence is not None and not gathered.summed:
@@ -349,7 +334,6 @@ class EncryptedAggregator:
         self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
-        """Add a version that reverts everything added since the savepoint."""
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
         self._renew()
@@ -361,7 +345,6 @@ class EncryptedAggregator:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether enough links follow the last snapshot to make another worthwhile."""
         return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
 
     @property
@@ -385,7 +368,6 @@ class EncryptedAggregator:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget links before a snapshot, as soon as the snapshot may be relied on."""
         kept = self._snapshots.settle(len(self._chain.links))
         if kept is None:
             return

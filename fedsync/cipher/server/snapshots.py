@@ -34,10 +34,8 @@ class KeptSnapshot:
 
 
 class Snapshots:
-    """Snapshot that joining silos begin with, and a newer candidate to replace it.
-
-    Args:
-        needed: number of silos that must attest a snapshot, its author included.
+    """Snapshot that joining silos begin with, and a newer candidate; ``needed`` silos, the author included, must
+    attest.
     """
 
     def __init__(self, needed: int) -> None:
@@ -57,7 +55,6 @@ class Snapshots:
         self.candidate, self.attesters = snapshot, {snapshot.silo}
 
     def attest(self, members: Iterable[Member]) -> None:
-        """Count updates that were committed after the candidate."""
         if self.candidate is not None:
             self.attesters |= {one.silo for one in members if one.round >= self.candidate.version}
 
@@ -71,10 +68,8 @@ class Snapshots:
                 return None
             if not self._warned:
                 self._warned = True
-                logger.warning(
-                    "fewer than %d silos have attested a snapshot in %d versions: what is older is forgotten, and a "
-                    "silo without a model can join only once they have",
-                    *(self._needed, links),
-                )
+                then = "what is older is forgotten, and a silo without a model can join only once they have"
+                told = "fewer than %d silos have attested a snapshot in %d versions: %s"
+                logger.warning(told, self._needed, links, then)
         self.relied, self.candidate = chosen, None
         return chosen

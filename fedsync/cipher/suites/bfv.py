@@ -174,13 +174,9 @@ _ATTEMPTS = 8
 
 def new_context() -> bytes:
     """Create a context with its secret key and nothing else, 43 KB: the group's secret."""
+    symmetric = tenseal.ENCRYPTION_TYPE.SYMMETRIC
     context = tenseal.context(
-        tenseal.SCHEME_TYPE.BFV,
-        SLOTS,
-        BFV_PLAIN,
-        coeff_mod_bit_sizes=[60, 16],
-        encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
-        n_threads=1,
+        tenseal.SCHEME_TYPE.BFV, SLOTS, BFV_PLAIN, coeff_mod_bit_sizes=[60, 16], encryption_type=symmetric, n_threads=1
     )
     secret: bytes = context.serialize(
         save_public_key=False, save_secret_key=True, save_galois_keys=False, save_relin_keys=False
@@ -189,31 +185,21 @@ def new_context() -> bytes:
 
 
 class Bfv:
-    """Sealer with the group's BFV context.
+    """Sealer with the group's BFV context, which the library parses: it must come from the administrator, signed.
 
-    Args:
-        context: context of `new_context`. The library parses it, so it must come from the administrator, signed.
-        form: `BFV`, or `MASKED` where the slots are already masked.
+    ``form`` is `BFV`, or `MASKED` where the slots are already masked.
 
     Raises:
-        ConfigError: ``context`` is no such context.
+        ConfigError: ``context`` is none of `new_context`.
         RunError: the library writes ciphertexts in a format that this version does not know.
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
         self._context, self._head = _opened(context)
-        self._form = form
-        self._adder = Adder(form)
-
-    @property
-    def form(self) -> Form:
-        return self._form
+        self.form, self._adder = form, Adder(form)
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """Encrypt one ciphertext a chunk, uint64 [chunks, 8192], with fresh randomness from the library.
-
-        ``slots`` are int64 [chunks, 4096], within +-2^47; the other arguments are not used.
-        """
+        """Encrypt one ciphertext a chunk, uint64 [chunks, 8192]; ``slots``, int64 [chunks, 4096], lie within +-2^47."""
         words = np.empty((len(slots), BFV.words), dtype=np.uint64)
         for into, row in zip(words, slots, strict=True):
             self._encrypt(row.tolist(), into)
@@ -239,7 +225,6 @@ class Bfv:
 
 
 def _opened(secret: bytes) -> tuple[Any, bytes]:
-    """Load the library's context and the constant head of its vectors; errors as in `Bfv`."""
     try:
         # One thread: the library's thread pool would not survive a fork.
         loaded = tenseal.context_from(secret, n_threads=1)
@@ -249,9 +234,8 @@ def _opened(secret: bytes) -> tuple[Any, bytes]:
     except FormatError as error:
         raise RunError(f"TenSEAL {tenseal.__version__} writes ciphertexts in an unknown way: {error}") from None
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(
-            "group secret", f"no context of this suite: {error}", "Ask the administrator for a new one"
-        ) from None
+        problem = f"no context of this suite: {error}"
+        raise ConfigError("group secret", problem, "Ask the administrator for a new one") from None
 
 
 def _probe(context: Any) -> bytes:

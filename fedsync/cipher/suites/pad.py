@@ -29,13 +29,10 @@ _ZEROS = bytes(1 << 16)
 
 
 class Keystream:
-    """Pseudorandom words: uniform to anyone without the key, and the same for all who have the key.
+    """Pseudorandom words, by AES-256 in counter mode: uniform to anyone without the key, the same for all who have it.
 
-    AES-256 in counter mode: as fast as memory with AES instructions.
-
-    Args:
-        key: 32 bytes. Each key has one use only: the counter starts at a fixed value.
-        start: number of words to skip, even.
+    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is the number of words to
+    skip, even.
     """
 
     def __init__(self, key: bytes, start: int = 0) -> None:
@@ -52,12 +49,9 @@ class Keystream:
 
 
 class Numbers:
-    """Chunks of numbers that look uniform below a modulus to anyone without the key.
+    """Chunks of numbers that look uniform below a modulus, slightly below a power of 256, to anyone without the key.
 
-    Args:
-        key: as for `Keystream`.
-        modulus: slightly below a power of 256.
-        first: number of the first chunk.
+    ``first`` is the number of the first chunk; ``key`` is as for `Keystream`.
     """
 
     def __init__(self, key: bytes, modulus: int, first: int) -> None:
@@ -90,11 +84,7 @@ def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
 
 
 class Pad:
-    """Sealer of the suite ``pad``.
-
-    Args:
-        key: 32 bytes that the silos share and the server does not have, used for nothing else.
-    """
+    """Sealer of the suite ``pad``; the silos share the key, the server does not have it, and it has no other use."""
 
     form = PAD
 
