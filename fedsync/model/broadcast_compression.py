@@ -50,8 +50,6 @@ def download_bytes(values: int, wire: WireFormat, behind: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Difference between two models, computed span by span."""
-
     to: Vector
     base: Vector
 
@@ -66,26 +64,19 @@ class _Difference:
 
 
 class PublicModel:
-    """Server side of compressed downloads: the public model, and the payload for each silo.
+    """Server side of compressed downloads: the public model, float32 [values], and the payload for each silo.
 
-    A new process needs only ``model`` and ``version`` to continue; it starts without differences.
-
-    Args:
-        model: version 0, float32 [values].
-        wire: wire format of differences; with float32, every order brings the whole model and silos hold none.
+    A new process needs only ``model`` and ``version`` to continue; it starts without differences. With float32 as the
+    wire format of differences, every order brings the whole model and silos hold none.
     """
 
     def __init__(self, model: Vector, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
-        self.model = model
-        self.version = 0
-        self._wire = wire
-        self._keeper = keeper or ArrayKeeper()
+        self.model, self.version, self._wire, self._keeper = model, 0, wire, keeper or ArrayKeeper()
         self._differences: list[Payload] = []
         self._made: dict[int, Payload] = {}
         self._earlier: tuple[int, Payload] | None = None
 
     def advance(self, exact: Vector) -> None:
-        """Make the next version from ``exact``, the server's model, float32 [values]."""
         self.version += 1
         self._made.clear()
         if self._wire is FP32:
@@ -130,11 +121,8 @@ class HeldModel:
     """Silo side of compressed downloads: the public model that a silo holds."""
 
     def __init__(self, values: int, wire: WireFormat, keeper: ArrayKeeper | None = None) -> None:
-        self._keeper = keeper or ArrayKeeper()
-        self.version = -1
-        self.model: Vector = np.empty(0, np.float32)
-        self._values = values
-        self._wire = wire
+        self._values, self._wire, self._keeper = values, wire, keeper or ArrayKeeper()
+        self.version, self.model = -1, np.empty(0, np.float32)
 
     def receive(self, payload: Payload, version: int) -> Vector:
         """Return the model ``version``, float32 [values]. An invalid payload changes nothing.

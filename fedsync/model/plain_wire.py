@@ -39,6 +39,10 @@ MAX_MAGNITUDE = 1e30
 """Largest accepted value of an update: sums over any number of silos stay finite in float32."""
 
 
+Draws = np.random.Generator | None
+"""Source of stochastic rounding; None rounds to the nearest."""
+
+
 class Spanned(Protocol):
     """Vector that is read in spans: an array, or a repeatable computation of its spans."""
 
@@ -58,15 +62,12 @@ class WireFormat(Protocol):
     def payload_bytes(self, values: int) -> int:
         """Return the encoded size of a vector of ``values`` values."""
 
-    def encode(
-        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
-    ) -> Payload:
+    def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         """Encode a vector, float32 [values]; the result may be the vector itself.
 
         Args:
             vector: read in spans, more than once, except by `TopK`, which needs the whole vector.
-            rng: source of stochastic rounding, for formats with it; None rounds to the nearest.
-            keeper: storage of the payload; in memory by default.
+                keeper: storage of the payload; in memory by default.
 
         Raises:
             ValueError: a value is not finite, for formats that must inspect the values.
@@ -91,9 +92,7 @@ class Fp32:
     def payload_bytes(self, values: int) -> int:
         return 4 * values
 
-    def encode(
-        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
-    ) -> Payload:
+    def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         return vector[: vector.size]
 
     def check(self, payload: Payload, values: int, sender: str) -> None:
@@ -118,7 +117,6 @@ class Wire:
 
 
 def check_length(payload: Payload, nbytes: int, sender: str) -> None:
-    """Check that a payload is a flat array of ``nbytes`` bytes; raises `ProtocolError` if not."""
     if payload.dtype != np.uint8 or payload.ndim != 1:
         raise ProtocolError(sender, "shape", f"{payload.dtype} {payload.shape} instead of bytes")
     if payload.nbytes != nbytes:
@@ -139,9 +137,7 @@ class Bf16:
     def payload_bytes(self, values: int) -> int:
         return 2 * values
 
-    def encode(
-        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
-    ) -> Payload:
+    def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         keeper, nbytes = keeper or ArrayKeeper(), self.payload_bytes(vector.size)
         return keeper.write_again(nbytes, lambda: self._halves(vector))
 
@@ -180,16 +176,12 @@ class _Blocks(ABC):
     def payload_bytes(self, values: int) -> int:
         return 4 * -(-values // BLOCK) + np.dtype(self.code).itemsize * values
 
-    def encode(
-        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
-    ) -> Payload:
+    def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         scales, factors = self._scale(_largest(vector))
         keeper, nbytes = keeper or ArrayKeeper(), self.payload_bytes(vector.size)
         return keeper.write_again(nbytes, lambda: self._codes(vector, scales, factors, deepcopy(rng)))
 
-    def _codes(
-        self, vector: Spanned, scales: Vector, factors: Vector, rng: np.random.Generator | None
-    ) -> Iterator[memoryview]:
+    def _codes(self, vector: Spanned, scales: Vector, factors: Vector, rng: Draws) -> Iterator[memoryview]:
         yield scales.view(np.uint8).data
         for start, stop in spans(vector.size, 4):
             spread = _spread(factors[start // BLOCK : -(-stop // BLOCK)], 0, stop - start)
@@ -224,7 +216,7 @@ class _Blocks(ABC):
         """Return the blocks' scales from their largest magnitudes, and the factors of the values for `_round`."""
 
     @abstractmethod
-    def _round(self, scaled: Vector, rng: np.random.Generator | None) -> NDArray[np.generic]:
+    def _round(self, scaled: Vector, rng: Draws) -> NDArray[np.generic]:
         """Return the codes of scaled values."""
 
 
@@ -241,7 +233,7 @@ class Fp16(_Blocks):
         one = np.float32(1)
         return np.ldexp(one, exponents), np.ldexp(one, -exponents)
 
-    def _round(self, scaled: Vector, rng: np.random.Generator | None) -> NDArray[np.generic]:
+    def _round(self, scaled: Vector, rng: Draws) -> NDArray[np.generic]:
         return scaled.astype(np.float16)
 
 
@@ -262,7 +254,7 @@ class Int8(_Blocks):
         whole = np.float32(self._PEAK << fraction_bits(8))
         return scales, np.divide(whole, most, out=np.zeros_like(most), where=sent)
 
-    def _round(self, scaled: Vector, rng: np.random.Generator | None) -> NDArray[np.generic]:
+    def _round(self, scaled: Vector, rng: Draws) -> NDArray[np.generic]:
         return round_fixed(scaled, 8, rng)[0]
 
 
@@ -286,9 +278,7 @@ class TopK:
         count = self.count(values)
         return 4 + 4 * count + self.inner.payload_bytes(count)
 
-    def encode(
-        self, vector: Spanned, rng: np.random.Generator | None = None, keeper: ArrayKeeper | None = None
-    ) -> Payload:
+    def encode(self, vector: Spanned, rng: Draws = None, keeper: ArrayKeeper | None = None) -> Payload:
         whole = vector[: vector.size]
         _check_finite(whole)
         indices = self._largest(whole)

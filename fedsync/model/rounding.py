@@ -50,7 +50,6 @@ def round_fixed(
 
 
 def _draws(count: int, fraction: int, rng: np.random.Generator) -> NDArray[np.generic]:
-    """Return uniform integers below 2^fraction."""
     kind = np.uint16 if fraction == 16 else np.uint32
     words = rng.integers(0, 2**64 - 1, -(-count * kind().itemsize // 8), dtype=np.uint64, endpoint=True)
     draws = words.view(kind)[:count]

@@ -32,14 +32,10 @@ _NEAR = 0.01
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
-    """Return epsilon of ``releases``, each with its number of times.
+    """Return epsilon of ``releases``, each with its number of times; `ConfigError` if dp-accounting is not installed.
 
-    Args:
-        kind: ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release
-            is chosen by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
-
-    Raises:
-        ConfigError: dp-accounting is not installed.
+    ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release is chosen
+    by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
     """
     counted = tuple(sorted((release, times) for release, times in releases.items() if times))
     if not counted:
@@ -75,7 +71,6 @@ def noise_for(
 
     Raises:
         ValueError: no noise is enough, since the plan has other releases.
-        ConfigError: dp-accounting is not installed.
     """
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise brings the plan to epsilon {most:g}")
@@ -165,8 +160,7 @@ class PrivacyPlan:
     """Orders of a whole run, as the strategy asks for them.
 
     Args:
-        rounds: number of orders.
-        steps: local steps of an order.
+        rounds: number of orders, with ``steps`` local steps each.
         batch_size: samples of a step, on average.
         score_noise: noise multiplier of an evaluation; None where no score is sent.
     """
@@ -202,5 +196,4 @@ class PrivacyPlan:
         return noise_for(target, delta, planned, least, kind, guess)
 
     def epsilon(self, settings: PrivateSettings, delta: float) -> float:
-        """Return the epsilon of the whole run."""
         return epsilon(self.releases(settings), delta)

@@ -42,11 +42,10 @@ class SiloQuestion:
 
     Args:
         payload: uint8 payload, or a blob in its place; or None.
-        most: largest payload of the answer [bytes].
+        most: largest payload of the answer [bytes], whose text has at most ``most_text`` bytes.
         spec: the run's specification as JSON, by which the silo finds its trainer.
         kind: message type in Flower.
         ttl_s: time after which the answer is no longer expected [s].
-        most_text: largest text of the answer [bytes].
     """
 
     text: str
@@ -124,11 +123,7 @@ class FrameHead:
 
 
 def needed(payload: Payload | None, sender: str) -> Payload:
-    """Return the payload of a reply that requires one.
-
-    Raises:
-        ProtocolError: the payload is missing.
-    """
+    """Return the payload of a reply that requires one; `ProtocolError` if it is missing."""
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no 'payload'")
     return payload

@@ -212,11 +212,8 @@ class Door:
     async def _blob(self, request: Request, session: HubSession) -> Response:
         digest = str(request.path_params["digest"])
         found = self._blobs.find(digest)
-        asked = any(
-            isinstance(each.question.payload, Blob) and each.question.payload.digest == digest
-            for each in list(session.queued.values())
-        )
-        if found is None or not asked:
+        payloads = [each.question.payload for each in list(session.queued.values())]
+        if found is None or not any(isinstance(each, Blob) and each.digest == digest for each in payloads):
             raise HTTPException(404)
         path, size = found
         begin, span = 0, request.headers.get("range", "")
@@ -224,12 +221,8 @@ class Door:
             begin = _number(span.removeprefix("bytes=").removesuffix("-"))
             if not span.startswith("bytes=") or not span.endswith("-") or begin >= size:
                 raise HTTPException(416)
-        return StreamingResponse(
-            _spans(path, begin, size, session),
-            status_code=206 if span else 200,
-            headers={"content-length": str(size - begin)},
-            media_type="application/octet-stream",
-        )
+        status, headers = 206 if span else 200, {"content-length": str(size - begin)}
+        return StreamingResponse(_spans(path, begin, size, session), status, headers, "application/octet-stream")
 
     def _expected(self, request: Request, session: HubSession) -> Upload:
         upload = self._blobs.upload(str(request.path_params["ticket"]), session.silo)
@@ -327,7 +320,6 @@ async def _body(request: Request, length: int) -> bytes:
 
 
 async def _write(upload: Upload, mine: int, pieces: list[bytes]) -> None:
-    """Append pieces, unless a newer connection replaced this one."""
     async with upload.lock:
         if upload.writer != mine:
             raise HTTPException(409, headers=_CLOSE)

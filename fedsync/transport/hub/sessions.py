@@ -44,10 +44,7 @@ MOST_QUEUED = 16
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Unanswered question, with its number in the session and its name at the server.
-
-    ``ticket`` admits the upload of a large answer; empty for none.
-    """
+    """Unanswered question, with its number in the session, its name at the server, and the ticket of a large answer."""
 
     number: int
     name: str
@@ -79,7 +76,6 @@ class HubSession:
     """Callback that ends the wait of the held request."""
 
     def after(self, number: int) -> Queued | None:
-        """Return the first unanswered question after ``number``."""
         return next((each for each in list(self.queued.values()) if each.number > number), None)
 
 
@@ -142,7 +138,6 @@ class Sessions:
         return self._by_secret.get(digest_of(secret)) if secret else None
 
     def strike_off(self, silo: str) -> None:
-        """Delete a silo's session; the silo may be invited again."""
         session = self._by_silo.pop(silo, None)
         if session is not None:
             self._drop(session)
@@ -178,7 +173,6 @@ class Sessions:
 
     @property
     def blobs(self) -> set[str]:
-        """Digests of blobs in unanswered questions."""
         payloads = (each.question.payload for one in self._by_silo.values() for each in one.queued.values())
         return {payload.digest for payload in payloads if isinstance(payload, Blob)}
 
@@ -201,7 +195,6 @@ class Sessions:
         return name
 
     def forget(self, name: str) -> Queued | None:
-        """Delete a question whose answer is no longer expected; return it if it was queued."""
         silo, _, number = name.rpartition("/")
         session = self._by_silo.get(silo)
         return None if session is None else session.queued.pop(int(number), None)
