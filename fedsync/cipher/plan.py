@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -82,18 +83,12 @@ class EncryptionPlan:
                 known = ", ".join(self.layout.names[:8])
                 raise ConfigError("cipher.only", f"no tensor matches {pattern!r}", f"The model has {known}")
         if self.quorum > self.limit:
-            raise ConfigError(
-                "cipher.bits",
-                f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates",
-                "Choose 16 bits, another suite, or a barrier that commits fewer at a time: `buffered`",
-            )
-
+            problem = f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates"
+            remedy = "Choose 16 bits, another suite, or a barrier that commits fewer at a time: `buffered`"
+            raise ConfigError("cipher.bits", problem, remedy)
         if self.members > self.quorum:
-            raise ConfigError(
-                "cipher.members",
-                f"{self.members} updates in each version, but rounds have {self.quorum} silos",
-                "Write as many as rounds have at most",
-            )
+            problem = f"{self.members} updates in each version, but rounds have {self.quorum} silos"
+            raise ConfigError("cipher.members", problem, "Write as many as rounds have at most")
         check_sums(self.metrics if self.seal_metrics else ())
 
     @cached_property
@@ -130,10 +125,8 @@ class EncryptionPlan:
 
     @cached_property
     def sealed(self) -> Layout:
-        chosen = [index for index, hidden in enumerate(self._hidden) if hidden]
-        return Layout(
-            tuple(self.layout.names[index] for index in chosen), tuple(self.layout.shapes[index] for index in chosen)
-        )
+        names, shapes = self.layout.names, self.layout.shapes
+        return Layout(tuple(compress(names, self._hidden)), tuple(compress(shapes, self._hidden)))
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -204,10 +197,8 @@ def check_sums(metrics: Sequence[AnyMetric]) -> None:
         needs = slots_of(statistic)
         if needs > left:
             metric = next(each.name for each in metrics if each.statistic == statistic)
-            raise ConfigError(
-                "evaluation.metrics",
-                f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots of a sealed "
-                f"header, and {left} of {MOST_SUMS} are left",
-                "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`",
-            )
+            takes = f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots"
+            problem = f"{takes} of a sealed header, and {left} of {MOST_SUMS} are left"
+            remedy = "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`"
+            raise ConfigError("evaluation.metrics", problem, remedy)
         left -= needs

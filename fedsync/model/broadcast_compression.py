@@ -2,20 +2,16 @@
 
 The *public* model is the model that silos have. Version 0 is the run's first model. Version n adds to version n - 1 the
 encoded difference between the server's exact model n and the public model n - 1. So server and silos agree on every
-bit, and the loss of one difference is part of the next. The error of a version is that of one difference, however many
-came before.
+bit, and the loss of one difference is part of the next.
 
 | a silo that holds | is sent | bytes a value |
 |---|---|---|
 | this version | nothing | 0 |
 | one of the last few versions | the differences since | those of the format, for each |
-| an older version, or none | the public model, as float32 | 4 |
+| an older version, or none, as after a restart; all after a rollback | the public model, as float32 | 4 |
 
 The server keeps as many differences as take fewer bytes than the model. A payload begins with two int64: its base
 version, -1 for none, and its resulting version.
-
-A silo keeps its model in memory only. A restarted trainer holds no model, reports this (`OtherVersion`), and is sent
-the whole model. After a rollback all silos are sent the whole model, which is the savepoint bit by bit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Control variates (SCAFFOLD): corrections of local steps by the difference between a silo's and the mean gradient.
 
-A silo with unusual data drifts: its local steps lead to the best model for its own data, and the mean of such models is
-not the best for all. SCAFFOLD gives silo i a variate c_i, its mean gradient in its last update, and all silos c, the
-mean of these. A local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets
-``c_i+ = c_i - c + (x - y_i) / (K eta)``, the mean gradient of these steps.
-
-This module stores both as the model change of one local step, ``m = -eta c``. So the learning rate, equal for all silos
-and rounds, is needed only where a gradient is corrected. With update u_i = y_i - x:
+SCAFFOLD gives silo i a variate c_i, its mean gradient in its last update, and all silos c, the mean of these. A local
+step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets ``c_i+ = c_i - c + (x -
+y_i) / (K eta)``. This module stores both as the model change of one local step, ``m = -eta c``. With update u_i = y_i -
+x:
 
 | where | formula | when |
 |---|---|---|
@@ -14,31 +11,21 @@ and rounds, is needed only where a gradient is corrected. With update u_i = y_i 
 | silo | ``m_i+ = m_i - m + u_i / K_i`` | once u_i is in a commit; see `fedsync.silo.session.own_variate` |
 | server | ``m = sum n_i m_i / sum n_i``, over all silos that were in a commit | at each commit |
 
-The new m follows from the sum of updates, which the server receives anyway: in ``m_i+ - m_i = u_i / K_i - m`` the
-silo's own variate cancels. For a commit of S silos with total weight W, and T and T+, the total weight of all silos
-before and after:
+The new m follows from the sum of updates: in ``m_i+ - m_i = u_i / K_i - m`` the silo's own variate cancels. For a
+commit of S silos with total weight W, and T and T+, the total weight of all silos before and after:
 
     m+ = ((T - W) m + W g) / T+        g = sum of n_i u_i / K_i over S, over W
 
 - The change of a commit is ``sum w_i u_i``. If the weigher divides by steps (FedNova), w_i is R n_i / K_i for one R, so
-  g is the change over ``sum w_i K_i``, the local steps that the change is worth. With equal steps this holds for
-  FedAvg.
-- It suffices that m = sum kappa n_i m_i for any constant kappa: at a fixed point of the model, m is 0, and so is the
-  weighted sum of all gradients. So T need not be exact; with sealed figures it is unknown. T grows by the mean weight
-  of a commit's updates for each new silo, and to at least W.
-- That sum must be exact, since nothing corrects it later. So m_i+ counts only with its committed update and uses the
-  update as it arrives, after rounding. All updates of a commit start from the newest version.
-- An absent silo keeps its part of m.
+  g is the change over ``sum w_i K_i``. With equal steps this holds for FedAvg.
+- It suffices that m = sum kappa n_i m_i for any constant kappa, so T need not be exact; with sealed figures it is
+  unknown. T grows by the mean weight of a commit's updates for each new silo, and to at least W.
+- That sum must be exact. So m_i+ counts only with its committed update, as it arrives after rounding, and all updates
+  of a commit start from the newest version. An absent silo keeps its part of m.
 
-Without encryption, m travels with the model, and all silos are sent the same bytes (`ControlledModel`):
-
-| bytes | content |
-|---|---|
-| 4 a value | the model, float32 |
-| 4 a value | m, float32 |
-| 16 a silo | first 8 bytes of SHA-256 of its name, and the serial number of its last committed update, int64 |
-
-From the serial number a silo knows which update its own variate follows.
+Without encryption, m travels with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
+first 8 bytes of SHA-256 of its name and the serial number of its last committed update, int64. From the number a silo
+knows which update its own variate follows. All silos are sent the same bytes.
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II.
 """

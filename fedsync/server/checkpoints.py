@@ -1,25 +1,21 @@
 """Checkpoints: the server's state for a resumption, on disk before any silo learns of it.
 
 A checkpoint is written after every commit, before the messages that follow from it are sent. So no silo ever has a
-version of the model that the newest checkpoint lacks. The checkpoint records its position in the journal [bytes]. A
-resumption truncates the journal there and continues it: the former silos count as lost and joined again, so the whole
-journal still replays.
+version of the model that the newest checkpoint lacks. A resumption truncates the journal to the recorded position and
+continues it: the former silos count as lost and joined again, so the whole journal still replays.
 
-The journal may contain a commit that no intact checkpoint has: a checkpoint is damaged, or could not be written. Then
-silos may have a version that will be made again from other updates, and must not use their stored state. So the run
-gets a new identity, under which every silo's trainer begins anew. An encrypted run ends if a checkpoint cannot be
-written. So unless its checkpoint is damaged, the server died before any silo learned of the commit, and silos continue.
+If the journal contains a commit that no intact checkpoint has, silos may have a version that will be made again from
+other updates, and must not use their stored state. So the run gets a new identity, under which every silo's trainer
+begins anew. An encrypted run ends if a checkpoint cannot be written, so there silos continue unless one is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values, such as a
-policy's state, are written as their class and their fields by name. So the order of fields and private attributes are
-not part of the format. Models, updates and sums have their own files (`fedsync.server.array_files`), which the line of
-JSON names; only new arrays are written.
+Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values are written as
+their class and their fields by name. Large arrays have their own files (`fedsync.server.array_files`), which the line
+of JSON names; only new arrays are written.
 
 When `Checkpoints.save` returns, its files survive a crash of the process. In the clear, a thread makes them survive a
-crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order. Only
-then does it remove older checkpoints. A crash of the machine may leave a checkpoint newer than its journal; such a
-checkpoint counts as damaged.
+crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order, and
+only then removes older checkpoints. A checkpoint that is newer than its journal counts as damaged.
 """
 
 from __future__ import annotations

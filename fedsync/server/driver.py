@@ -83,15 +83,11 @@ class FlowerDriver:
 
     Args:
         form: common form of the silos' models, against which each silo's answer is checked.
-        spec: the run's specification as JSON, for the silos.
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
             uses the interval of ``timing``.
-        after_commit: called with each new version.
-        keep_best: called when a version becomes the best.
+        after_commit, keep_best: called with each new version, and when a version becomes the best.
         in_spare_time: called when nothing has happened.
-        checkpoints: writes checkpoints for a resumption; None writes none.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
-        operator: source of the operator's requests; None for none.
         adds: whether updates of a region may be added up before a commit.
     """
 

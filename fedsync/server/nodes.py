@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
@@ -30,7 +29,7 @@ from fedsync.silo.owner.refusals import (
     listed,
 )
 from fedsync.silo.protocol import Hello, Refusal, Refused
-from fedsync.transport.port import Peer
+from fedsync.transport.port import Transport
 from fedsync.transport.questions import SiloAnswer
 
 logger = foreign.logger(__name__)
@@ -100,13 +99,6 @@ _MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 
 
-class Members(Protocol):
-    """Source of connected nodes: a `Transport`."""
-
-    def peers(self) -> Sequence[Peer]:
-        """Connected nodes."""
-
-
 class Nodes:
     """Connected nodes and their silos.
 
@@ -117,7 +109,11 @@ class Nodes:
     """
 
     def __init__(
-        self, members: Members, admission: Admission | None = None, look_s: float = 0.0, regions: Regions | None = None
+        self,
+        members: Transport,
+        admission: Admission | None = None,
+        look_s: float = 0.0,
+        regions: Regions | None = None,
     ) -> None:
         self._members, self.regions, self._admission = members, regions or Regions(), admission or Admission()
         self._look_s, self._next_s, self._registered_only = look_s, -inf, self._admission.registered
@@ -192,17 +188,9 @@ class Nodes:
 
     def forget(self, node: int) -> str | None:
         self._seen.discard(node)
-        kept = (
-            self._refused,
-            self._registered,
-            self._refusing,
-            self._useless,
-            self._rests,
-            self._answers,
-            self._hopeless,
-        )
-        for each in kept:
-            each.pop(node, None)
+        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers):
+            kept.pop(node, None)
+        self._hopeless.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
             del self.by_name[name]

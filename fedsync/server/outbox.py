@@ -110,14 +110,8 @@ class Outbox:
     """Outbox of one run: makes requests, and keeps them until they are answered.
 
     All times are seconds by the driver's clock. Requests are sent only by `flush`, so that the state on which they
-    depend can be written to disk before.
-
-    Args:
-        spec: the run's specification as JSON, for the silos.
-        report_s: interval of progress reports on an order [s].
-        aggregator: knows what each silo needs for the current model, and has questions to silos; None before there is a
-            model.
-        model_bytes: size of the model.
+    depend can be written to disk before. ``spec`` is the run's specification as JSON, ``report_s`` the interval of
+    progress reports; ``aggregator`` is None before there is a model, which has ``model_bytes``.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -50,19 +51,13 @@ def phase(folder: Path) -> Phase:
         return Phase.OVER
     if alive:
         return Phase.AT_WORK
-    if _just_submitted(folder) and not (folder / PID_FILE).exists():
-        return Phase.WAITING
+    with suppress(FileNotFoundError):
+        # The absolute value keeps a clock that was set back from prolonging the wait.
+        just_submitted = abs(time.time() - (folder / APP).stat().st_mtime) < START_S
+        if just_submitted and not (folder / PID_FILE).exists():
+            return Phase.WAITING
     # The process may have begun meanwhile.
     return Phase.AT_WORK if held(folder / RUN_LOCK) else Phase.DIED
-
-
-def _just_submitted(folder: Path) -> bool:
-    try:
-        submitted_s = (folder / APP).stat().st_mtime
-    except FileNotFoundError:
-        return False
-    # The absolute value keeps a clock that was set back from prolonging the wait.
-    return abs(time.time() - submitted_s) < START_S
 
 
 def write_error(control: Path, error: FedSyncError) -> None:

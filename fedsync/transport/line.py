@@ -182,7 +182,10 @@ class HubLine:
                 self._checked(reply)
                 if reply.headers.get("upload-sha256") == digest:
                     return True
-                there = _offset(reply, len(data))
+                text = reply.headers.get("upload-offset", "")
+                if not text.isdecimal() or int(text) > len(data):
+                    raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
+                there = int(text)
                 breaks, before = (0 if there > before else breaks), there
                 headers = {
                     **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
@@ -221,13 +224,6 @@ class HubLine:
             raise httpx.ReadError(f"the hub answers {status}")
         if status not in (200, 204, 206):
             raise ProtocolError(SERVER, "status", f"{status}")
-
-
-def _offset(reply: httpx.Response, most: int) -> int:
-    text = reply.headers.get("upload-offset", "")
-    if not text.isdecimal() or int(text) > most:
-        raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
-    return int(text)
 
 
 def _bounded(reply: httpx.Response, most: int) -> bytes:

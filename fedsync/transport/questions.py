@@ -76,16 +76,11 @@ class SiloAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """Header of a request or response: lengths of the parts of its body, and references to parts elsewhere.
+    """Header of a request or response: lengths of the parts of its body [bytes], and references to parts elsewhere.
 
-    Args:
-        text: length of the text, which the payload follows [bytes].
-        number: number of the question in its session.
-        blob: digest of the payload if it must be fetched; ``nbytes`` is its size.
-        ticket: ticket of the upload of a large answer.
-        most: largest payload of the answer [bytes].
-        spec: length of the run's specification, which precedes the text [bytes].
-        relay: 1 if a relay answers.
+    The body is the run's specification (``spec``), the text, and the payload, unless that is a ``blob`` (digest) of
+    ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most ``most``
+    bytes, and ``relay`` is 1 if a relay answers.
     """
 
     text: int

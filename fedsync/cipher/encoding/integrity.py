@@ -1,32 +1,18 @@
 """Tags over ciphertext words: a silo decrypts only sums of updates that silos sealed.
 
 Ciphertexts are malleable, and whether a changed ciphertext still opens discloses something about the key. Each silo
-therefore sends with its update x a *tag* of two numbers modulo m, the prime modulo which the suite adds words.
-For c = 0 and 1
+therefore sends with its update x a *tag* of two numbers modulo m, the prime modulo which the suite adds words. For c =
+0 and 1
 
     h_c(w) = sum over blocks b of s_bc * (sum over positions p of rho_pc w_bp)                 (mod m)
     tag_c  = h_c(w) + pad_c(all that the sender knew of the message, SHA-256 of w included)    (mod m)
 
-where w_bp are the words: block b is a chunk, p a position in the chunk. The hashed data is the ciphertext, c0 and c1.
-The server adds words and tags without a key. A silo that receives a sum computes h of the sum and adds the pads of the
-members that the sum names. The silo compares before it opens anything. The tag fits only if the words are the sum of
-exactly those members' words. Coefficients and pads come from a key that silos share and the server does not have.
-
-- rho and s are the same for all messages of a key epoch and suite, because a sum of messages is hashed. They are
-  uniform and secret. For every change d != 0 of the words and every t, h_c(d) = t has a probability of at most 2/m. The
-  reason: either the inner sum of a changed block is 0, or its factor s_bc must have one particular value of m. Swaps
-  and multiples are changes, too.
-- Two checks with separate coefficients make the probability (2/m)^2, below 2^-116. An attacker sees of a guess only
-  whether it was accepted. A wrong guess discloses only that it was wrong: v guesses succeed with v times that
-  probability.
-- A pad hides h_c(w). Without pads, two messages would give linear equations in rho and s. A pad must never be used for
-  two messages. Serial numbers and nonces repeat when a backup is restored, so the digest of the words is part of the
-  pad's input. The same pad then hides the same words and discloses nothing new.
-- The server cannot later change any input of the pad: the run and the history of the sender's model (``Member.chain``),
-  the grid, the attempt, the suite, the number of chunks. A left-out, added, renamed or replayed member has another pad,
-  too.
-
-The tags protect against the server and the network, not against silos: silos have the key.
+where w_bp are the ciphertext words: block b is a chunk, p a position in the chunk. The server adds words and tags
+without a key. A silo that receives a sum computes h of the sum, adds the pads of the members that the sum names, and
+compares before it opens anything. rho and s, uniform and secret, are the same for all messages of a key epoch and
+suite. A pad is never used for two messages: its input has the digest of the words, so the same pad hides the same
+words. Two checks make the probability of a forgery (2/m)^2, below 2^-116. The tags protect against the server and the
+network, not against silos. `docs/internals/cryptography.md` has the argument.
 
 Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter and Wegman 1981 for hash and pad.
 """

@@ -23,7 +23,7 @@ from fedsync.cipher.encoding.tally import HeaderForm
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.rounding import fraction_bits, round_fixed
+from fedsync.model.plain_wire import fraction_bits, round_fixed
 
 # Largest ratio of a tensor's step to its largest value; above it, the values are sent as zeros.
 _COARSE = 16
@@ -87,20 +87,16 @@ class QuantizationGrid:
     ) -> Iterator[tuple[Slots, int]]:
         """Quantise and pack, a few chunks at a time.
 
-        Rounding is stochastic: the probability of rounding up is the lost fraction, so the mean is right. A tensor
-        whose values all lie below a sixteenth of its step is sent as zeros. Steps that large would serve an attacker
-        who wants a few values of a whole step each.
+        Rounding is stochastic, so the mean is right. A tensor whose values all lie below a sixteenth of its step is
+        sent as zeros: steps that large would serve an attacker who wants a few values of a whole step each.
 
         Args:
             header: header of `fedsync.cipher.encoding.tally.build`, int64 [head].
-            values: update, float32 [layout.size].
+            values: update, float32 [layout.size], all finite.
             factor: multiplier of the values: n_i / cap, divided by |a_i| for FedNova.
 
         Yields:
             Slots, int64 [at most 8, 4096], and the number of values that were clipped to their tensor's range.
-
-        Raises:
-            ValueError: the size differs from the layout's, or a value or the factor is not finite.
         """
         self._check(values)
         if not math.isfinite(factor) or header.shape != (self.head,):
@@ -154,14 +150,11 @@ class QuantizationGrid:
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
         """Unpack sums and add the numbers they represent to ``out``, float32 [layout.size], in place.
 
-        Args:
-            chunks: slots of all chunks in order, in any portions; the header is skipped.
-            factor: multiplier of the numbers; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
-            updates: number of updates in the sum, each clipped to its tensor's range.
+        ``chunks`` are the slots of all chunks in order, in any portions, of a sum of so many ``updates``; ``factor`` is
+        `fedsync.cipher.encoding.tally.Tally.mean_factor`.
 
         Raises:
             ProtocolError: a value exceeds the sum of that many clipped updates, or lies behind the layout's last value.
-            ValueError: there are too few or too many chunks, or ``out`` is wrong.
         """
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])

@@ -108,12 +108,8 @@ _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27
 class Contribution:
     """Numbers that one silo puts into a header.
 
-    Args:
-        weight: n_i, 1..cap.
-        exponents: exponent that each tensor's values need, in the layout's order; see `needed_exponents`.
-        progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
-        loss: mean training loss per sample; None if the silo's own training code reports none.
-        question: subject and split of the evaluation.
+    ``weight`` is n_i, 1..cap; ``exponents`` are those that each tensor's values need; ``progress`` is |a_i| of FedNova,
+    or 1; ``loss`` is the mean training loss per sample, None if the silo's own training code reports none.
     """
 
     weight: int
@@ -230,14 +226,9 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """Read the sum of ``members`` headers, after a check that it can be such a sum.
+    """Read the sum of as many headers as the aggregate names members, after a check that it can be such a sum.
 
-    Args:
-        slots: opened slots, int64 [at least the form's]: the beginning of chunk 0, or all of it.
-        members: number of silos that the aggregate names.
-
-    Raises:
-        ProtocolError: no sum of that many headers has these slots.
+    ``slots`` are opened, int64 [at least the form's]: the beginning of chunk 0, or all of it. Else `ProtocolError`.
     """
     flat = slots.reshape(-1)[: form.slots]
     count, weight, evaluators = int(flat[_COUNT]), get(flat, _WEIGHT), int(flat[_EVALUATED])
@@ -275,9 +266,8 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
     needed, because the next update may be larger. `ValueError` if ``spared`` or the number of exponents is wrong.
     """
     if not 0 <= spared < tally.count or len(current) != tally.tensors:
-        raise ValueError(
-            f"{spared} of {tally.count} votes spared, {len(current)} exponents for {tally.tensors} tensors"
-        )
+        told = f"{len(current)} exponents for {tally.tensors} tensors"
+        raise ValueError(f"{spared} of {tally.count} votes spared, {told}")
     enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared
     needed = np.argmax(enough, axis=1) + MIN_EXPONENT
     chosen = []

@@ -96,14 +96,9 @@ def new_authority(folder: Path, signing: bytes | None = None, new_context: Conte
     if path.exists():
         remedy = "Use another folder; `fedsync keys rotate` makes a new group secret"
         raise ConfigError(str(path), "an administrator's keys are here already", remedy)
+    signing, key = signing or secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
     record = _AuthorityRecord(
-        signing=signing or secrets.token_bytes(KEY_BYTES),
-        epoch=1,
-        key=secrets.token_bytes(KEY_BYTES),
-        context=new_context(),
-        members={},
-        revoked={},
-        issued=False,
+        signing=signing, epoch=1, key=key, context=new_context(), members={}, revoked={}, issued=False
     )
     write_record(path, record)
     return verification_key(record.signing)
@@ -113,10 +108,7 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
     """Pin silos, and write a bundle for each pinned silo and the server's file.
 
     If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
-    members. Without new silos, the present epoch is wrapped again.
-
-    Args:
-        lines: (name in error messages, output of `announce`) of each silo to pin.
+    members. ``lines`` are (name in error messages, output of `announce`).
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, or no silo is pinned.

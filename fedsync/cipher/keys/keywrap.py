@@ -1,12 +1,10 @@
-"""Transport of the group secret from the administrator to the silos, past the server.
-
-A bundle for one silo is
+"""Transport of the group secret from the administrator to the silos, past the server. A bundle for one silo is
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and context | signature [64]
 
-The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key. It is bound to the header,
-which is also the associated data. The signature covers everything before it and is checked before anything is parsed.
+The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key, bound to the header, which
+is also the associated data. The signature covers everything before it and is checked before anything is parsed.
 
 Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
 """

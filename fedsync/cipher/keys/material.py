@@ -107,9 +107,8 @@ class SiloKeys:
 
         Source: X25519, then HKDF-SHA256 with both public keys in order as salt.
         """
-        shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(
-            X25519PublicKey.from_public_bytes(other.exchange)
-        )
+        public = X25519PublicKey.from_public_bytes(other.exchange)
+        shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(public)
         salt = b"".join(sorted((self.public.exchange, other.exchange)))
         return hkdf(shared, salt, b"fedsync agree 1\0" + context, length)
 

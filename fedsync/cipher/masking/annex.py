@@ -3,21 +3,13 @@
     context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
     to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
 
-*Work* is the amount of work behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's
-head: together with the SHA-256 of the rest they give the annex's digest.
-
-A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, and so under its tag and its
-signature. A seed that is later revealed or reconstructed is refused unless the silo had it when it sealed.
+A *commitment* is the SHA-256 of a seed. The annex's digest, of its head (context and work) and the SHA-256 of the rest,
+is under the update's tag and signature. A seed that is revealed later is refused unless the silo had it when it sealed.
 
 *Shares* are of every seed: first the own seed, then the pair seeds by name. Their sealing key follows from the two
-silos' pairs for the run and the context. So the server cannot read shares, and silos know whose shares they are.
-
-A seed is the value at 0 of a polynomial modulo a prime above 2^256; its other coefficients are drawn anew and uniform.
-The share of holder x is the value at x. Fewer than ``threshold`` shares disclose nothing: through these points there is
-exactly one polynomial for each seed, so every seed is as likely as before. A changed share gives another seed; only the
-commitment shows it.
-
-Source: Shamir 1979, "How to share a secret".
+silos' pairs for the run and the context. A seed is the value at 0 of a polynomial modulo a prime above 2^256 with fresh
+uniform coefficients; the share of holder x is the value at x. Fewer than ``threshold`` shares disclose nothing. A
+changed share gives another seed; only the commitment shows it. Source: Shamir 1979, "How to share a secret".
 """
 
 from __future__ import annotations

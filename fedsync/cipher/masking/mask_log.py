@@ -1,19 +1,15 @@
 """Log of one silo's masks over a run: its pair of keys, the masks used, and the answers about them.
 
-Two updates under one pair mask disclose their difference. Pair masks follow from the run's pairs and the context.
-Another process would compute the same masks again. A *log* is therefore on disk, beside the long-lived keys. It holds
-the pair's private half and every mask ever used. A mask is logged before the data that it blinds can leave. The log is
-not in the trainer's folder: that folder may be cleared, and a server can ask for several.
+Two updates under one pair mask disclose their difference, and another process would compute the same masks again. So a
+mask is logged before the data that it blinds can leave: on disk, beside the long-lived keys, with the pair's private
+half. Seeds of masks are never on disk: other silos can reveal those of a restarted silo.
 
 | state of the log | consequence |
 |---|---|
-| gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask repeats |
+| gone | the pair is gone with it: the silo announces another, and no mask repeats |
 | damaged | nothing is masked: the pair may differ from the announced pair |
-| an older copy | pair masks may repeat, but not the own mask, and the seed of the own mask stays hidden: a list of |
-|  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.mask_questions`) |
+| an older copy | pair masks may repeat, but not the own mask: the others signed the list with the update before |
 | not used for a week, when another is made | removed: later possession of the keys discloses no mask |
-
-Seeds of masks are never on disk. A restarted silo cannot reveal them; the other silos can.
 """
 
 from __future__ import annotations

@@ -2,19 +2,13 @@
 
 For each run a silo makes a fresh X25519 pair and *announces* it: the public half and the run's digest, signed together
 under its long-lived key. The server collects announcements and sends all of them, the roster, with each order. Pair
-masks come from these pairs alone. Somebody who obtains a silo's long-lived keys later therefore finds no mask with
-them.
-
-A server may send any roster, but
-
-- it cannot write an announcement: each is signed by a silo that the administrator gave a key;
-- it cannot use an announcement of another run: the signature covers the run's digest;
-- a silo that finds another key than its own under its name takes no part, and no silo signs a list of too few silos;
-- the roster's digest is in the context of masks: between silos that were sent different rosters no mask cancels.
+masks come from these pairs alone, so long-lived keys disclose no mask afterwards. A silo that finds another key than
+its own under its name takes no part. The roster's digest is in the context of masks: between silos that were sent
+different rosters no mask cancels.
 
 The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. Two lists of
-survivors with t signatures each are then impossible. Honest silos sign one list and the k silos sign both, so there are
-at most (n - k) + 2 k = n + k signatures, but two lists need 2 t. The k silos also have fewer than t shares.
+survivors with t signatures each are then impossible: honest silos sign one list and the k silos sign both, so there are
+at most (n - k) + 2 k = n + k signatures. The k silos also have fewer than t shares.
 
 Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """

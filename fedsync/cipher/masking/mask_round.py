@@ -7,23 +7,15 @@
 | signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, seeds with silos that |
 |  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
 
-For a silo in the list, nobody reveals its pair seeds with others in the list, nor shares of them. For a silo not in the
-list, nobody reveals its own seed, nor shares of it. At most one list has t signatures
-(`fedsync.cipher.masking.mask_roster`). So the two kinds of mask are never both removed from one update.
+At most one list has t signatures, so the two kinds of mask are never both removed from one update.
 
-Fewer than t shares disclose nothing about a seed. The k silos on the server's side have k shares of each seed. The
-other shares of a seed are given by the rule above only.
-
-Masks are bound to the *context*, the digest of everything that defines an update. The server's statements about the run
-are in R (`fedsync.silo.run_text`). Its statements in an order are in the context: every field of the order, except
-fields that differ by design between silos of one round.
+Masks are bound to the *context*: the run's R, and every field of the order, except
 
 | field | reason why it is not bound |
 |---|---|
 | update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
 | base_version | D of that version is bound |
-| batch_size, max_steps | balancers choose them; the work done is bounded (`fedsync.cipher.masking.masked_work`) |
-| budget_s | likewise; whether there is a budget is bound |
+| batch_size, max_steps, budget_s | the work done is bounded (`masked_work`); whether there is a budget is bound |
 | behind | it is a name; whether there is a name is bound |
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.

@@ -1,16 +1,14 @@
 """Amounts of work behind masked updates, and the bound within which masks hide an update among others.
 
-A mask hides an update among the updates that it is added to. If one silo does two hundred steps and the others do one,
-the sum is that silo's update. Each update therefore states in its annex the work behind it, and the list of survivors
-repeats these numbers. No silo signs a list in which one update has more than ``work_ratio`` times the work of another.
-The ratio is in the run's specification. Each silo's owner limits it (``seal.work_ratio`` in silo.yaml).
+If one silo does two hundred steps and the others do one, the sum is that silo's update. So each update states its work
+in its annex, the list of survivors repeats it, and no silo signs a list in which one update has more than
+``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
 
 | figure | bounds |
 |---|---|
 | steps | distance that training can cover |
 | samples | weight of an update where the mean is weighed by samples |
-| way | sum of the learning rates of all steps, in units of the order's rate: a schedule makes equal steps unequal; |
-| | times the samples where samples are the update's weight, because the update is as large in the sum |
+| way | sum of the learning rates of all steps, in units of the order's rate, times the samples where they are weights |
 | budget | time that the order tells training code that counts no steps |
 
 An update that only scores is zeros, and no work.

@@ -55,8 +55,7 @@ class Unmasking:
         self._threshold = threshold(len(names), colluding)
         self._list = Survivors(first.context, {name: annex_stub(data) for name, data in annexes.items()})
         self._signatures: dict[str, bytes] = {}
-        self._first: set[str] = set()
-        self._lost: set[str] = set()
+        self._first, self._lost = set[str](), set[str]()
         self._asked: dict[str, list[set[str]]] = {}
         self._told: dict[str, Seeds] = {}
         self._shares: dict[str, dict[int, Seeds]] = {name: {} for name in annexes}
@@ -132,9 +131,8 @@ class Unmasking:
                 annex.check(seeds[name], set(self._dropped), name)
             except (ProtocolError, ValueError) as error:
                 helpers = ", ".join(sorted(self._helpers))
-                logger.warning(
-                    "shares of %s's masks, from %s, are not of what it committed to: %s", name, helpers, error
-                )
+                told = "shares of %s's masks, from %s, are not of what it committed to: %s"
+                logger.warning(told, name, helpers, error)
                 return None
         return pack_opening(self._data, seeds)
 

@@ -39,7 +39,6 @@ class Update:
     """Sealed update that waits for its commit, or a region's sum.
 
     Args:
-        message: the message as received.
         envelope: sealed part; for a region's sum, the aggregate that names all members.
         clear: values in the clear; for a region's sum, the members' mean.
         scale: number of the grid on which its silos had to seal.
@@ -289,13 +288,10 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Updates of a commit, and regions' sums.
+    """Updates of a commit, and regions' sums (``summed``: whether there is one).
 
-    Args:
-        by_grid: envelopes that may be added up, by grid.
-        singles: all updates; those from a region's sum have no words.
-        clear: change of the values in the clear, float32 [clear values].
-        summed: whether there is a region's sum.
+    ``by_grid`` has the envelopes that may be added up; ``singles`` all updates, of which those from a region's sum have
+    no words; ``clear`` the change of the values in the clear, float32 [clear values].
     """
 
     by_grid: Mapping[bytes, list[wire.Envelope]]

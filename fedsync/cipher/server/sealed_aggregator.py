@@ -1,12 +1,9 @@
 """Server's side under encryption: adds sealed updates and keeps the sums, without a key.
 
-The model lives at the silos. The server keeps the commits since some version as a chain of *links*, one for each
-version. It sends each silo the links that the silo lacks. A link's additions never change and are never merged with
-another's. So all silos add the same sums in the same order and have the same model to the last bit.
-
-A sum can be opened only if all its updates were quantised on one grid. Silos agree on the next grid whenever the
-updates of a *quorum* were committed since the last agreement. Updates sealed before that and committed later form a
-separate sum.
+The model lives at the silos. The server keeps the commits since some version as a chain of *links*, and sends each silo
+the links that it lacks. A link's additions never change and are never merged with another's, so all silos have the
+same model to the last bit. A sum can be opened only if all its updates were quantised on one grid. Silos agree on the
+next grid whenever the updates of a *quorum* were committed; updates sealed before form a separate sum.
 """
 
 from __future__ import annotations
@@ -386,8 +383,3 @@ class EncryptedAggregator:
         if state["unmasking"]:
             self._pause()
         self._inbox.restore(state["inbox"], self._chain.newest)
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """First and newest version that links connect."""
-        return self._chain.first, self._chain.newest

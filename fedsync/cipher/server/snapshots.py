@@ -1,8 +1,7 @@
 """Sealed models from silos for silos that join, and the server's choice which to rely on.
 
-The server cannot read a snapshot, and its author may lie. Later updates of a silo are bound to the chain of sums and
-states that the silo followed. So updates that start from the snapshot's version, or a later one, attest the snapshot. A
-silo that begins with a snapshot requires such updates. Their silos and the author must be at least half of all silos.
+The server cannot read a snapshot, and its author may lie. Updates that start from its version, or a later one, attest
+it: they are bound to the chain. Their silos and the author must be at least half of all silos.
 
 | state of a snapshot | condition | links before it |
 |---|---|---|

@@ -1,8 +1,8 @@
 """Logs beside the silo's keys: the newest versions that it reached in each run, with their D, and evaluated models.
 
-A silo follows one chain of a run. Its memory of the chain is in the trainer's folder. That folder may be cleared, and a
-server can ask for several. The newest D are therefore also kept here. They prevent a second chain in another folder, or
-after the first folder is gone. They are logged before the model of their version is on disk or used.
+A silo follows one chain of a run. Its memory of the chain is in the trainer's folder, which may be cleared, and a
+server can ask for several. The logged D prevent a second chain. They are on disk before the model of their version is
+used.
 
 A run gets another name when its server lost a checkpoint. It may then continue from a version older than the newest
 that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
@@ -14,19 +14,15 @@ that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
 | a name that another has followed | no more |
 
 Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of the current epoch, the
-`KEPT_RUNS` newest runs stay. Of older runs, the log keeps only that they existed and are over.
+`KEPT_RUNS` newest runs stay; of older runs the log keeps only that they are over.
 
-A silo evaluates each model at most once on the same samples for the server. Two sums with the same evaluation, but with
-different other silos, would disclose the difference of those silos. And the test split is only for the result of a run:
-a server with free access to it would let the test split decide what the run does.
+A silo evaluates each model at most once on the same samples for the server: two sums with the same evaluation, but with
+different other silos, would disclose the difference. And the test split is only for the result of a run.
 
 | split | a silo evaluates | unless |
 |---|---|---|
 | validation | the newest model, when an order brings it | it evaluated the model before |
 | test | each subject once, in an order that changes nothing | it evaluated the same model there before |
-
-Evaluations are on disk before an update with their result leaves, one record for each run R
-(`fedsync.cipher.silo.history`). So a restarted trainer knows them, and a trainer of the same run in another folder.
 """
 
 from __future__ import annotations

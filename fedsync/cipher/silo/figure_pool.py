@@ -7,35 +7,21 @@
 | declared speed, room in memory, largest batch that fitted | yes | batch sizes follow from them |
 | steps, samples and seconds of an order, speeds in its course | yes | the server orders and times them |
 | seconds of overhead | their sum | one part is the evaluation, which takes longer for more samples |
-| training loss, evaluation | in the header | the server gets pools, see below |
+| training loss, evaluation, squared norm of the update | in the header | the server gets pools, see below |
 | training samples held | in the header, as a weight | a public number replaces them: ``cipher.examples`` |
 | test samples held | in the header | |
-| squared norm of the update, where the server tunes the run | in the header | the server gets pools, see below |
 | other figures (`WorkReport.metrics`) | no | no decision uses them |
 | answer to `EvaluateModel` | pools | the model is not examined: the server could choose it |
 
-A version may hold the updates of few silos or of one silo, whose figures its sums would disclose. So silos add up the
-figures of successive versions. They tell the server once all silos of a quorum are included. If some silos stay away,
-twice as many updates as the quorum, from more than half of its silos, suffice. Then a new pool begins, so no two pools
-share an update. All silos see the same versions, so all have the same pools.
+Silos add up the figures of successive versions. They tell the server once all silos of a quorum are included, or twice
+as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share an
+update. If all silos of a quorum evaluated for one version, its evaluations alone are published. If not all silos of a
+version evaluated, none of its evaluations counts. Results on the test split are published separately for each model,
+and always of the same silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the
+number of samples behind them. `docs/internals/cryptography/metrics.md` has the attacks.
 
-If all silos of a quorum evaluated for one version, its evaluations alone are published. This includes the last version
-of a run, whose score comes in a version that changes nothing (`fedsync.evaluation.final_evaluation`).
-
-Results on the test split are published separately for each model, and always of the same silos (`Panel`). Otherwise the
-server could leave one silo out of the second answer, for a model that hardly differs from the first: the server decides
-how silos train.
-
-A silo evaluates no model twice for the server, and none if the server says so. If not all silos of a version evaluated,
-no evaluation of the version counts. Otherwise the server could ask all silos but one twice.
-
-Published figures are means of four digits. A silo's training loss counts once for each update, however many samples the
-server ordered, and so does the squared norm of the update. Otherwise the server could give the other silos one sample
-each. Longer fractions would disclose the number of samples behind them.
-
-The pools also choose the *best* model, so all silos keep the same one. Version, score and digest are in the state's
-digest, and so in what silos attest to each other. A kept model has a separate file beside the silo's state. The file is
-written before the state names it, and removed after the state names another.
+The pools also choose the *best* model, so all silos keep the same one; it is in the state's digest. A kept model has a
+file beside the silo's state, which is written before the state names it, and removed after the state names another.
 """
 
 from __future__ import annotations
@@ -71,11 +57,9 @@ class FigurePool:
     """Sums over the updates since the last published pool.
 
     Args:
-        silos: silos of the ``updates`` in the pool.
-        loss: sum of their mean training losses; None where not all reported a loss.
-        evaluators: those of ``silos`` whose evaluations are in the pool.
+        loss: sum of the silos' mean training losses; None where not all reported a loss.
+        evaluators: those of ``silos`` whose evaluations are summed in ``evaluation``.
         evaluated: newest version that one of them evaluated; -1 for none.
-        evaluation: sums of these evaluations.
         began: newest version when the pool began.
         offered: newest evaluated version whose model silos can still keep: the version at which the pool began, or a
             version that was the newest when its evaluation came; -1 for none.
@@ -98,12 +82,9 @@ class FigurePool:
         quorum: int,
         metrics: Sequence[AnyMetric] = (),
     ) -> tuple[FigurePool, PooledFigures | None]:
-        """Add ``version`` to the pool; return the pool, and the published figures if they are of enough silos.
+        """Add ``version``, with the tally and the members of all its sums, to the pool.
 
-        Args:
-            tally: tally of all sums of the version; it holds no answer to another question than that of rounds.
-            members: members of all sums.
-            quorum: number of silos whose figures are enough.
+        Return the pool, and the published figures if they are of enough silos. ``tally`` is of the question of rounds.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)

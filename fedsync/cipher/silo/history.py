@@ -8,13 +8,10 @@
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
-Each update names, under its tag, the D of the version that it starts from. A silo that accepts another silo's update
-therefore knows that both took the same sums in the same order and have the same model to the last bit. A server that
-tells silos different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions. It
-refuses updates that started earlier, and undoing of links that were added earlier. D covers everything that a silo
-remembers. So a silo that begins with another silo's snapshot has the same past as the silos that attest the snapshot.
-
-The effect of each link is remembered, too: only added links can be undone, in reverse order, and once.
+Each update names, under its tag, the D of the version that it starts from. So a silo that accepts another silo's update
+knows that both took the same sums in the same order and have the same model to the last bit. A silo remembers the last
+`WINDOW` versions, and refuses older updates and undoing of older links. Only added links can be undone, in reverse
+order, and once. D covers everything that a silo remembers, so a silo that begins with a snapshot has the same past.
 """
 
 from __future__ import annotations

@@ -15,14 +15,9 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 | values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
 | a change of the model beyond `MOST`, by a header that claims so | its values |
 
-A spoiled sum changes nothing, at any silo, and the run continues. The decision depends on authenticated data and on the
-silo's own state, which all silos of one D share. The set of added sums is remembered (S of
-`fedsync.cipher.silo.history`), so that a later undo reverts no more. Nobody is told about it: a silo that spoils sums
-costs the run its updates, and the silo's log names these updates.
-
-Where the run has an optimizer, the optimizer turns a link's change into the model's step; see
-`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. UNDO links are then
-refused: no silo knows the earlier moments.
+A spoiled sum changes nothing, at any silo, and the run continues. The set of added sums is remembered (S of
+`fedsync.cipher.silo.history`), so that a later undo reverts no more. Where the run has an optimizer, it turns a link's
+change into the model's step; its moments are in the state, and UNDO links are refused: no silo knows earlier moments.
 """
 
 from __future__ import annotations
@@ -321,13 +316,9 @@ def model_of(
     """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], where nothing was kept of
     it.
 
-    Nothing is opened before everything is verified: silos sealed it for that run, in sums of enough silos. The result
-    equals, to the last bit, the model of a silo that was in the run and has the same sums.
-
-    Args:
-        run: name under which the run began, whose ``specification`` has this SHA-256.
-        received: a `CatchUp` from the beginning.
-        first: model before any training.
+    Nothing is opened before everything is verified. The result equals, to the last bit, the model of a silo that was in
+    the run and has the same sums. ``received`` is a `CatchUp` from the beginning of the ``run`` whose ``specification``
+    has this SHA-256; ``first`` is the model before any training.
 
     Raises:
         ProtocolError: ``received`` is something else.

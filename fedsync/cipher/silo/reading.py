@@ -1,16 +1,12 @@
 """Reader of the server's catch-ups, in three steps, before any part is opened.
 
-1. *Decode*: every sum and the calibration are cut out and have the right form.
-2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. From here on, the members' statements about
-themselves are true, or the members' own lies.
-3. *Place*: each link fits the links before it. Members are silos of the group, new, enough, and built on versions that
-this silo knows; an UNDO link reverts what was added last.
+1. *Decode*: every sum and the calibration are cut out and have the right form. 2. *Authenticate*: every sum is what its
+members sealed, by `Authenticator`. 3. *Place*: each link fits the links before it. Members are silos of the group, new,
+enough, and built on versions that this silo knows; an UNDO link reverts what was added last.
 
-Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. An attacker who can make a silo decrypt
-what no silo sealed, and sees whether decryption succeeds, learns the key bit by bit.
-
-For versions within the catch-up, a silo computes D only after it opened the links that lead there. So only the end
-shows which of the members built on this silo's past: `ClaimedPasts`.
+Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. For versions within the catch-up, a silo
+computes D only after it opened the links that lead there. So only the end shows which of the members built on this
+silo's past: `ClaimedPasts`.
 """
 
 from __future__ import annotations
@@ -102,8 +98,7 @@ class CatchUpReader:
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
         """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
 
-        ``base`` is the state that the catch-up continues, None where it begins with version 0; ``author`` made the
-        snapshot that ``base`` is from.
+        ``base`` is the state that it continues, None for version 0; ``author`` made the snapshot that ``base`` is from.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
         sums = [

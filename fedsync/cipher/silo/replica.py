@@ -72,16 +72,13 @@ class EncryptedReplica:
         plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
         initial: makes the model before any training.
-        measure: makes an update as an order of this silo may produce, float32 [layout.size]; returns update, local
-            steps and samples.
+        measure: makes an update as an order may produce, float32 [layout.size]; returns it, its steps and samples.
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
         run: name of the run; masks and sealed data are valid in one run only.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
-        first_model: SHA-256 of the first model, hexadecimal, if a model other than the task's own may be sent;
-            `ANY_MODEL` accepts any model.
-        origin: name under which the run began, if it has another name now. The server then lost versions that silos
-            saw: masks are new, and data sealed earlier belongs to the same run.
+        first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
+        origin: name under which the run began, if it has another now: masks are new, sealed data is the same run's.
         way: sum of the learning rates of an order's first steps, in units of the order's.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
@@ -292,9 +289,8 @@ class EncryptedReplica:
         plan = self._plan
         weight = plan.weighting.weight(self._examples, samples, precision)
         if weight > plan.cap:
-            raise ConfigError(
-                "aggregation.weight", f"{weight} samples, at most {plan.cap} can be sealed", "Weigh by silo"
-            )
+            problem = f"{weight} samples, at most {plan.cap} can be sealed"
+            raise ConfigError("aggregation.weight", problem, "Weigh by silo")
         return weight / plan.cap / plan.weighting.progress(steps)
 
     def _head(

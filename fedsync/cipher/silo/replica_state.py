@@ -94,12 +94,8 @@ class Scales:
         """Count the updates of one commit; silos agree on new exponents after ``quorum`` updates.
 
         A silo can claim more votes than it has, at the cost of others'. So votes raise an exponent only as far as the
-        values in the sum of these updates confirm, or as on a remembered grid.
-
-        Args:
-            count: number of updates.
-            tally: sum of the headers of the opened updates, which ``voters`` sent, or None.
-            shown: exponents that their sum needs; empty where there is none.
+        values in the sum of these updates confirm (``shown``), or as on a remembered grid. ``tally`` sums the headers
+        of the opened updates, which ``voters`` sent.
         """
         if plan.noise is not None:
             return self
@@ -128,10 +124,8 @@ class ReplicaState:
         version: version of the model, -1 before the first.
         model: float32 [values].
         added: newest serials of each silo's added updates, ascending, so that no update is added twice.
-        pool: figures that do not cover enough silos yet.
+        pool: figures that do not cover enough silos yet; ``offered`` is the older model that their score may belong to.
         best: best model, with its score; None before there is one.
-        offered: older model that the score of ``pool`` may belong to.
-        moments: memory of the run's optimizer, if it has one.
         panel: silos whose test samples the answers cover; None before the first published answer.
         counted: where silos keep control variates, the serial of each silo's newest update in a version.
     """

@@ -196,7 +196,7 @@ class Bfv:
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
         self._context, self._head = _opened(context)
-        self.form, self._adder = form, Adder(form)
+        self._adder = Adder(form)
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Encrypt one ciphertext a chunk, uint64 [chunks, 8192]; ``slots``, int64 [chunks, 4096], lie within +-2^47."""

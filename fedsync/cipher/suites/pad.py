@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hmac
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -72,21 +72,16 @@ class Numbers:
 def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
     """Replace numbers at or above the modulus, in place, by others of the same key; about 1 of 2^34 numbers is."""
     for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
-        numbers[slot] = next(number for number in _draws(key, modulus, chunk, slot) if number < modulus)
-
-
-def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
-    attempt = 0
-    while True:
-        text = b"again" + b"".join(number.to_bytes(8, "little") for number in (chunk, slot, attempt))
-        yield int.from_bytes(hmac.digest(key, text, "sha256")[: modulus.bit_length() // 8], "little")
-        attempt += 1
+        number, attempt = modulus, 0
+        while number >= modulus:
+            text = b"again" + b"".join(each.to_bytes(8, "little") for each in (chunk, slot, attempt))
+            number = int.from_bytes(hmac.digest(key, text, "sha256")[: modulus.bit_length() // 8], "little")
+            attempt += 1
+        numbers[slot] = number
 
 
 class Pad:
     """Sealer of the suite ``pad``; the silos share the key, the server does not have it, and it has no other use."""
-
-    form = PAD
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -117,9 +117,6 @@ class Member:
 class Sealer(Protocol):
     """Silo's half of a suite, with the group's secret. Chunks can be sealed and opened in any portions."""
 
-    @property
-    def form(self) -> Form: ...
-
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Hide chunks, int64 [chunks, 4096], each slot of at most ``form.slot_bits`` bits.
 

@@ -23,7 +23,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
@@ -146,7 +145,9 @@ class Door:
         if queued is None:
             return Response(status_code=410 if self.over else 204)
         payload = queued.question.payload
-        blob, beside = (payload, b"") if isinstance(payload, Blob) else (Blob("", 0), _bytes(payload))
+        blob, beside = payload if isinstance(payload, Blob) else Blob("", 0), b""
+        if payload is not None and not isinstance(payload, Blob):
+            beside = payload.tobytes()
         spec, text, most = queued.question.spec.encode(), queued.question.text.encode(), queued.question.most
         head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec))
         return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
@@ -188,7 +189,9 @@ class Door:
         length = _length(request, head.text + most)
         if length < head.text:
             raise HTTPException(400, headers=_CLOSE)
-        body = await _body(request, length)
+        body = b"".join([piece async for piece in _pieces(request, length)])
+        if len(body) != length:
+            raise HTTPException(400, headers=_CLOSE)
         with self._lock:
             queued = session.queued.get(head.number)
             if queued is None:
@@ -312,13 +315,6 @@ async def _pieces(request: Request, length: int) -> AsyncIterator[bytes]:
             yield piece
 
 
-async def _body(request: Request, length: int) -> bytes:
-    body = b"".join([piece async for piece in _pieces(request, length)])
-    if len(body) != length:
-        raise HTTPException(400, headers=_CLOSE)
-    return body
-
-
 async def _write(upload: Upload, mine: int, pieces: list[bytes]) -> None:
     async with upload.lock:
         if upload.writer != mine:
@@ -362,7 +358,3 @@ async def _spans(path: Path, begin: int, size: int, session: HubSession) -> Asyn
         give_back(whole)
     finally:
         session.open -= 1
-
-
-def _bytes(payload: Any) -> bytes:
-    return b"" if payload is None else bytes(memoryview(payload).cast("B"))

@@ -8,13 +8,9 @@
 | any | a new invitation | invited; the present session continues until the new join is used |
 | any | it is struck off | unknown: its secrets and questions are deleted |
 
-| state of a question | until | next state |
-|---|---|---|
-| queued | its answer arrives, in any order | answered: delivered to the server once, and deleted |
-| queued | the server drops it | dropped: a late answer is acknowledged and ignored |
-
-Questions stay until they are answered, so a connection failure loses none. A silo sends the number of its last received
-question and gets the later questions. Numbers of a session only grow, also across a restart of the server.
+A question is queued until it is answered, delivered to the server once, or dropped by the server: a late answer is
+acknowledged and ignored. So a connection failure loses none. A silo sends the number of its last received question and
+gets the later ones. Numbers of a session only grow, also across a restart of the server.
 """
 
 from __future__ import annotations
