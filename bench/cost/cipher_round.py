@@ -24,9 +24,8 @@ from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair, least_survivors
-from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import Unmasking

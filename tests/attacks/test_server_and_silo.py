@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.masking.mask_questions import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
+from fedsync.cipher.masking.mask_round import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Question, Train
 from tests.attacks.adversary import Federation

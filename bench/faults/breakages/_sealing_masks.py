@@ -167,6 +167,16 @@ MASKS: Changes = {
             " or of.pairs.keys() | {name} != self._roster.keys.keys():",
             ":",
         ),
+        (
+            "signatures-of-anything-count",
+            "if name not in self.annexes or not self.signed_by(keys[name].signing, signature):",
+            "if name not in self.annexes:",
+        ),
+        (
+            "a-list-is-signed-without-its-context",
+            "return pack([self.context, pack_named(self.annexes)])",
+            "return pack([pack_named(self.annexes)])",
+        ),
     ),
     "cipher/masking/masks.py": (
         (
@@ -178,18 +188,6 @@ MASKS: Changes = {
             "seeds-that-nobody-committed-to-are-used",
             "            annexes[name].check(seeds, dropped, SERVER)\n",
             "",
-        ),
-    ),
-    "cipher/masking/mask_questions.py": (
-        (
-            "signatures-of-anything-count",
-            "if name not in self.annexes or not self.signed_by(keys[name].signing, signature):",
-            "if name not in self.annexes:",
-        ),
-        (
-            "a-list-is-signed-without-its-context",
-            "return pack([self.context, pack_named(self.annexes)])",
-            "return pack([pack_named(self.annexes)])",
         ),
     ),
     "cipher/masking/mask_roster.py": (

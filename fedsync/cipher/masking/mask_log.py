@@ -22,9 +22,8 @@ from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
-from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound, mask_context
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, SignQuestion, mask_context, read_question
 from fedsync.cipher.masking.masked_work import Limit
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
+from fedsync.cipher.masking.mask_round import (
+    MaskRound,
     RevealQuestion,
     SignAnswer,
     SignQuestion,
     Survivors,
     read_question,
 )
-from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.model.transfer import Payload

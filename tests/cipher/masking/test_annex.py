@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fedsync.cipher.masking.annex import Annex, open_shares
-from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
-from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.mask_round import MaskRound, RevealAnswer, RevealQuestion, Survivors
 from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, WORK, roster, rounds, survivors_of
 

@@ -12,15 +12,15 @@ from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_round import (
     RevealAnswer,
     RevealQuestion,
     SignQuestion,
     Survivors,
+    masked,
     read_answer,
     read_question,
 )
-from fedsync.cipher.masking.mask_round import masked
 from fedsync.cipher.suites import open_suite
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder

@@ -10,7 +10,8 @@ import pytest
 
 from fedsync.cipher.masking.annex import Annex, Seeds, join, open_shares
 from fedsync.cipher.masking.frames import unpack, unpack_named
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_round import (
+    MaskRound,
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
@@ -19,7 +20,6 @@ from fedsync.cipher.masking.mask_questions import (
     read_answer,
     read_question,
 )
-from fedsync.cipher.masking.mask_round import MaskRound
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, MEMBERS, NAMES, PAIRS, WORK, Carried, answer, rounds, survivors_of
