@@ -25,7 +25,7 @@ from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_expone
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair, least_survivors
-from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, SignQuestion, read_question
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, read_question
 from fedsync.cipher.masking.masked_work import Limit, WorkDone
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import Unmasking
@@ -254,8 +254,8 @@ class _Round:
         while not unmasking.done:
             for name, payload in unmasking.questions().items():
                 question, own = read_question(payload), self._masks[name]
-                if isinstance(question, SignQuestion):
-                    answer = SignAnswer(own.context, own.sign(question.survivors)).encode()
+                if isinstance(question, Survivors):
+                    answer = SignAnswer(own.context, own.sign(question)).encode()
                 else:
                     answer = own.reveal(question).encode()
                 unmasking.answer(name, answer)

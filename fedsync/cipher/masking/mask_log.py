@@ -23,7 +23,7 @@ from pathlib import Path
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, SignQuestion, mask_context, read_question
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, mask_context, read_question
 from fedsync.cipher.masking.masked_work import Limit
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private
@@ -154,8 +154,8 @@ class Masking:
         if question.context not in self._rounds:
             raise ProtocolError(SERVER, "question", "no masks of this context are known here")
         masks = self._rounds[question.context][1]
-        if isinstance(question, SignQuestion):
-            return SignAnswer(question.context, masks.sign(question.survivors)).encode()
+        if isinstance(question, Survivors):
+            return SignAnswer(question.context, masks.sign(question)).encode()
         revealed = masks.reveal(question)
         self._revealed.add(question.context)
         return revealed.encode()

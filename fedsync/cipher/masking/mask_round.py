@@ -60,13 +60,16 @@ _STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Survivors:
-    """List that survivors sign: the silos in the sum, with the stubs of their annexes (`annex_stub`) by name.
+    """List that survivors are asked to sign: the silos in the sum, with the stubs of their annexes by name.
 
     An annex has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
     """
 
     context: bytes
     annexes: Mapping[str, bytes]
+
+    def encode(self) -> Payload:
+        return _payload(_SIGN, self.context, pack_named(self.annexes))
 
     def _text(self) -> bytes:
         return pack([self.context, pack_named(self.annexes)])
@@ -91,20 +94,6 @@ class Survivors:
         for name, signature in signatures.items():
             if name not in self.annexes or not self.signed_by(keys[name].signing, signature):
                 raise ProtocolError(SERVER, "survivors", f"{name!r} did not sign the same list")
-
-
-@dataclass(frozen=True, slots=True)
-class SignQuestion:
-    """Request to sign the list of silos in a sum."""
-
-    survivors: Survivors
-
-    @property
-    def context(self) -> bytes:
-        return self.survivors.context
-
-    def encode(self) -> Payload:
-        return _payload(_SIGN, self.context, pack_named(self.survivors.annexes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +134,11 @@ class RevealAnswer:
         return _payload(_REVEALED, self.context, self.seeds.pack(), pack_named(shares))
 
 
-def read_question(payload: Payload) -> SignQuestion | RevealQuestion:
+def read_question(payload: Payload) -> Survivors | RevealQuestion:
     """Parse the server's question, or raise `ProtocolError`."""
     match _frames(payload, SERVER):
         case [kind, context, annexes] if kind == _SIGN:
-            return SignQuestion(Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES)))
+            return Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES))
         case [kind, context, signatures, lost] if kind == _REVEAL:
             named = unpack_named(signatures, SERVER, SIGNATURE_BYTES)
             return RevealQuestion(context, named, unpack_named(lost, SERVER))

@@ -26,7 +26,6 @@ from fedsync.cipher.masking.mask_round import (
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
-    SignQuestion,
     Survivors,
     read_answer,
 )
@@ -83,7 +82,7 @@ class Unmasking:
         if not self._first:
             due = [name for name in self._data if name not in self._asked and name not in self._lost]
             self._asked.update((name, []) for name in due)
-            return dict.fromkeys(due, SignQuestion(self._list).encode())
+            return dict.fromkeys(due, self._list.encode())
         missing = self._data.keys() - self._helpers - self._told.keys()
         due = [name for name in self._helpers if not any(missing <= asked for asked in self._asked[name])]
         for name in due:

@@ -12,7 +12,6 @@ from fedsync.cipher.masking.mask_round import (
     MaskRound,
     RevealQuestion,
     SignAnswer,
-    SignQuestion,
     Survivors,
     read_question,
 )
@@ -51,8 +50,8 @@ def survivors_of(of: Mapping[str, MaskRound], names: Collection[str]) -> Survivo
 def answer(own: MaskRound, payload: Payload) -> Payload:
     """What an honest silo answers."""
     question = read_question(payload)
-    if isinstance(question, SignQuestion):
-        return SignAnswer(own.context, own.sign(question.survivors)).encode()
+    if isinstance(question, Survivors):
+        return SignAnswer(own.context, own.sign(question)).encode()
     return own.reveal(question).encode()
 
 
@@ -65,7 +64,7 @@ class Carried:
 
     of: Mapping[str, MaskRound]
     names: Collection[str] = NAMES
-    lost: Callable[[str, SignQuestion | RevealQuestion], bool] = lambda name, question: False
+    lost: Callable[[str, Survivors | RevealQuestion], bool] = lambda name, question: False
     colluding: int = 1
     gone: set[str] = field(default_factory=set)
     asked: list[tuple[str, type]] = field(default_factory=list)

@@ -15,7 +15,6 @@ from fedsync.cipher.masking.mask_round import (
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
-    SignQuestion,
     Survivors,
     read_answer,
     read_question,
@@ -44,11 +43,11 @@ def test_all_seeds_come_together_without_a_word_too_many(survivors: tuple[str, .
     opening = carried.run()
     assert [seeds_in(opening, name) for name in survivors] == [expected(of, name, survivors) for name in survivors]
     asked = [kind for _, kind in carried.asked]
-    assert asked.count(SignQuestion) == len(survivors) and asked.count(RevealQuestion) == 4
+    assert asked.count(Survivors) == len(survivors) and asked.count(RevealQuestion) == 4
 
 
 @pytest.mark.parametrize("victim", NAMES)
-@pytest.mark.parametrize("kind", [SignQuestion, RevealQuestion])
+@pytest.mark.parametrize("kind", [Survivors, RevealQuestion])
 def test_one_of_five_lost_before_it_signs_or_before_it_reveals_costs_nothing(victim: str, kind: type) -> None:
     of = rounds()
     opening = Carried(of, lost=lambda name, question: name == victim and isinstance(question, kind)).run()
@@ -78,7 +77,7 @@ def test_lost_after_another_helper_revealed_shares_are_asked_for_again() -> None
 
 def test_two_of_five_or_one_of_three_are_too_many() -> None:
     for lost in ({"silo1", "silo4"}, {"silo0", "silo1"}):
-        for kind in (SignQuestion, RevealQuestion):
+        for kind in (Survivors, RevealQuestion):
             of = rounds()
             carried = Carried(of, lost=lambda name, question: name in lost and isinstance(question, kind))  # noqa: B023
             assert carried.run() is None
@@ -296,7 +295,7 @@ def test_answers_about_another_sum_change_nothing_and_others_are_refused() -> No
     server.answer("silo0", SignAnswer(bytes(32), bytes(64)).encode())
     with pytest.raises(ProtocolError, match="nobody asked"):
         server.answer("silo4", SignAnswer(CONTEXT, bytes(64)).encode())
-    for nonsense in (b"", b"{}", bytes(100), SignQuestion(survivors_of(of, FOUR)).encode().tobytes()):
+    for nonsense in (b"", b"{}", bytes(100), survivors_of(of, FOUR).encode().tobytes()):
         with pytest.raises(ProtocolError):
             server.answer("silo0", np.frombuffer(nonsense, dtype=np.uint8))
         if nonsense[4:8] != b"sign":
