@@ -247,8 +247,8 @@ SILO: Changes = {
         ),
         (
             "an-update-of-another-past-is-added",
-            "        if len(others) > self._lying:\n            raise other_chain(",
-            "        if False:\n            raise other_chain(",
+            "    if len(others) > lying:\n        raise other_chain(",
+            "    if False:\n        raise other_chain(",
         ),
         (
             "an-update-of-a-forgotten-version-is-added",

@@ -6,7 +6,7 @@ enough, and built on versions that this silo knows; an UNDO link reverts what wa
 
 Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. For versions within the catch-up, a silo
 computes D only after it opened the links that lead there. So only the end shows which of the members built on this
-silo's past: `ClaimedPasts`.
+silo's past: `alike_members`.
 """
 
 from __future__ import annotations
@@ -56,37 +56,18 @@ class ReadLink:
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
-class ClaimedPasts:
-    """Claims of the links' members about the versions that they began with.
-
-    A silo may name any D under its tag. An update that names another D than this silo has is only ignored. But if more
-    silos do so than may lie (``lying``), this silo itself has another past.
-    """
-
-    def __init__(self, links: Sequence[ReadLink], lying: int) -> None:
-        added = (entry for link in links if link.kind is LinkKind.ADD for entry in link.entries)
-        self._members = [member for entry in added for member in entry.members]
-        self._lying = lying
-
-    def check(self, known: Mapping[int, bytes]) -> None:
-        """Check that other silos reached the ``known`` versions with the same past, or raise `SpoiledSum`."""
-        others = {one.silo: one.round for one in self._members if known.get(one.round, one.chain) != one.chain}
-        if len(others) > self._lying:
-            raise other_chain(min(others.values()), sorted(others))
-
-    def attesters(self, version: int, known: Mapping[int, bytes]) -> set[str]:
-        """Silos that began with this version or a later one and, as far as is known, have the same past."""
-        late = (one for one in self._members if one.round >= version)
-        return {one.silo for one in late if known.get(one.round, one.chain) == one.chain}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCatchUp:
     """Verified catch-up; ``calibration`` is present where it begins with version 0."""
 
     calibration: Authentic | None
     links: tuple[ReadLink, ...]
-    claims: ClaimedPasts
+
+    @property
+    def members(self) -> list[Member]:
+        """Updates that are added, each with its claim about the version that it began with."""
+        added = (entry for link in self.links if link.kind is LinkKind.ADD for entry in link.entries)
+        return [member for entry in added for member in entry.members]
 
 
 class CatchUpReader:
@@ -116,7 +97,7 @@ class CatchUpReader:
                 detail = f"{', '.join(others)} mean another run: another specification, name or key epoch"
                 raise SpoiledSum(SERVER, "chain", detail)
         self._place(links, base)
-        read = ReadCatchUp(calibration, links, ClaimedPasts(links, self._lying))
+        read = ReadCatchUp(calibration, links)
         self.check_claims(read, {} if base is None else base.history.known(), base, author)
         return read
 
@@ -130,10 +111,10 @@ class CatchUpReader:
         Raises:
             SpoiledSum: too many silos have another past, or too few attest the snapshot.
         """
-        read.claims.check(known)
+        alike = alike_members(read.members, known, self._lying)
         if base is None or author is None:
             return
-        found = len(read.claims.attesters(base.version, known) | {author})
+        found = len({one.silo for one in alike if one.round >= base.version} | {author})
         needed = attesters(len(self._ring.group.members))
         if found < needed:
             raise SpoiledSum(SERVER, "snapshot", f"{found} silos stand for that of {author}, {needed} must")
@@ -215,6 +196,18 @@ def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None
     for version in known.keys() & others.keys():
         if known[version] != others[version]:
             raise other_chain(version)
+
+
+def alike_members(members: Sequence[Member], known: Mapping[int, bytes], lying: int) -> list[Member]:
+    """Members that, as far as is ``known`` (D by version), have this silo's past.
+
+    A silo may name any D under its tag. An update that names another D than this silo has is only ignored. But if more
+    silos do so than may lie, this silo itself has another past: `SpoiledSum`.
+    """
+    others = {one.silo: one.round for one in members if known.get(one.round, one.chain) != one.chain}
+    if len(others) > lying:
+        raise other_chain(min(others.values()), sorted(others))
+    return [one for one in members if known.get(one.round, one.chain) == one.chain]
 
 
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
