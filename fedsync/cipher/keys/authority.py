@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.key_files import (
-    Epoch,
-    Name,
-    Record,
-    Secret,
-    SecretContext,
-    read_record,
-    write_record,
-)
+from fedsync.cipher.keys.key_files import Epoch, Name, Record, Secret, SecretContext, read_record, write_record
 from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
 from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_announcement, read_server_file, server_file, wrap
 from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, SiloKeys, hkdf, verification_key

@@ -12,16 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.key_files import (
-    Epoch,
-    Key,
-    Name,
-    Record,
-    Secret,
-    SecretContext,
-    read_record,
-    write_record,
-)
+from fedsync.cipher.keys.key_files import Epoch, Key, Name, Record, Secret, SecretContext, read_record, write_record
 from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
 from fedsync.cipher.keys.material import GroupKey, PublicKeys, SiloKeys
 from fedsync.common.errors import ConfigError

@@ -24,7 +24,7 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
 from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, mask_context, read_question
-from fedsync.cipher.masking.masked_work import Limit
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
@@ -129,15 +129,17 @@ class Masking:
         """Whether the newest update's masks may still have to be removed. Other silos can do so, if enough are left."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
-    def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, limit: Limit) -> MaskRound:
-        """Make masks for the update of an order; arguments as for `mask_context`.
+    def begin(
+        self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, work: WorkDone, ratio: float
+    ) -> MaskRound:
+        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`.
 
         Raises:
             ProtocolError: the masks were used before, or the roster does not have this silo's pair.
             ConfigError: the log cannot be written.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
-        masks = MaskRound(self._log.pair, roster, context, limit)
+        masks = MaskRound(self._log.pair, roster, context, work, ratio)
         self._log.enter(order.base_version, attempt)
         self._rounds[context] = order.base_version, masks
         self._rounds = dict(list(self._rounds.items())[-_ROUNDS:])

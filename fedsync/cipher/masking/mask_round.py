@@ -46,7 +46,7 @@ from fedsync.cipher.masking import annex
 from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, SHARE_BYTES, Annex, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster
-from fedsync.cipher.masking.masked_work import Limit, WorkDone, comparable
+from fedsync.cipher.masking.masked_work import WorkDone, comparable
 from fedsync.cipher.suites.pad import Numbers
 from fedsync.cipher.suites.suite import BFV_PLAIN
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
@@ -222,13 +222,13 @@ class MaskRound:
     roster with its pair for the run.
     """
 
-    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, limit: Limit) -> None:
+    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, work: WorkDone, ratio: float) -> None:
         if roster.keys.get(own.name) != own.public:
             raise ProtocolError(SERVER, "roster", f"{own.name!r} is not in it with the key that it announced")
         self._own, self._roster, self.context = own, roster, context
         self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds(own, roster.keys, context))
-        self._ratio = limit.ratio
-        self.annex = annex.seal(own, roster.keys, roster.threshold, context, limit.work, self._seeds).pack()
+        self._ratio = ratio
+        self.annex = annex.seal(own, roster.keys, roster.threshold, context, work, self._seeds).pack()
         self._survivors: Survivors | None = None
         self._masked = 0
 

@@ -63,14 +63,6 @@ class WorkDone:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Work behind a silo's own update, and the largest allowed ratio of the work of two updates."""
-
-    work: WorkDone
-    ratio: float
-
-
 def comparable(works: Collection[WorkDone], ratio: float) -> bool:
     return all(max(figure) <= ratio * min(figure) for figure in zip(*map(astuple, works), strict=True))
 

@@ -22,13 +22,7 @@ from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.masking.annex import Annex, Seeds, join
 from fedsync.cipher.masking.frames import pack_named
 from fedsync.cipher.masking.mask_roster import RUN_BYTES, threshold
-from fedsync.cipher.masking.mask_round import (
-    RevealAnswer,
-    RevealQuestion,
-    SignAnswer,
-    Survivors,
-    read_answer,
-)
+from fedsync.cipher.masking.mask_round import RevealAnswer, RevealQuestion, SignAnswer, Survivors, read_answer
 from fedsync.cipher.masking.masks import pack_opening
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError

@@ -75,12 +75,7 @@ class FigurePool:
     offered: int = -1
 
     def after(
-        self,
-        version: int,
-        tally: Tally,
-        members: Sequence[Member],
-        quorum: int,
-        metrics: Sequence[AnyMetric] = (),
+        self, version: int, tally: Tally, members: Sequence[Member], quorum: int, metrics: Sequence[AnyMetric] = ()
     ) -> tuple[FigurePool, PooledFigures | None]:
         """Add ``version``, with the tally and the members of all its sums, to the pool.
 
@@ -90,10 +85,7 @@ class FigurePool:
         least = fewest(quorum)
         counts = _counts(tally, silos, least)
         pool = replace(
-            self,
-            silos=self.silos | silos,
-            updates=self.updates + tally.count,
-            loss=total((self.loss, tally.loss)),
+            self, silos=self.silos | silos, updates=self.updates + tally.count, loss=total((self.loss, tally.loss))
         )
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, earlier evaluations of few silos are dropped unpublished.

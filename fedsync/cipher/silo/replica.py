@@ -28,7 +28,7 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.mask_roster import MaskRoster
-from fedsync.cipher.masking.masked_work import Limit, WorkDone
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.chain_log import Asked, ChainLog
@@ -219,7 +219,7 @@ class EncryptedReplica:
         if self._masking is not None and self._roster is not None:
             counts = report.samples if weighting.by == "samples" else 1
             work = WorkDone.of(order, report, counts * self._way(order, report.steps))
-            masks = self._masking.begin(order, chain, self._attempt, self._roster, Limit(work, plan.work_ratio))
+            masks = self._masking.begin(order, chain, self._attempt, self._roster, work, plan.work_ratio)
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0
 

@@ -92,11 +92,7 @@ class Pool:
 
 
 def seal_pieces(
-    head: Head,
-    portions: Iterable[Slots],
-    pipeline: Pipeline,
-    authenticator: Authenticator,
-    signing: bytes | None,
+    head: Head, portions: Iterable[Slots], pipeline: Pipeline, authenticator: Authenticator, signing: bytes | None
 ) -> Iterator[bytes | memoryview]:
     """Yield the sealed message of one update, in order, a few chunks at a time; the head announces the size.
 

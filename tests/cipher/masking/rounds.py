@@ -15,7 +15,7 @@ from fedsync.cipher.masking.mask_round import (
     Survivors,
     read_question,
 )
-from fedsync.cipher.masking.masked_work import Limit, WorkDone
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.model.transfer import Payload
 
@@ -35,11 +35,11 @@ def roster(names: Collection[str] = NAMES, colluding: int = 1) -> MaskRoster:
     return MaskRoster.read(pack_named(announcements(names)), MEMBERS, RUN, colluding)
 
 
-WORK = Limit(WorkDone(5, 40, 5 * 2**20, 0), 4.0)
+WORK = (WorkDone(5, 40, 5 * 2**20, 0), 4.0)
 
 
 def rounds(names: Collection[str] = NAMES, context: bytes = CONTEXT, colluding: int = 1) -> dict[str, MaskRound]:
-    return {name: MaskRound(PAIRS[name], roster(names, colluding), context, WORK) for name in names}
+    return {name: MaskRound(PAIRS[name], roster(names, colluding), context, *WORK) for name in names}
 
 
 def survivors_of(of: Mapping[str, MaskRound], names: Collection[str]) -> Survivors:

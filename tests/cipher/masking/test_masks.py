@@ -199,7 +199,7 @@ def test_a_silo_that_commits_to_one_seed_and_masks_with_another_is_seen_when_it_
 def test_each_context_has_its_own_masks() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
     contexts = [hashlib.sha256(text).digest() for text in (b"1", b"1", b"2")]
-    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context, WORK) for context in contexts)
+    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context, *WORK) for context in contexts)
     assert one._seeds.pairs == again._seeds.pairs
     assert not set(one._seeds.pairs.values()) & set(other._seeds.pairs.values())
     found = [own.mask(zeros) for own in (one, again, other)]

@@ -236,7 +236,7 @@ def test_no_shares_of_who_is_not_in_the_list_are_told(lost: str) -> None:
 def test_shares_of_another_update_of_the_same_silo_are_not_told() -> None:
     of = rounds()
     signatures = signed(of, NAMES, NAMES)
-    again = MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, WORK)
+    again = MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, *WORK)
     with pytest.raises(ProtocolError, match="not the one in the list"):
         of["silo0"].reveal(RevealQuestion(CONTEXT, signatures, {"silo4": again.annex}))
 
@@ -245,7 +245,7 @@ def test_a_silo_whose_book_was_set_back_masks_twice_alike_and_the_second_update_
     """The pair masks are the same. But the others signed the list with the first update, and sign no other."""
     of = rounds()
     signatures = signed(of, NAMES, NAMES)
-    again = MaskRound(PAIRS["silo0"], of["silo0"]._roster, CONTEXT, WORK)
+    again = MaskRound(PAIRS["silo0"], of["silo0"]._roster, CONTEXT, *WORK)
     assert again._seeds.pairs == of["silo0"]._seeds.pairs and again._seeds.own != of["silo0"]._seeds.own
     second = survivors_of({**of, "silo0": again}, NAMES)
     again.sign(second)
@@ -310,7 +310,7 @@ def test_shares_that_fit_nothing_leave_the_sum_closed(caplog: pytest.LogCaptureF
     of = rounds()
     carried = Carried(of, lost=lambda name, question: name == "silo4")
     annex = Annex.unpack(of["silo4"].annex, "silo4", "silo4")
-    again = Annex.unpack(MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, WORK).annex, "silo4", "silo4")
+    again = Annex.unpack(MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, *WORK).annex, "silo4", "silo4")
     of["silo4"].annex = replace(annex, sealed=again.sealed).pack()
     carried = Carried(of, lost=carried.lost)
     assert carried.run() is None
