@@ -23,9 +23,9 @@ import numpy as np
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import give_back
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, WireFormat, check_length
+from fedsync.model.plain_wire import FP32, WireFormat, check_length, check_magnitudes
 from fedsync.model.transfer import OtherVersion, Payload
 
 HEAD_BYTES = 16
@@ -143,7 +143,7 @@ class HeldModel:
 
     def _whole(self, payload: Payload) -> Vector:
         FP32.check(payload, self._values, SERVER)
-        _check_finite(payload.view(np.float32))
+        check_magnitudes(payload.view(np.float32), SERVER)
         return payload.view(np.float32)
 
     def _continued(self, payload: Payload, count: int) -> Vector:
@@ -155,7 +155,7 @@ class HeldModel:
         for part in parts:
             self._wire.check(part, self._values, SERVER)
         model = _moved(self._wire, self.model, parts, self._keeper)
-        _check_finite(model)
+        check_magnitudes(model, SERVER)
         return model
 
 
@@ -168,12 +168,3 @@ def _moved(wire: WireFormat, model: Vector, differences: Sequence[Payload], keep
         return moved
 
     return keeper.make(np.float32, model.size, part)
-
-
-def _check_finite(model: Vector) -> None:
-    for start, stop in spans(model.size, 4):
-        low, high = np.min(model[start:stop]), np.max(model[start:stop])
-        give_back(model)
-        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
-            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
-            raise ProtocolError(SERVER, "finite", told)

@@ -39,11 +39,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.common.errors import SERVER
 from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import MAX_MAGNITUDE, check_length
+from fedsync.model.plain_wire import check_length, check_magnitudes
 from fedsync.model.server_optimizer import LARGEST, Backing, Moments, Part, ServerOptimizer
 from fedsync.model.transfer import Payload
 
@@ -119,11 +118,7 @@ class ControlledModel:
         length = 8 * values
         check_length(payload, length + max(payload.nbytes - length, 0) // _COUNTED.itemsize * _COUNTED.itemsize, SERVER)
         model, control = payload[: 4 * values].view(np.float32), payload[4 * values : length].view(np.float32)
-        for start, stop in spans(values, 4):
-            low, high = np.min(control[start:stop]), np.max(control[start:stop])
-            give_back(control)
-            if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
-                raise ProtocolError(SERVER, "finite", f"control variates from {low} to {high}")
+        check_magnitudes(control, SERVER)
         table = np.frombuffer(payload[length:].tobytes(), _COUNTED)
         return cls(model, control, {bytes(row["silo"]).ljust(8, b"\0"): int(row["serial"]) for row in table})
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ProtocolError
 from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import spans
+from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 
@@ -113,6 +113,16 @@ class Wire:
 
     up: WireFormat = FP32
     down: WireFormat = FP32
+
+
+def check_magnitudes(vector: Vector, sender: str) -> None:
+    """Check that a peer's float32 values are finite and at most `MAX_MAGNITUDE`; raises `ProtocolError` if not."""
+    for start, stop in spans(vector.size, 4):
+        low, high = np.min(vector[start:stop]), np.max(vector[start:stop])
+        give_back(vector)
+        if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):  # NaN fails every comparison
+            told = f"values from {low} to {high}; finite ones of at most {MAX_MAGNITUDE:g} are accepted"
+            raise ProtocolError(sender, "finite", told)
 
 
 def check_length(payload: Payload, nbytes: int, sender: str) -> None:

@@ -26,8 +26,8 @@ _CHANGES: Changes = {
         ("weights-of-no-silos-pass-for-some", "return len(powers) == 1 and 0 <= powers[0] <= LARGEST", "return True"),
         (
             "variates-that-are-no-numbers-are-followed",
-            "if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):",
-            "if False:",
+            "        check_magnitudes(control, SERVER)\n",
+            "",
         ),
         (
             "part-of-a-table-counts",

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsync.cipher.encoding import region_sum
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.encoding.catch_up import WINDOW, LinkEntry
+from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
@@ -276,14 +276,6 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
         else:
             logger.warning("%s means another model, run or specification than most: its greeting does not count", name)
     return usual
-
-
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """Link entry of a commit, and the members of its sums."""
-
-    entry: LinkEntry
-    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from fedsync.cipher.masking.unmask import Announcements, Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, members_of, total
 from fedsync.cipher.server.evidence import Evidence
-from fedsync.cipher.server.inbox import Brought, Gathered, Inbox, usual_greetings
+from fedsync.cipher.server.inbox import Gathered, Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
-from fedsync.cipher.suites.suite import Adder
+from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import LaterVersion, PolicyError, ProtocolError, RunError
 from fedsync.core.actions import Commit
@@ -103,7 +103,7 @@ class EncryptedAggregator:
         self._savepoint: int | None = None
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
-        self._unmasking: tuple[Unmasking, Brought] | None = None
+        self._unmasking: tuple[Unmasking, LinkEntry, tuple[Member, ...]] | None = None
 
     # Joining silos, and catch-ups for them.
 
@@ -245,7 +245,7 @@ class EncryptedAggregator:
         gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
         version, chunks, members = self._chain.newest + 1, self._plan.chunks, gathered.members
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
-        brought = Brought(LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear))), members)
+        entry = LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear)))
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
             why = "would tell too much: it stays closed, and the commit brings nothing"
@@ -255,25 +255,25 @@ class EncryptedAggregator:
         if self._evidence is not None and not gathered.summed:
             singles = gathered.singles
             roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
-            self._evidence.begin(version, singles, self._plan.members, bytes(brought.entry.clear), roster)
+            self._evidence.begin(version, singles, self._plan.members, bytes(entry.clear), roster)
         elif self._evidence is not None:
             self._evidence.without("regions' relays send sums")
         if self._plan.masked:
             annexes = {single.head.sender: single.head.annex for single in gathered.singles}
-            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
+            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), entry, members
             self._close()
         else:
-            self._add(brought)
+            self._add(entry, members)
 
-    def _add(self, brought: Brought) -> None:
+    def _add(self, entry: LinkEntry, members: tuple[Member, ...]) -> None:
         """Start the next version and, after enough votes of silos, the next grid."""
-        self._chain.add(brought.entry)
+        self._chain.add(entry)
         if self._evidence is not None:
-            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)) if self._plan.masked else {})
-        self._since_scale += len(brought.members)
+            self._evidence.settle(own_seeds(bytes(entry.reveals)) if self._plan.masked else {})
+        self._since_scale += len(members)
         if self._since_scale >= self._plan.quorum:
             self._since_scale, self._scale = 0, self._scale + 1
-        self._snapshots.attest(brought.members)
+        self._snapshots.attest(members)
         self._forget()
         self._renew()
 
@@ -309,7 +309,7 @@ class EncryptedAggregator:
     def _close(self) -> None:
         if self._unmasking is None:
             return
-        unmasking, brought = self._unmasking
+        unmasking, entry, members = self._unmasking
         opening = unmasking.opening() if unmasking.done else None
         if opening is None and not unmasking.done and not unmasking.closed:
             return
@@ -318,7 +318,7 @@ class EncryptedAggregator:
             logger.warning("masks do not come off: the commit brings nothing, and silos go on")
             self._pause()
         else:
-            self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
+            self._add(replace(entry, reveals=opening), members)
 
     def keep_best(self, version: int) -> None:
         """Do nothing: silos have the models."""
