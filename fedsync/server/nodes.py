@@ -310,9 +310,9 @@ class Nodes:
         self.examples[name] = examples
         others = sum(self.examples[other] for other in self.by_name if other != name)
         if others and examples > MOST_OF_ALL * (examples + others):
-            told = f"says that it has {examples} of the {examples + others} samples of all"
+            told = "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. %s"
             remedy = "Refuse such by most_examples, or write weight: silo"
-            logger.warning("%s %s: weighed by examples, it decides alone. %s", name, told, remedy)
+            logger.warning(told, name, examples, examples + others, remedy)
 
     def _tell_who_is_missing(self) -> None:
         refusing = {self.sender(node): code for node, code in self._answers.items()}

@@ -227,4 +227,3 @@ def test_what_a_masked_sealer_lacks_it_says() -> None:
         Masked(inner()).seal(np.zeros((1, SLOTS), np.int64), member(0))
     with pytest.raises(PolicyError):
         Masked(inner()).open(np.zeros((1, MASKED.words), np.uint64), [Member("silo0/1", 0, bytes(16), bytes(32))])
-    assert Masked(inner()).form is MASKED
