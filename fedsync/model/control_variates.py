@@ -110,10 +110,8 @@ class ControlledModel:
 
     @classmethod
     def decode(cls, payload: Payload, values: int) -> ControlledModel:
-        """Read the server's bytes; arrays are views.
-
-        Raises:
-            ProtocolError: the length is wrong, or a control value is not finite or too large.
+        """Read the server's bytes; arrays are views. Raise `ProtocolError` if the length is wrong, or a control value
+        is not finite or too large.
         """
         length = 8 * values
         check_length(payload, length + max(payload.nbytes - length, 0) // _COUNTED.itemsize * _COUNTED.itemsize, SERVER)

@@ -87,11 +87,9 @@ def divide(
     own: PartPatterns = UNSAID,
     place: str = "task, parts()",
 ) -> Parts:
-    """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns, which lie at ``place``.
-
-    Raises:
-        PartsError: a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
-            parts, or no tensor is shared.
+    """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns, which lie at ``place``. Raise
+    `PartsError` if a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
+    parts, or no tensor is shared.
     """
     sources = {RUN: run, place: own}
     for where, patterns in sources.items():

@@ -254,10 +254,8 @@ def prepare(out: Path, config: str) -> Checkpoint:
     """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
     A repeated call returns the same checkpoint, also if the first call was interrupted. ``config`` is the `digest` of
-    the configuration that resumes.
-
-    Raises:
-        ConfigError: no intact checkpoint exists, or it has another configuration or version of FedSync.
+    the configuration that resumes. Raise `ConfigError` if no intact checkpoint exists, or it has another configuration
+    or version of FedSync.
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)

@@ -128,9 +128,7 @@ class FlowerDriver:
 
     def run(self) -> None:
         """Run until the coordinator stops; the aggregator then has the final model, as far as the server can have it.
-
-        Raises:
-            RunError: no silo had work for too long, or the run ended in failure.
+        Raise `RunError` if no silo had work for too long, or the run ended in failure.
         """
         looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
         events = self._come_back(self._resumed) if self._resumed is not None else []

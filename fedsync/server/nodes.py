@@ -202,11 +202,9 @@ class Nodes:
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
         """Ask a node without a usable answer (error ``why``) again at a later look, unless it was refused.
 
-        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo.
-
-        Raises:
-            RunError: all connected silos are at a later version than this run, which was set back, or run another
-                ClientApp.
+        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo. Raise
+        `RunError` if all connected silos are at a later version than this run, which was set back, or run another
+        ClientApp.
         """
         match why:
             case LaterVersion():
@@ -220,11 +218,9 @@ class Nodes:
     def refuses(self, node: int, refused: Refused) -> None:
         """Record a silo's refusal of the run, and check whether the run can still succeed.
 
-        The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin.
-        A run that has begun does not fail: a refusal from a silo that could take part before is likely to pass.
-
-        Raises:
-            RunError: the run cannot succeed; lists the refusals.
+        The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin. A
+        run that has begun does not fail: a refusal from a silo that could take part before is likely to pass. Raise
+        `RunError` with the refusals if the run cannot succeed.
         """
         self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS

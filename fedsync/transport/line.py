@@ -83,9 +83,7 @@ class HubLine:
 
     def asked(self, after: int) -> ReceivedQuestion | None:
         """Return the first question after number ``after``; waits for it, and returns None after the hub's timeout.
-
-        Raises:
-            ProtocolError: the response is invalid.
+        Raise `ProtocolError` if the response is invalid.
         """
         with self._http.stream("GET", "/orders", params={"after": after}, headers=self._known()) as reply:
             self._checked(reply)
@@ -110,10 +108,8 @@ class HubLine:
     def answer(
         self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
     ) -> None:
-        """Answer a question; uploads a large payload first. A repeated call is harmless.
-
-        Raises:
-            ProtocolError: the payload exceeds the question's limit.
+        """Answer a question; uploads a large payload first. A repeated call is harmless. Raise `ProtocolError` if the
+        payload exceeds the question's limit.
         """
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:

@@ -94,10 +94,8 @@ class Authentic:
         self._words, self._sender, self._reached, self._hasher = envelope.words, sender, reached, hasher
 
     def spans(self) -> Iterator[Words]:
-        """Yield private copies of all words, uint64 [chunks of a span, words of a chunk].
-
-        Raises:
-            ProtocolError: the words changed after verification.
+        """Yield private copies of all words, uint64 [chunks of a span, words of a chunk]. Raise `ProtocolError` if the
+        words changed after verification.
         """
         hasher = self._hasher()
         for span, reached in zip(_copies(self._words, self.head.form, self._sender), self._reached, strict=True):
@@ -135,10 +133,8 @@ class Authenticator:
         return added(hashed, self._pads(head), self._form)
 
     def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:
-        """Check the tag of a sum against its `WordHash.value`, before anything of the sum is opened.
-
-        Raises:
-            ProtocolError: the words are not the sum of what the members in ``head`` sealed.
+        """Check the tag of a sum against its `WordHash.value`, before anything of the sum is opened. Raise
+        `ProtocolError` if the words are not the sum of what the members in ``head`` sealed.
         """
         expected = added(hashed, self._pads(head), self._form)
         if not hmac.compare_digest(_packed(expected), _packed(tag)):

@@ -151,10 +151,8 @@ class QuantizationGrid:
         """Unpack sums and add the numbers they represent to ``out``, float32 [layout.size], in place.
 
         ``chunks`` are the slots of all chunks in order, in any portions, of a sum of so many ``updates``; ``factor`` is
-        `fedsync.cipher.encoding.tally.Tally.mean_factor`.
-
-        Raises:
-            ProtocolError: a value exceeds the sum of that many clipped updates, or lies behind the layout's last value.
+        `fedsync.cipher.encoding.tally.Tally.mean_factor`. Raise `ProtocolError` if a value exceeds the sum of that many
+        clipped updates, or lies behind the layout's last value.
         """
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])

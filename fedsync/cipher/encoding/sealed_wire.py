@@ -234,9 +234,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     """Read a message after every check that needs no secret. The member of an update gets its digests.
 
     ``data`` must not change while the envelope is in use. Passing an ``adder`` of the suite saves making a new one.
-
-    Raises:
-        ProtocolError: the first failed check.
+    Raise `ProtocolError` at the first failed check.
     """
     view = _view(data)
     check = FieldCheck(expected.sender)

@@ -71,10 +71,8 @@ def slots_of(statistic: Statistic) -> int:
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Encode one silo's sums as slots, int64 [slots_of(statistic)].
-
-    Raises:
-        ValueError: the statistic has another number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
+    """Encode one silo's sums as slots, int64 [slots_of(statistic)]. Raise `ValueError` if the statistic has another
+    number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
     """
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")

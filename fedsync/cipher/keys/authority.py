@@ -121,10 +121,8 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
 def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker = bfv_context) -> Issue:
     """Begin the next epoch with a fresh group secret, and write its bundles.
 
-    Silos in ``without`` get no bundle, and their keys are never pinned again.
-
-    Raises:
-        ConfigError: the administrator's file is missing or damaged, a name is not pinned, or no silo is left.
+    Silos in ``without`` get no bundle, and their keys are never pinned again. Raise `ConfigError` if the
+    administrator's file is missing or damaged, a name is not pinned, or no silo is left.
     """
     record = _read(folder)
     members, revoked = dict(record.members), dict(record.revoked)
@@ -212,10 +210,7 @@ def emulated_keys(
 
     All keys lie in one folder of mode 0700, so nobody is protected from anybody: use this for experiments only.
     ``seed`` makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
-    draws its part.
-
-    Raises:
-        ConfigError: the folder is open to others, or has the keys of other silos.
+    draws its part. Raise `ConfigError` if the folder is open to others, or has the keys of other silos.
     """
     private_folder(folder)
     home = folder / "administrator"

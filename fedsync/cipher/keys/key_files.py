@@ -52,10 +52,8 @@ Kind = TypeVar("Kind", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one.
-
-    Raises:
-        ConfigError: the folder is open to others or not writable, or the passphrase is unknown.
+    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one. Raise
+    `ConfigError` if the folder is open to others or not writable, or the passphrase is unknown.
     """
     data = record.canonical() + b"\n"
     others = (read_private(other, MAX_FILE_BYTES) for other in path.parent.glob("*.key"))

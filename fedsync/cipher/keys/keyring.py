@@ -49,10 +49,8 @@ class _GroupRecord(Record):
 
 
 def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
-    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs.
-
-    Raises:
-        ConfigError: the folder belongs to another silo, or is unsuitable.
+    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs. Raise `ConfigError` if the folder
+    belongs to another silo, or is unsuitable.
     """
     check_silo_name(name)
     private_folder(folder)

@@ -192,10 +192,8 @@ def server_file(server: ServerKeys, signing: bytes) -> bytes:
 
 
 def read_server_file(data: bytes, source: str, administrator: bytes | None = None) -> ServerKeys:
-    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file.
-
-    Raises:
-        ConfigError: the file is damaged, or of another version or administrator.
+    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file. Raise `ConfigError` if
+    the file is damaged, or of another version or administrator.
     """
     remedy = "Copy the server.json that `fedsync keys issue` wrote"
     try:

@@ -196,11 +196,8 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
 
 
 def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
-    """Decrypt a blob of `seal_blob`, called with the same arguments.
-
-    Raises:
-        ProtocolError: the blob is malformed or damaged, or was sealed in another epoch, for another use or with another
-            key.
+    """Decrypt a blob of `seal_blob`, called with the same arguments. Raise `ProtocolError` if the blob is malformed or
+    damaged, or was sealed in another epoch, for another use or with another key.
     """
     start = len(_BLOB_MAGIC) + 4
     if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:

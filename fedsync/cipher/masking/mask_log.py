@@ -64,10 +64,8 @@ class MaskLog:
                         other.unlink(missing_ok=True)
 
     def enter(self, base: int, attempt: int) -> None:
-        """Log the use of masks; the entry is on disk when this returns. Versions only go up.
-
-        Raises:
-            ProtocolError: these masks were used before, or masks of a later version were.
+        """Log the use of masks; the entry is on disk when this returns. Versions only go up. Raise `ProtocolError` if
+        these masks were used before, or masks of a later version were.
         """
         with self._held() as file:
             if file is not None:

@@ -82,10 +82,8 @@ class MaskRoster:
 
     @classmethod
     def read(cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int) -> MaskRoster:
-        """Read the announcements by name that the server sent; ``members`` are all silos' long-lived keys.
-
-        Raises:
-            ProtocolError: an announcement is of an unknown silo, is invalid, or is of another run.
+        """Read the announcements by name that the server sent; ``members`` are all silos' long-lived keys. Raise
+        `ProtocolError` if an announcement is of an unknown silo, is invalid, or is of another run.
         """
         announcements = unpack_named(data, SERVER, ANNOUNCEMENT_BYTES)
         unknown = announcements.keys() - members.keys()

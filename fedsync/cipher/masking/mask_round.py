@@ -241,11 +241,9 @@ class MaskRound:
         return masked(slots, [(self._seeds.own, True), *pairs], first)
 
     def sign(self, survivors: Survivors) -> bytes:
-        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked.
-
-        Raises:
-            ProtocolError: this silo's update is not in the list; silos are too few or not of the roster; the work of
-                updates differs too much; or another list was signed before.
+        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked. Raise `ProtocolError` if
+        this silo's update is not in the list; silos are too few or not of the roster; the work of updates differs too
+        much; or another list was signed before.
         """
         names = survivors.annexes.keys()
         if self._survivors not in (None, survivors):
@@ -263,11 +261,9 @@ class MaskRound:
         return survivors.sign(self._own)
 
     def reveal(self, question: RevealQuestion) -> RevealAnswer:
-        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here.
-
-        Raises:
-            ProtocolError: too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
-                list.
+        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here. Raise
+        `ProtocolError` if too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
+        list.
         """
         survivors = self._survivors
         if survivors is None:

@@ -114,11 +114,8 @@ class Inbox:
         self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), masks)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep the sum of a region's updates, after every check that needs no key.
-
-        Raises:
-            ProtocolError: a member was not ordered, is present already, or is not its silo's; or members cannot be in
-                one sum.
+        """Keep the sum of a region's updates, after every check that needs no key. Raise `ProtocolError` if a member
+        was not ordered, is present already, or is not its silo's; or members cannot be in one sum.
         """
         if not update_ids or len(set(update_ids)) != len(update_ids):
             raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")

@@ -120,10 +120,8 @@ class EncryptedAggregator:
         return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """Register a present silo. Its statement about the size of its updates counts until the first order.
-
-        Raises:
-            ProtocolError: the greeting is malformed, or missing while it counts; or silo or version is unknown.
+        """Register a present silo. Its statement about the size of its updates counts until the first order. Raise
+        `ProtocolError` if the greeting is malformed, or missing while it counts; or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
@@ -349,10 +347,8 @@ class EncryptedAggregator:
         return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Keep a sealed model, once attested, for silos that hold no version at which links begin.
-
-        Raises:
-            ProtocolError: the snapshot is too large, not signed by the silo, or of a version at which no link begins.
+        """Keep a sealed model, once attested, for silos that hold no version at which links begin. Raise
+        `ProtocolError` if the snapshot is too large, not signed by the silo, or of a version at which no link begins.
         """
         if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {self.snapshot_bytes}")

@@ -196,10 +196,8 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros.
-
-    Raises:
-        ConfigError: there are more samples than a header can count.
+    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros. Raise `ConfigError` if there are
+    more samples than a header can count.
     """
     known = {one.key: one for one in statistics}
     found = usable(silo, evaluation, known)

@@ -82,10 +82,8 @@ class LinkRecords:
     last: tuple[LinkRecord, ...]
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], counted: int = 0) -> LinkRecords:
-        """Append one version; arguments as for `link_content` and `LinkRecord`.
-
-        Raises:
-            ProtocolError: an UNDO link reverts something other than the last remaining additions, or reverts twice.
+        """Append one version; arguments as for `link_content` and `LinkRecord`. Raise `ProtocolError` if an UNDO link
+        reverts something other than the last remaining additions, or reverts twice.
         """
         if kind is LinkKind.UNDO:
             self._check_undo(entries)

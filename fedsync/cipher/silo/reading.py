@@ -106,10 +106,8 @@ class CatchUpReader:
     ) -> None:
         """Check that others have the same past, and that enough silos attest a snapshot: its author may lie.
 
-        ``known`` are D of the versions that the silo has reached; other arguments are as for `read`.
-
-        Raises:
-            SpoiledSum: too many silos have another past, or too few attest the snapshot.
+        ``known`` are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum`
+        if too many silos have another past, or too few attest the snapshot.
         """
         alike = alike_members(read.members, known, self._lying)
         if base is None or author is None:

@@ -125,9 +125,7 @@ class Sealer(Protocol):
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
         """Decrypt sums of slots, int64 [chunks, 4096], from words that `Adder.add` summed; they are checked again.
-
-        Raises:
-            ProtocolError: words are out of range, or there are more members than can be added.
+        Raise `ProtocolError` if words are out of range, or there are more members than can be added.
         """
 
 

@@ -144,10 +144,8 @@ class Hub:
     # Questions and answers.
 
     def send(self, silo: str, question: SiloQuestion) -> str | None:
-        """Send a question; return its name, or None if the silo has no session.
-
-        Raises:
-            PolicyError: the payload is too large for a message, or too many questions are unanswered.
+        """Send a question; return its name, or None if the silo has no session. Raise `PolicyError` if the payload is
+        too large for a message, or too many questions are unanswered.
         """
         payload = question.payload
         if payload is not None and not isinstance(payload, Blob) and payload.nbytes > BESIDE_BYTES:
