@@ -24,13 +24,12 @@ from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair, least_survivors
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.masked_work import Limit, WorkDone
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, read_question
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked, Unmasker
 from fedsync.cipher.masking.unmask import Unmasking
-from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_message
+from fedsync.cipher.silo.sealing import PORTION, Serial, open_portions, seal_pieces
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.bfv import new_context
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Adder, Member, Words, form_of
@@ -51,7 +50,7 @@ _WIDTHS, _BLOCKS, _CLASSES, _IMAGE = (64, 128, 256, 512), 2, 10, 3
 _WHOLE = 11.2e6
 
 
-_ALIKE = Limit(WorkDone(20, 640, 20 * 2**20, 0), 4.0)
+_ALIKE = (WorkDone(20, 640, 20 * 2**20, 0), 4.0)
 """Silos do the same work."""
 
 
@@ -195,11 +194,11 @@ class _Round:
         head = self._head(wire.Kind.UPDATE, keys.name, (member,))
         pipeline = Serial(self._sealer)
         if self._masked:
-            mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32), _ALIKE)
+            mask = self._masks[keys.name] = MaskRound(self._pairs[keys.name], self._roster, bytes(32), *_ALIKE)
             pipeline = Serial(Masked(self._sealer, mask))
             member = replace(head.members[0], annex=annex_digest(mask.annex))
             head = replace(head, members=(member,), annex=mask.annex)
-        return seal_message(head, portions, pipeline, self._authenticator, keys.signing)
+        return bytearray(b"".join(seal_pieces(head, portions, pipeline, self._authenticator, keys.signing)))
 
     def receive(self, silo: int, message: bytearray) -> wire.Envelope:
         """The message at the server."""
@@ -255,8 +254,8 @@ class _Round:
         while not unmasking.done:
             for name, payload in unmasking.questions().items():
                 question, own = read_question(payload), self._masks[name]
-                if isinstance(question, SignQuestion):
-                    answer = SignAnswer(own.context, own.sign(question.survivors)).encode()
+                if isinstance(question, Survivors):
+                    answer = SignAnswer(own.context, own.sign(question)).encode()
                 else:
                     answer = own.reveal(question).encode()
                 unmasking.answer(name, answer)

@@ -33,7 +33,7 @@ import yaml
 
 from bench.common import print_table, write_json
 from bench.cost.growth import of_journal
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.common.processes import end_processes
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
@@ -41,7 +41,7 @@ from fedsync.core.journal import JOURNAL, read_journal
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.observe.tail import Tail
 from fedsync.ops.runs import prepare_run
-from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace
 
 START_S, LOOK_S, WARM_UP = 900.0, 0.2, 1
 

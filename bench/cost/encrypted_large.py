@@ -33,7 +33,7 @@ from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import BITS, Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import Contribution, build
-from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.authority import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.plan import EncryptionPlan
@@ -48,8 +48,7 @@ from fedsync.core.weighting import Weighting
 from fedsync.model.chunked_arrays import map_file
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
-from fedsync.server.array_files import ArrayFiles
-from fedsync.server.named_pickle import dump
+from fedsync.server.array_files import ArrayFiles, dump
 
 PARTS = ("stages", "round")
 _CHUNKS = 64

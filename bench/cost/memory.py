@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.common import print_table, write_json
 from bench.cost import large_model
-from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.authority import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.files import private_folder, write_pieces

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fedsync.flower.server_app import app
-from fedsync.server.hub_place import HUB
+from fedsync.server.run_folder import HUB
 
 os.environ.pop(HUB, None)
 

@@ -27,7 +27,7 @@ from bench.common import in_parallel, print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.model.plain_replica import LOST
-from fedsync.model.wire_formats import Int8, TopK
+from fedsync.model.plain_wire import Int8, TopK
 from fedsync.observe.replay import read_ledger
 from fedsync.simulation.run import run_virtual
 

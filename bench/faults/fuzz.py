@@ -31,7 +31,7 @@ from fedsync.cipher.encoding.integrity import Authenticator, added
 from fedsync.cipher.encoding.packing import Packing
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.keys.material import GroupKey, Purpose, SiloKeys
-from fedsync.cipher.silo.sealing import Serial, open_portions, seal_message
+from fedsync.cipher.silo.sealing import Serial, open_portions, seal_pieces
 from fedsync.cipher.suites import bfv, open_suite
 from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Member, form_of
 from fedsync.common.errors import ProtocolError
@@ -176,7 +176,7 @@ class Targets:
         values = rng.normal(size=VALUES).astype(np.float32) / 8
         portions = (slots for slots, _ in self._grid.encode(own, values, 3 / self._grid.cap, rng))
         head = self._head(wire.Kind.UPDATE, (Member(update_id, 0, secrets.token_bytes(16), NO_DIGEST),))
-        return seal_message(head, portions, self._pipeline, self._authenticator, keys.signing)
+        return bytearray(b"".join(seal_pieces(head, portions, self._pipeline, self._authenticator, keys.signing)))
 
     def _head(self, kind: wire.Kind, members: tuple[Member, ...]) -> wire.Head:
         grid, form = self._grid, self._adder.form

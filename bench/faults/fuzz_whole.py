@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsync.cipher.keys.emulated import emulated_rings
+from fedsync.cipher.keys.authority import emulated_rings
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica

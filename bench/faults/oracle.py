@@ -34,7 +34,7 @@ import numpy as np
 from bench.common import print_table
 from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.sandbox.path_sandbox import ALLOWED

@@ -24,7 +24,7 @@ import yaml
 
 from bench.faults.lossy_lines import SERVER, Lines
 from bench.faults.soak_lies import COMMAND, FILE, LIE
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.common.errors import FedSyncError
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig

@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,23 +44,21 @@ class EncryptionPlan:
         layout: layout of the whole model.
         weighting: rule by which a commit weighs its updates.
         quorum: number of updates after which silos agree on the next exponents.
-        only: patterns of tensor names, as in file names. Tensors that match no pattern travel in the clear. Empty: all
-            tensors are sealed.
+        only: patterns of tensor names; others travel in the clear. Empty: all tensors are sealed.
         seal_metrics: losses and evaluations travel in the header chunk instead of the report. A silo's number of
             examples and its other figures do not travel at all.
         members: silos open a version only if it adds at least this number of updates.
         colluding: number of silos that may lie; their votes must not change the exponents.
         examples: with `seal_metrics`, the number of examples that every silo reports instead of its own.
         metrics: with `seal_metrics`, metrics that silos compute together from the sums in headers.
-        selection: with `seal_metrics`, rule by which silos find and keep the best version; None: silos keep no best
-            version.
-        optimizer: optimizer that every silo applies to the sums before its model moves; None: no optimizer.
+        selection: with `seal_metrics`, rule by which silos find and keep the best version; None: they keep none.
+        optimizer: optimizer that every silo applies to the sums before its model moves.
         work_ratio: with masks, largest allowed ratio of the work of two updates in one sum.
         noise: clipping and noise of whole updates; exponents then follow from it, and not from votes.
 
     Raises:
-        ConfigError: a pattern matches no tensor; or the suite cannot add as many updates as a round has; or `members`
-            exceeds the updates of a round; or the sums that metrics need do not fit a header.
+        ConfigError: a pattern matches no tensor; or a sum of `quorum` updates, or the sums of metrics, do not fit; or
+            `members` exceeds the updates of a round.
     """
 
     kind: str
@@ -84,18 +83,12 @@ class EncryptionPlan:
                 known = ", ".join(self.layout.names[:8])
                 raise ConfigError("cipher.only", f"no tensor matches {pattern!r}", f"The model has {known}")
         if self.quorum > self.limit:
-            raise ConfigError(
-                "cipher.bits",
-                f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates",
-                "Choose 16 bits, another suite, or a barrier that commits fewer at a time: `buffered`",
-            )
-
+            problem = f"{self.quorum} silos, but sums of {self.bits} bits hold {self.limit} updates"
+            remedy = "Choose 16 bits, another suite, or a barrier that commits fewer at a time: `buffered`"
+            raise ConfigError("cipher.bits", problem, remedy)
         if self.members > self.quorum:
-            raise ConfigError(
-                "cipher.members",
-                f"{self.members} updates in each version, but rounds have {self.quorum} silos",
-                "Write as many as rounds have at most",
-            )
+            problem = f"{self.members} updates in each version, but rounds have {self.quorum} silos"
+            raise ConfigError("cipher.members", problem, "Write as many as rounds have at most")
         check_sums(self.metrics if self.seal_metrics else ())
 
     @cached_property
@@ -128,15 +121,12 @@ class EncryptionPlan:
 
     @cached_property
     def _hidden(self) -> tuple[bool, ...]:
-        names = self.layout.names
-        return tuple(not self.only or matches(n, self.only) for n in names)
+        return tuple(not self.only or matches(name, self.only) for name in self.layout.names)
 
     @cached_property
     def sealed(self) -> Layout:
-        chosen = [index for index, hidden in enumerate(self._hidden) if hidden]
-        return Layout(
-            tuple(self.layout.names[index] for index in chosen), tuple(self.layout.shapes[index] for index in chosen)
-        )
+        names, shapes = self.layout.names, self.layout.shapes
+        return Layout(tuple(compress(names, self._hidden)), tuple(compress(shapes, self._hidden)))
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -149,18 +139,13 @@ class EncryptionPlan:
         return HeaderForm(len(self.sealed.names), self.statistics)
 
     @property
-    def moments(self) -> int:
-        """Number of arrays, as large as the model, that the optimizer keeps."""
-        return 0 if self.optimizer is None else self.optimizer.vectors
-
-    @property
     def most_models(self) -> int:
         """Arrays, as large as the model, in a silo's state: newest model, moments, best model and its candidate."""
-        return 1 + self.moments + (0 if self.selection is None else 2)
+        moments = 0 if self.optimizer is None else self.optimizer.vectors
+        return 1 + moments + (0 if self.selection is None else 2)
 
     @property
     def share(self) -> float:
-        """Share of the model's values that are sealed, 0..1."""
         return self.sealed.size / max(self.layout.size, 1)
 
     def grid(self, exponents: Sequence[int]) -> QuantizationGrid:
@@ -168,8 +153,7 @@ class EncryptionPlan:
 
     @property
     def first_exponents(self) -> tuple[int, ...]:
-        fixed = self.noise
-        exponent = FIRST_EXPONENT if fixed is None else fixed.fit(self.sealed.size, self.bits).exponent
+        exponent = FIRST_EXPONENT if self.noise is None else self.noise.fit(self.sealed.size, self.bits).exponent
         return (exponent,) * len(self.sealed.names)
 
     @cached_property
@@ -213,10 +197,8 @@ def check_sums(metrics: Sequence[AnyMetric]) -> None:
         needs = slots_of(statistic)
         if needs > left:
             metric = next(each.name for each in metrics if each.statistic == statistic)
-            raise ConfigError(
-                "evaluation.metrics",
-                f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots of a sealed "
-                f"header, and {left} of {MOST_SUMS} are left",
-                "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`",
-            )
+            takes = f"{metric!r} needs {statistic.size} sums ({statistic.key}), which take {needs} slots"
+            problem = f"{takes} of a sealed header, and {left} of {MOST_SUMS} are left"
+            remedy = "Leave metrics out, take fewer bins or classes, or write `metrics: plain` below `cipher`"
+            raise ConfigError("evaluation.metrics", problem, remedy)
         left -= needs

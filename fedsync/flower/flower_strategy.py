@@ -295,7 +295,7 @@ class FedSync(Shipped):
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
         operator: Requests = OperatorRequests(self.out, partial(problem_with, config))
         if plan is not None and plan.seal_metrics:
-            from fedsync.server.suspects import Suspects
+            from fedsync.server.operator_requests import Suspects
 
             operator = Suspects(operator, *coordinator.steered)
         driver = FlowerDriver(

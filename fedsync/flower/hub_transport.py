@@ -32,7 +32,7 @@ from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport, answer_in
 from fedsync.model.transfer import Payload
-from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.port import Peer, Transport

@@ -39,9 +39,7 @@ class ArrayKeeper:
     """
 
     def __init__(self, folder: Path | None = None, *, or_memory: bool = False) -> None:
-        self._folder = folder
-        self._or_memory = or_memory
-        self._failed = False
+        self._folder, self._or_memory, self._failed = folder, or_memory, False
         self.close()
 
     def close(self) -> None:
@@ -74,19 +72,10 @@ class ArrayKeeper:
         return _still(whole)
 
     def join(self, parts: Sequence[NDArray[Any]]) -> NDArray[np.uint8]:
-        if self._folder is not None and is_large(sum(part.nbytes for part in parts)):
-            try:
-                return _in_file(self._folder, chain.from_iterable(map(pieces, parts)), np.dtype(np.uint8))
-            except ConfigError as error:
-                self._do_without(error)
-        return _still(np.concatenate([part.view(np.uint8) for part in parts]))
+        return self.write_again(sum(part.nbytes for part in parts), lambda: chain.from_iterable(map(pieces, parts)))
 
     def write(self, nbytes: int, parts: Iterable[bytes | memoryview]) -> NDArray[np.uint8]:
-        """Concatenate byte parts from an iterator that can be read only once.
-
-        Raises:
-            ConfigError: the disk cannot store them, even with ``or_memory``: parts already written are gone.
-        """
+        """Concatenate byte parts from an iterator that can be read only once, so ``or_memory`` cannot help."""
         if self._folder is not None and is_large(nbytes):
             return _in_file(self._folder, parts, np.dtype(np.uint8))
         whole, at = bytearray(nbytes), 0

@@ -1,8 +1,6 @@
 """Cautious Adam with layer-scaled steps: a server optimizer.
 
-The effect of an Adam step on a layer's outputs depends on the number of inputs that each output sums up. Its effect on
-the model's outputs depends on the number of layers. So a rate that suits one model is ten times too high or too low for
-another. Here the rate says how far all layers together may move in one commit, relative to their initial weights:
+The rate says how far all layers together may move in one commit, relative to their initial weights:
 
     scale of a tensor = 1 / (depth sqrt(inputs))
 
@@ -14,24 +12,17 @@ another. Here the rate says how far all layers together may move in one commit, 
 | embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
 A value moves only if momentum and the newest change have the same sign. The share of the other values is distributed
-over the moving values. If a change opposes momentum and is smaller, most of that momentum is forgotten: noise of single
-changes is larger than their mean, so a small opposing change means that the value went too far. Running averages of
-norm layers are no weights: they move by the unscaled change.
+over the moving values. If a change opposes momentum and is smaller, most of that momentum is forgotten: the value went
+too far. Running averages of norm layers are no weights: they move by the unscaled change.
 
-A one-layer model has a convex loss under the usual loss functions. For convex losses, Nesterov momentum evaluates the
-gradient ahead of the current point. The model sent to silos is therefore ahead of the current point, by what momentum
-alone contributes to the next two steps,
+The model of one layer that is sent to silos is ahead of the current point, by what momentum alone contributes to the
+next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. The sent model moves by a
+step plus the difference of two leads. With orders queued at silos, an update returns one version late, and its noise
+adds up, so steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
 
-    lead = 2 rate scale beta_1 m / (sqrt(v) + tau), with Adam's correction.
-
-The sent model moves by a step plus the difference of two leads, so it slows down as momentum falls. A deeper model has
-no lead. With orders queued at silos, an update returns one version late, and its effect counts two steps ahead. The
-noise of such updates adds up, so steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
-
-Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813),
-whose argument gives each layer its share of the model's movement; caution: Liang et al. 2024 (arXiv:2411.16085),
-algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server: Reddi et al. 2021 (arXiv:2003.00295); look-ahead
-momentum: Nesterov 1983, with Adam: Dozat 2016, "Incorporating Nesterov momentum into Adam".
+Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);
+caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server:
+Reddi et al. 2021 (arXiv:2003.00295); look-ahead momentum: Nesterov 1983, with Adam: Dozat 2016.
 """
 
 from __future__ import annotations

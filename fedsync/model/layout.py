@@ -21,7 +21,6 @@ REAL_KINDS = "fiub"
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a tensor's name fits a shell pattern."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -61,7 +60,6 @@ class Layout:
             give_back(vector)
 
     def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
-        """Return a flat vector, float32 [size], of arrays with this layout."""
         flat = np.empty(self.size, dtype=np.float32)
         start = 0
         for name, size in zip(self.names, self.sizes, strict=True):

@@ -6,14 +6,13 @@ residual. With `Int8` the residual is smaller than the worst-case loss of one up
 sum of the values that wait to be sent.
 
 - The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.last_order`). So a
-repeated
-  order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
-- The residual is stored times n_i / a_i, its factor in a commit (`Weighting`). The next order may have other steps and
+  repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
+- The residual is stored times n_i / a_i, its factor in a commit (`Weighting`): the next order may have other steps and
   another batch size, and the server weighs the next update by those.
-- A discarded or lost update does not change the residual. The values in that update are lost, as with 32 bits. The
-  values outside it were also found in training and were not discarded. So a silo need not know the fate of its update.
-- A silo that returns after a long absence adds its residual, however old. The residual acts as a late update: a few
-  hundredths of an update with `Int8`, several updates with `TopK`, as old as the absence.
+- A discarded or lost update does not change the residual. The values in that update are lost, as with 32 bits. So a
+  silo need not know the fate of its update.
+- A silo that returns after a long absence adds its residual, however old. It acts as a late update: a few hundredths of
+  an update with `Int8`, several updates with `TopK`, as old as the absence.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fedsync.core.weighting import Weighting
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.chunked_arrays import give_back, spans
-from fedsync.model.control_downlink import ControlledModel, key_of
+from fedsync.model.control_variates import ControlledModel, key_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, Wire
 from fedsync.model.transfer import Payload
@@ -61,16 +60,11 @@ class PlainReplica:
         *,
         controlled: bool = False,
     ) -> None:
-        self._values = values
-        self._controlled = controlled
+        self._values, self._controlled, self._examples = values, controlled, examples
+        self._wire, self._weighting, self._keeper = wire or Wire(), weighting or Weighting(), keeper or ArrayKeeper()
+        self._held = None if self._wire.down is FP32 else HeldModel(values, self._wire.down, self._keeper)
         self._last: ControlledModel | None = None
-        self._wire = wire = wire or Wire()
-        self._weighting = weighting or Weighting()
-        self._examples = examples
-        self._keeper = keeper or ArrayKeeper()
-        self._held = None if wire.down is FP32 else HeldModel(values, wire.down, self._keeper)
-        self._received_bytes = 0
-        self._lost = 0.0
+        self._received_bytes, self._lost = 0, 0.0
         self._owed: Vector | None = None
         self._owed_next: Vector | None = None
 

@@ -1,20 +1,16 @@
 """Server optimizers: functions from a commit's sum of weighted updates to the model's step (momentum, Adam, ...).
 
 The holder of the exact model computes the step: the server without encryption, each silo under encryption. Silos must
-compute identical bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only: sum,
-difference, product, quotient and square root. `pow` is excluded, because its last bit depends on the library: powers
-are stored and multiplied further. Values below `TINY` become 0, because some programs let the processor treat
-subnormal numbers as zero and others do not.
-
-Values are bounded by construction, whatever the sums are. So no version can turn a moment into infinity or NaN:
+compute identical bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only; `pow` is
+excluded, so powers are stored and multiplied further. Values below `TINY` become 0, because some programs let the
+processor treat subnormal numbers as zero. Whatever the sums are, no version can turn a moment into infinity or NaN:
 
 | value | lies within |
 |---|---|
 | input change of the model, each first moment, each output step | +-`LARGEST` |
 | each second moment | 0 to the square of `LARGEST`, which is finite; so its root is a number |
 
-A commit without any change, such as a commit of evaluation-only updates, makes no step: momentum has no reason to
-continue.
+A commit without any change makes no step: momentum has no reason to continue.
 """
 
 from __future__ import annotations
@@ -93,11 +89,9 @@ class ServerOptimizer(ABC):
 
     @property
     def decays(self) -> tuple[float, ...]:
-        """Decays whose powers `Moments.powers` stores."""
         return ()
 
     def fitted(self, layout: Layout) -> ServerOptimizer:
-        """Return this optimizer for a model of this layout, if the layout matters."""
         return self
 
     def begin(self, values: int, keeper: ArrayKeeper) -> Moments:
@@ -107,10 +101,8 @@ class ServerOptimizer(ABC):
     def pace(self, staleness: Sequence[int]) -> float:
         """Return the factor of a commit's rate, 0..1: the mean over its updates of ``1 / (1 + s - grace)``.
 
-        An update with staleness up to ``grace`` counts 1; with ``grace`` None every update does.
-
-        Args:
-            staleness: s of each update [versions]; 0 is fresh.
+        ``staleness`` has s of each update [versions]; an update with s up to ``grace`` counts 1, with ``grace`` None
+        every update does.
 
         Source: delay-adaptive steps, Mishchenko et al. 2022 (arXiv:2206.07638), which bound the step by one over the
         delay.
@@ -128,7 +120,8 @@ class ServerOptimizer(ABC):
         """
         if not _moves(change):
             return None
-        powers = tuple(map(_power, before.powers, self.decays))
+        following = (power * decay for power, decay in zip(before.powers, self.decays, strict=False))
+        powers = tuple(power if power > _GONE else 0.0 for power in following)
         bare = Moments(before.steps + 1, powers)
 
         def moment(which: int, start: int, stop: int) -> Vector:
@@ -164,11 +157,10 @@ class ServerOptimizer(ABC):
                 give_back(vector)
 
     def _comes_to(self, powers: tuple[float, ...]) -> bool:
-        """Whether these powers are a possible result of steps."""
-        return len(powers) == len(self.decays) and all(map(_is_power, powers, self.decays))
+        same = len(powers) == len(self.decays)
+        return same and all(0 <= power <= decay for power, decay in zip(powers, self.decays, strict=True))
 
     def _range(self, which: int) -> tuple[float, float]:
-        """Smallest and largest value of a moment."""
         return -LARGEST, LARGEST
 
     def _settled(self, which: int, moment: Vector) -> Vector:
@@ -310,17 +302,6 @@ class Delayed(ServerOptimizer):
         made = moments[0] * np.float32(share * self.momentum)
         made += change
         return made
-
-
-def _is_power(power: float, decay: float) -> bool:
-    """Whether ``power`` can be a power of ``decay``; False for NaN."""
-    return 0 <= power <= decay
-
-
-def _power(power: float, decay: float) -> float:
-    """Return the next power; 0 once negligible."""
-    following = power * decay
-    return following if following > _GONE else 0.0
 
 
 def _moves(change: Vector) -> bool:

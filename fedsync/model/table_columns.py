@@ -111,9 +111,8 @@ def infer(rule: ColumnRule, cells: Iterable[str]) -> tuple[Kind, dict[str, str]]
 def _wrong(rule: ColumnRule, cell: str) -> str:
     value = rule._parsed(cell)
     if value is None:
-        return (
-            "the cell is no number" if rule.kind else "the cell looks like a number or a date, and is no plain number"
-        )
+        alike = "the cell looks like a number or a date, and is no plain number"
+        return "the cell is no number" if rule.kind else alike
     size = "no finite number" if math.isinf(value) else f"a number beyond {MOST_CELL:.4g}"
     return f"the cell is {size}"
 

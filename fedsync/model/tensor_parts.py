@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,11 +87,9 @@ def divide(
     own: PartPatterns = UNSAID,
     place: str = "task, parts()",
 ) -> Parts:
-    """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns.
-
-    Raises:
-        PartsError: a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
-            parts, or no tensor is shared. The error names ``place`` as the location of ``own``.
+    """Divide a model's tensors into parts by the run's and the silo's ``own`` patterns, which lie at ``place``. Raise
+    `PartsError` if a pattern matches no tensor, the patterns put a tensor in two parts, tied tensors are in different
+    parts, or no tensor is shared.
     """
     sources = {RUN: run, place: own}
     for where, patterns in sources.items():
@@ -117,14 +115,11 @@ def _part(name: str, facts: TensorFacts, sources: Mapping[str, PartPatterns]) ->
     if private:
         return "private"
     if RUN in named and len(named) < len(lists):
-        problem = f"{name} is in share, and the silo's own code shares {', '.join(_other(lists))} only"
+        other = [pattern for where, share in lists.items() if where != RUN for pattern in share]
+        problem = f"{name} is in share, and the silo's own code shares {', '.join(other)} only"
         raise PartsError(RUN, problem, "Leave it out: the silo's code decides what leaves the silo")
     shares = len(named) == len(lists) if lists else facts.trained
     return "shared" if shares else "frozen"
-
-
-def _other(lists: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    return (pattern for where, share in lists.items() if where != RUN for pattern in share)
 
 
 def _check_ties(tensors: Mapping[str, TensorFacts], found: Mapping[str, _Part], where: str) -> None:

@@ -14,8 +14,7 @@ from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
 from fedsync.ops.silo_noise_plan import colluders_table, planned_noise
-from fedsync.privacy.accounting import LEAST_NOISE, epsilon, shown
-from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan, epsilon, shown
 from fedsync.privacy.release import PrivateSettings, Release
 
 

@@ -20,7 +20,7 @@ from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.identity.certificates import Authority, ServerCertificate, read_certificate
 from fedsync.ops.supervisor import Program
-from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import FOLDER as AGENT_FOLDER
 from fedsync.silo.agent.joins import INBOX, INBOX_FOLDER, LOOPBACK, OWN_NODE
 from fedsync.silo.agent.joins import MODULE as AGENT

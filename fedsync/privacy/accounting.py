@@ -10,13 +10,15 @@ et al. 2022 (arXiv:2207.04380) for PLD; Mironov et al. 2019 (arXiv:1908.10530) f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 from typing import Any, Literal
 
 from fedsync.common.errors import ConfigError
-from fedsync.privacy.release import Release
+from fedsync.privacy.release import PrivateSettings, Release
 
 AccountantKind = Literal["pld", "rdp"]
 
@@ -30,14 +32,10 @@ _NEAR = 0.01
 
 
 def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind = "pld") -> float:
-    """Return epsilon of ``releases``, each with its number of times.
+    """Return epsilon of ``releases``, each with its number of times; `ConfigError` if dp-accounting is not installed.
 
-    Args:
-        kind: ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release
-            is chosen by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
-
-    Raises:
-        ConfigError: dp-accounting is not installed.
+    ``pld`` composes exactly. ``rdp`` is an upper bound; at one of its orders it also holds where each release is chosen
+    by the results of those before (Feldman and Zrnic 2021, arXiv:2008.11193).
     """
     counted = tuple(sorted((release, times) for release, times in releases.items() if times))
     if not counted:
@@ -73,7 +71,6 @@ def noise_for(
 
     Raises:
         ValueError: no noise is enough, since the plan has other releases.
-        ConfigError: dp-accounting is not installed.
     """
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise brings the plan to epsilon {most:g}")
@@ -156,3 +153,47 @@ def _libraries() -> tuple[Any, Any]:
         problem = "a privacy budget needs the package dp-accounting, which is not installed"
         raise ConfigError("privacy", problem, "Run pip install 'fedsync[privacy]'") from error
     return privacy_loss_distribution, RdpAccountant
+
+
+@dataclass(frozen=True, slots=True)
+class PrivacyPlan:
+    """Orders of a whole run, as the strategy asks for them.
+
+    Args:
+        rounds: number of orders, with ``steps`` local steps each.
+        batch_size: samples of a step, on average.
+        score_noise: noise multiplier of an evaluation; None where no score is sent.
+    """
+
+    rounds: int
+    steps: int
+    batch_size: int
+    score_noise: float | None = None
+
+    def releases(self, settings: PrivateSettings) -> Counter[Release]:
+        """Return the releases of the run; the first and the last version are evaluated besides the rounds."""
+        planned = Counter({settings.release(self.batch_size): self.rounds * self.steps})
+        if self.score_noise is not None:
+            planned[Release(1.0, self.score_noise)] += self.rounds + 2
+        return planned
+
+    def noise(
+        self,
+        settings: PrivateSettings,
+        target: float,
+        delta: float,
+        least: float,
+        kind: AccountantKind = "pld",
+        *,
+        spent: Counter[Release] | None = None,
+        guess: float | None = None,
+    ) -> float:
+        """Return the noise multiplier with which the run, after ``spent``, costs ``target``; see `noise_for`."""
+
+        def planned(noise: float) -> Counter[Release]:
+            return (spent or Counter()) + self.releases(replace(settings, noise=noise))
+
+        return noise_for(target, delta, planned, least, kind, guess)
+
+    def epsilon(self, settings: PrivateSettings, delta: float) -> float:
+        return epsilon(self.releases(settings), delta)

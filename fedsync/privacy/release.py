@@ -44,17 +44,14 @@ class PrivateSettings:
     scores: bool = False
 
     def rate(self, batch_size: int) -> float:
-        """Sampling rate of a step of ``batch_size`` samples, at most 1."""
         return min(1.0, batch_size / self.units)
 
     def precision(self, batch_size: int, values: int) -> int:
         """Weight of an update by its precision: 64 times the units, times the share of its variance that is no noise.
 
-        A mean of B gradients of norm C at most has a variance of up to C^2 / B, and noise on d values adds
-        d (z C / B)^2. The share therefore is 1 / (1 + d z^2 / B): without noise, an update weighs by its units alone.
-
-        Args:
-            values: d, trained values of the model.
+        A mean of B gradients of norm C at most has a variance of up to C^2 / B, and noise on d = ``values`` trained
+        values adds d (z C / B)^2. The share therefore is 1 / (1 + d z^2 / B): without noise, an update weighs by its
+        units alone.
         """
         assert self.noise is not None
         return max(round(PRECISION_UNIT * self.units / (1 + values * self.noise**2 / batch_size)), 1)

@@ -1,15 +1,17 @@
-"""Array files of checkpoints: raw files named by their SHA-256, so checkpoints share equal arrays.
+"""Parts of a checkpoint: a pickle with dataclass fields by name, and array files that checkpoints share.
 
-A checkpoint names its arrays. An array file exists completely or not at all. If a process already maps an array from a
-file, the file is linked instead of written again. Reading verifies the hash.
+A checkpoint names its arrays: raw files named by their SHA-256. An array file exists completely or not at all. If a
+process already maps an array from a file, the file is linked instead of written again. Reading verifies the hash.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 import threading
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Self
@@ -38,13 +40,7 @@ class Damaged(FedSyncError):
 
 @dataclass(frozen=True, slots=True)
 class ArrayName:
-    """Reference to an array in a checkpoint.
-
-    Args:
-        dtype: NumPy data type; empty for `bytes`.
-        shape: shape of the array.
-        sha256: SHA-256 of its bytes, hexadecimal.
-    """
+    """Reference to an array in a checkpoint: data type (empty for `bytes`), shape, and SHA-256, hexadecimal."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +48,6 @@ class ArrayName:
 
     @classmethod
     def of(cls, value: Large) -> Self:
-        """Return the reference to a value; reads the whole value."""
         if isinstance(value, bytes):
             return cls("", (len(value),), hashlib.sha256(value).hexdigest())
         return cls(value.dtype.str, value.shape, digest(value).hex())
@@ -69,9 +64,7 @@ def in_own_file(value: object, least: float = inf) -> bool:
 class ArrayFiles:
     """Arrays of the checkpoints in a folder. One thread may write while another settles and prunes.
 
-    Args:
-        folder: folder of the checkpoints.
-        least: minimum size of an array with its own file [bytes]; large arrays always have a file.
+    ``least`` is the minimum size of an array with its own file [bytes]; large arrays always have a file.
     """
 
     def __init__(self, folder: Path, least: float = inf) -> None:
@@ -85,27 +78,25 @@ class ArrayFiles:
     def write(self, values: Sequence[Large]) -> list[ArrayName]:
         """Write a file for each value; values of the previous call are not hashed again.
 
-        The files survive this process, but not yet a crash of the machine: see `settle`.
-
-        Raises:
-            ConfigError: a file cannot be written.
+        The files survive this process, but not yet a crash of the machine: see `settle`. Both raise `ConfigError` if a
+        file cannot be written.
         """
-        written = {id(value): (value, self._name(value)) for value in values}
+        # `_written` keeps its values alive, so their ids are unique.
+        written = {id(value): self._written.get(id(value)) or (value, ArrayName.of(value)) for value in values}
         with self._alone:
             for value, name in written.values():
                 path = self._folder / (name.sha256 + _SUFFIX)
                 if not path.exists():
                     self._safe.discard(name.sha256)
-                    _place(value, path)
+                    data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+                    # A file that is longer than the array has another hash, and is not linked.
+                    if not link_file(data, path):
+                        write_pieces(path, pieces(data), OWNER_FILE, settle=False)
             self._written = written
         return [written[id(value)][1] for value in values]
 
     def settle(self, names: Iterable[ArrayName]) -> None:
-        """Wait until arrays are on disk, so that they survive a crash of the machine.
-
-        Raises:
-            ConfigError: a file cannot be written.
-        """
+        """Wait until arrays are on disk, so that they survive a crash of the machine."""
         for name in {each.sha256 for each in names} - self._safe:
             settle_file(self._folder / (name + _SUFFIX))
             self._safe.add(name)
@@ -119,17 +110,9 @@ class ArrayFiles:
                     path.unlink(missing_ok=True)
                     self._safe.discard(path.stem)
 
-    def _name(self, value: Large) -> ArrayName:
-        known = self._written.get(id(value))  # `_written` keeps the value alive, so its id is unique
-        return ArrayName.of(value) if known is None else known[1]
-
 
 def read(folder: Path, name: ArrayName) -> Large:
-    """Read a value; an array is mapped from its file.
-
-    Raises:
-        Damaged: the file is missing or damaged; a damaged file is removed.
-    """
+    """Read a value; an array is mapped from its file. `Damaged` if the file is missing or damaged, and is removed."""
     path = folder / (name.sha256 + _SUFFIX)
     try:
         value: Large = map_file(path, name.dtype).reshape(name.shape) if name.dtype else path.read_bytes()
@@ -141,7 +124,65 @@ def read(folder: Path, name: ArrayName) -> Large:
     raise Damaged(f"its array {path.name} is missing, torn or corrupt")
 
 
-def _place(value: Large, path: Path) -> None:
-    data = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    if not link_file(data, path):  # a file that is longer than the array has another hash, and is not linked
-        write_pieces(path, pieces(data), OWNER_FILE, settle=False)
+def dump(value: object, least: float = inf) -> tuple[bytes, list[Large]]:
+    """Return the pickle and the arrays outside it, each once: large arrays, or those of at least ``least`` bytes."""
+    file = io.BytesIO()
+    writer = _NamedPickler(file, least)
+    writer.dump(value)
+    return file.getvalue(), writer.large
+
+
+def load(data: bytes, arrays: Sequence[Large]) -> Any:
+    """Return the value that `dump` received. Loading executes the pickle, so load only data of this program."""
+    return _NamedUnpickler(io.BytesIO(data), arrays).load()
+
+
+class _NamedPickler(pickle.Pickler):
+    """Pickler that writes dataclass fields by name; pickle's default writes slots in field order."""
+
+    def __init__(self, file: io.BytesIO, least: float) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._least = least
+        self.large: list[Large] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        # pickle calls this for every object, even for numbers, so the cheap type check comes first.
+        kind = type(value)
+        if (kind is not np.ndarray and kind is not bytes) or not in_own_file(value, self._least):
+            return None
+        place = self._places.setdefault(id(value), len(self.large))
+        if place == len(self.large):
+            self.large.append(value)
+        return place
+
+    def reducer_override(self, value: Any) -> Any:
+        names = _field_names(type(value))
+        if names is None:
+            return NotImplemented
+        return _value, (type(value), {name: getattr(value, name) for name in names})
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
+    return _NAMES[kind]
+
+
+_NAMES: dict[type, tuple[str, ...] | None] = {}
+
+
+class _NamedUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, arrays: Sequence[Large]) -> None:
+        super().__init__(file)
+        self._arrays = arrays
+
+    def persistent_load(self, pid: int) -> Large:
+        return self._arrays[pid]
+
+
+def _value(kind: type, named: Mapping[str, Any]) -> Any:
+    value: Any = object.__new__(kind)
+    for name, part in named.items():
+        object.__setattr__(value, name, part)
+    return value

@@ -1,25 +1,21 @@
 """Checkpoints: the server's state for a resumption, on disk before any silo learns of it.
 
 A checkpoint is written after every commit, before the messages that follow from it are sent. So no silo ever has a
-version of the model that the newest checkpoint lacks. The checkpoint records its position in the journal [bytes]. A
-resumption truncates the journal there and continues it: the former silos count as lost and joined again, so the whole
-journal still replays.
+version of the model that the newest checkpoint lacks. A resumption truncates the journal to the recorded position and
+continues it: the former silos count as lost and joined again, so the whole journal still replays.
 
-The journal may contain a commit that no intact checkpoint has: a checkpoint is damaged, or could not be written. Then
-silos may have a version that will be made again from other updates, and must not use their stored state. So the run
-gets a new identity, under which every silo's trainer begins anew. An encrypted run ends if a checkpoint cannot be
-written. So unless its checkpoint is damaged, the server died before any silo learned of the commit, and silos continue.
+If the journal contains a commit that no intact checkpoint has, silos may have a version that will be made again from
+other updates, and must not use their stored state. So the run gets a new identity, under which every silo's trainer
+begins anew. An encrypted run ends if a checkpoint cannot be written, so there silos continue unless one is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values, such as a
-policy's state, are written as their class and their fields by name. So the order of fields and private attributes are
-not part of the format. Models, updates and sums have their own files (`fedsync.server.array_files`), which the line of
-JSON names; only new arrays are written.
+Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values are written as
+their class and their fields by name. Large arrays have their own files (`fedsync.server.array_files`), which the line
+of JSON names; only new arrays are written.
 
 When `Checkpoints.save` returns, its files survive a crash of the process. In the clear, a thread makes them survive a
-crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order. Only
-then does it remove older checkpoints. A crash of the machine may leave a checkpoint newer than its journal; such a
-checkpoint counts as damaged.
+crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order, and
+only then removes older checkpoints. A checkpoint that is newer than its journal counts as damaged.
 """
 
 from __future__ import annotations
@@ -56,8 +52,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, SiloJoined, SiloLost
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.model.layout import Layout
-from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, read
-from fedsync.server.named_pickle import dump, load
+from fedsync.server.array_files import LASTING_BYTES, ArrayFiles, ArrayName, Damaged, dump, load, read
 
 logger = foreign.logger(__name__)
 
@@ -103,8 +98,6 @@ class Moment:
         timers: wake-up times of the coordinator [s since the run began].
         silos: names of the connected silos.
         evaluating: final evaluation, if the run is about to end.
-        coordinator: result of `fedsync.core.coordinator.Coordinator.state`.
-        aggregator: result of `fedsync.model.transfer.Aggregator.state`.
     """
 
     version: int
@@ -140,19 +133,16 @@ class Checkpoints:
         self, out: Path, origin: Origin, keep: int = KEPT, resumed: Moment | None = None, *, required: bool = False
     ) -> None:
         self._folder, self._journal = out / FOLDER, out / JOURNAL
-        self._origin = origin
-        self._keep = keep
+        self._origin, self._keep, self._required = origin, keep, required
         self._begun = resumed is not None
         self._evaluating = None if resumed is None else resumed.evaluating
         self._silos = {} if resumed is None else dict.fromkeys(resumed.silos)
         self._failed = False
-        self._required = required
         self._arrays = ArrayFiles(self._folder, LASTING_BYTES if required else inf)
         self._disk = None if required else ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._newest = self._settled = -1
 
     def agree(self, frozen: str | None) -> None:
-        """Set the digest of the silos' frozen tensors for all later checkpoints."""
         self._origin = replace(self._origin, frozen=frozen)
 
     def due(self, entry: JournalEntry | None) -> bool:
@@ -188,10 +178,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, and remove old ones; for the arguments see `Moment`.
 
-        If a checkpoint cannot be written and is not required, the run continues, and the log says so once.
-
-        Raises:
-            RunError: the checkpoint is required and cannot be written.
+        If a checkpoint cannot be written and is not required, the run continues, and the log says so once; else
+        `RunError`.
         """
         silos = tuple(self._silos)
         decided = coordinator.state()
@@ -237,7 +225,6 @@ class Checkpoints:
         self._prune()
 
     def _settle_journal(self) -> None:
-        """Flush the journal: a checkpoint on disk needs its part of the journal."""
         if self._journal.exists():
             settle_file(self._journal)
 
@@ -266,14 +253,9 @@ def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
 def prepare(out: Path, config: str) -> Checkpoint:
     """Return the checkpoint from which the run in ``out`` resumes, and truncate the journal to its position.
 
-    A repeated call returns the same checkpoint, also if the first call was interrupted.
-
-    Args:
-        out: folder of the run's files.
-        config: `digest` of the configuration that resumes.
-
-    Raises:
-        ConfigError: no intact checkpoint exists, or it has another configuration or version of FedSync.
+    A repeated call returns the same checkpoint, also if the first call was interrupted. ``config`` is the `digest` of
+    the configuration that resumes. Raise `ConfigError` if no intact checkpoint exists, or it has another configuration
+    or version of FedSync.
     """
     checkpoint = _newest_whole(out, config)
     remove_unfinished(out / FOLDER)
@@ -293,7 +275,6 @@ def newest_version(out: Path) -> int | None:
 
 
 def clear(out: Path) -> None:
-    """Remove the checkpoints of a run that has ended."""
     shutil.rmtree(out / FOLDER, ignore_errors=True)
 
 

@@ -55,8 +55,7 @@ from fedsync.observe.steered import drops_in
 from fedsync.server.checkpoints import Checkpoints, Moment
 from fedsync.server.nodes import Admission, Nodes, make_regions
 from fedsync.server.operator_requests import Requests
-from fedsync.server.outbox import Outbox
-from fedsync.server.pending_message import PendingMessage
+from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import (
@@ -83,18 +82,12 @@ class FlowerDriver:
     """Main loop that runs a coordinator to its end.
 
     Args:
-        aggregator: adds updates, and knows the model version that each silo holds.
         form: common form of the silos' models, against which each silo's answer is checked.
-        spec: the run's specification as JSON, for the silos.
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
             uses the interval of ``timing``.
-        after_commit: called with each new version.
-        keep_best: called when a version becomes the best.
+        after_commit, keep_best: called with each new version, and when a version becomes the best.
         in_spare_time: called when nothing has happened.
-        admission: rules for the admission of silos.
-        checkpoints: writes checkpoints for a resumption; None writes none.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
-        operator: source of the operator's requests; None for none.
         adds: whether updates of a region may be added up before a commit.
     """
 
@@ -137,9 +130,7 @@ class FlowerDriver:
 
     def run(self) -> None:
         """Run until the coordinator stops; the aggregator then has the final model, as far as the server can have it.
-
-        Raises:
-            RunError: no silo had work for too long, or the run ended in failure.
+        Raise `RunError` if no silo had work for too long, or the run ended in failure.
         """
         looks, idle = Backoff(self._timing.poll_s, self._timing.longest_poll_s, factor=1.5), 0
         events = self._come_back(self._resumed) if self._resumed is not None else []
@@ -209,10 +200,8 @@ class FlowerDriver:
         """Write a checkpoint if it is due: before any message from which silos learn of ``entry``."""
         if self._checkpoints is None or not self._checkpoints.due(entry):
             return
-        position = self._recorder.position()
-        self._checkpoints.save(
-            self._coordinator, self._aggregator.state(), self._now_s(), position, tuple(self._timers)
-        )
+        coordinator, aggregator, position = self._coordinator, self._aggregator.state(), self._recorder.position()
+        self._checkpoints.save(coordinator, aggregator, self._now_s(), position, tuple(self._timers))
 
     def _check_alive(self) -> None:
         able, working = self._coordinator.able, (sent.works for sent in self._outbox.waiting)
@@ -311,7 +300,6 @@ class FlowerDriver:
         return UpdateArrived(now_s, meta, report)
 
     def _go_on(self, sent: PendingMessage, order: WorkOrder, progress: InProgress, now_s: float) -> Event | None:
-        """Ask again for an order in progress, unless it made no progress for too long."""
         if progress.steps > sent.steps:
             due_s = min(now_s + self._timing.order_timeout_s, sent.end_s)
             sent = replace(sent, due_s=due_s, steps=progress.steps)
@@ -330,7 +318,6 @@ class FlowerDriver:
         return SiloJoined(now_s, name, hello.facts)
 
     def _membership(self) -> list[Event]:
-        """Ask new nodes for their identity, and report lost silos."""
         now_s = self._now_s()
         gone, fresh = self._nodes.look()
         events: list[Event] = []
@@ -408,6 +395,5 @@ class FlowerDriver:
             self._save()
 
     def _flush(self) -> list[Event]:
-        """Send posted messages; a message to an unknown node fails at once."""
         lost = [self._failed(sent, "its node is not known any more") for sent in self._outbox.flush()]
         return [event for event in lost if event is not None]

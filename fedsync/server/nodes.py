@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
@@ -29,7 +29,7 @@ from fedsync.silo.owner.refusals import (
     listed,
 )
 from fedsync.silo.protocol import Hello, Refusal, Refused
-from fedsync.transport.port import Peer
+from fedsync.transport.port import Transport
 from fedsync.transport.questions import SiloAnswer
 
 if TYPE_CHECKING:
@@ -103,13 +103,6 @@ _MOST_NAMED = 10
 _PAUSE, _MOST_PAUSE_S = 20.0, 10.0
 
 
-class Members(Protocol):
-    """Source of connected nodes: a `Transport`."""
-
-    def peers(self) -> Sequence[Peer]:
-        """Connected nodes."""
-
-
 def make_regions(layout: Layout | None = None, *, adds: bool = True, hold_s: float = 0.0) -> Regions:
     from fedsync.extras.relays.region_clients import Regions
 
@@ -122,27 +115,21 @@ class Nodes:
     A refused node is logged once, and receives no requests while it stays connected. If it was refused because
     another node has its name, it is checked again when the other node is gone.
 
-    Args:
-        members: source of connected nodes.
-        admission: rules for the admission of silos.
-        look_s: shortest time between two looks [s], which grows if a look takes long; 0 for no limit.
-        regions: makes the relays of the run, once the first node has identified itself as a relay.
+    ``look_s`` is the shortest time between two looks, which grows if a look takes long; 0 for no limit. ``regions``
+    makes the relays of the run, once the first node has identified itself as a relay.
     """
 
     def __init__(
         self,
-        members: Members,
+        members: Transport,
         admission: Admission | None = None,
         look_s: float = 0.0,
         regions: Callable[[], Regions] = make_regions,
     ) -> None:
-        self._members = members
+        self._members, self._admission = members, admission or Admission()
         self.regions: Regions | None = None
         self._make_regions = regions
-        self._look_s = look_s
-        self._next_s = -inf
-        self._admission = admission or Admission()
-        self._registered_only = self._admission.registered
+        self._look_s, self._next_s, self._registered_only = look_s, -inf, self._admission.registered
         self._registered: dict[int, str] = {}
         self._seen: set[int] = set()
         self._activated: dict[int, str] = {}
@@ -193,7 +180,11 @@ class Nodes:
         for node in sorted(here.keys() - self._seen):
             self._seen.add(node)
             try:
-                self._check_registration(node)
+                if (name := self._registered.get(node)) is not None:
+                    self._check_name(node, name)
+                elif self._registered_only:
+                    remedy = "its operator has to register its key with --name"
+                    raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
             except ProtocolError as error:
                 logger.warning("refused: %s", error)
             else:
@@ -206,10 +197,8 @@ class Nodes:
         return self.regions is not None and node in self.regions
 
     def relay(self, node: int, answer: SiloAnswer) -> None:
-        """Register a node as a relay, as its answer says.
-
-        Raises:
-            ProtocolError: the node may not be a relay, or the answer is invalid.
+        """Register a node as a relay, as its answer says; `ProtocolError` if it may not be one, or the answer is
+        invalid.
         """
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
@@ -218,11 +207,9 @@ class Nodes:
         self.regions.enrol(node, name or f"relay {node}", self._activated[node], answer)
 
     def forget(self, node: int) -> str | None:
-        """Remove a node that is gone; return the silo's name if it was a silo."""
         self._seen.discard(node)
-        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests):
+        for kept in (self._refused, self._registered, self._refusing, self._useless, self._rests, self._answers):
             kept.pop(node, None)
-        self._answers.pop(node, None)
         self._hopeless.pop(node, None)
         name = self._names.pop(node, None)
         if name is not None:
@@ -233,17 +220,11 @@ class Nodes:
         return name
 
     def ask_again(self, node: int, why: str | ProtocolError | None = None) -> None:
-        """Ask a node without a usable answer again at a later look, unless it was refused.
+        """Ask a node without a usable answer (error ``why``) again at a later look, unless it was refused.
 
-        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo.
-
-        Args:
-            node: number of the node.
-            why: error in the answer.
-
-        Raises:
-            RunError: all connected silos are at a later version than this run, which was set back, or run another
-                ClientApp.
+        The pause doubles each time: one look, two, four, and so on. Each request may start a trainer at the silo. Raise
+        `RunError` if all connected silos are at a later version than this run, which was set back, or run another
+        ClientApp.
         """
         match why:
             case LaterVersion():
@@ -257,11 +238,9 @@ class Nodes:
     def refuses(self, node: int, refused: Refused) -> None:
         """Record a silo's refusal of the run, and check whether the run can still succeed.
 
-        The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin.
-        A run that has begun does not fail: a refusal from a silo that could take part before is likely to pass.
-
-        Raises:
-            RunError: the run cannot succeed; lists the refusals.
+        The run fails if all expected silos refuse it for one permanent reason, or so many that the run cannot begin. A
+        run that has begun does not fail: a refusal from a silo that could take part before is likely to pass. Raise
+        `RunError` with the refusals if the run cannot succeed.
         """
         self._answers[node] = refused.code.name
         final = refused.code in AT_ONCE or self._useless.get(node, 0) + 1 >= _MOST_REFUSALS
@@ -347,14 +326,11 @@ class Nodes:
         self.examples[name] = examples
         others = sum(self.examples[other] for other in self.by_name if other != name)
         if others and examples > MOST_OF_ALL * (examples + others):
-            logger.warning(
-                "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. "
-                "Refuse such by most_examples, or write weight: silo",
-                name, examples, examples + others,
-            )  # fmt: skip
+            told = "%s says that it has %d of the %d samples of all: weighed by examples, it decides alone. %s"
+            remedy = "Refuse such by most_examples, or write weight: silo"
+            logger.warning(told, name, examples, examples + others, remedy)
 
     def _tell_who_is_missing(self) -> None:
-        """Log the missing silos whenever they change."""
         refusing = {self.sender(node): code for node, code in self._answers.items()}
         here = self.by_name.keys() | refusing.keys()
         missing = [name for name in self._admission.silos or () if name not in here]
@@ -367,14 +343,6 @@ class Nodes:
         if told != self._told:
             self._told = told
             logger.info("%s: %s", MISSING, told or "none")
-
-    def _check_registration(self, node: int) -> None:
-        name = self._registered.get(node)
-        if name is not None:
-            self._check_name(node, name)
-        elif self._registered_only:
-            remedy = "its operator has to register its key with --name"
-            raise self._refusal(node, "registration", f"it is registered under no name; {remedy}")
 
     def _check_name(self, node: int, name: str) -> None:
         accepted = self._admission.silos

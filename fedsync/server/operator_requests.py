@@ -1,6 +1,6 @@
-"""Requests of the operator to a run, as files in the run's folder, which the server process answers.
+"""Requests to a run from outside: of the operator, as files in the run's folder, and of the search for suspects.
 
-Only the server's user can enter the folder (0700), so every file in it is from this user. Its files:
+Only the server's user can enter the folder (0700). Its files:
 
 | file | written by | content |
 |---|---|---|
@@ -8,9 +8,8 @@ Only the server's user can enter the folder (0700), so every file in it is from 
 | ``NAME.answer`` | the server process, when a checkpoint contains the result | the answer; the operator removes it |
 | ``listening`` | | locked by the server process while it runs |
 
-If a server process dies, the next one reads the pending requests, and executes none twice
-(`fedsync.core.operator.operator_commands`). A request older than `STALE_S` is refused. This module imports little, for
-processes that only send requests.
+If a server process dies, the next one reads the pending requests, and executes none twice. A request older than
+`STALE_S` is refused. This module imports little, for processes that only send requests.
 """
 
 from __future__ import annotations
@@ -35,6 +34,13 @@ from fedsync.observe.fate import LISTENING, OPERATOR, why_deaf
 if TYPE_CHECKING:
     from fedsync.config.strategy import StrategyConfig
 
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fedsync.core.actions import Attested, Commit
+from fedsync.core.operator.operator_commands import DropSilo, ReadmitSilo
+
 logger = foreign.logger(__name__)
 
 MOST_WAITING = 16
@@ -49,7 +55,7 @@ STALE_S = 600.0
 WAIT_S = 60.0
 """Timeout of an answer [s]; a server that adds up large models reads requests only in between."""
 
-_KEPT, _PAUSE_S, _LONGEST = 64, 0.05, 400
+_KEPT_ANSWERS, _PAUSE_S, _LONGEST_TEXT = 64, 0.05, 400
 _TICK_NS, _ANY_NS = 2_000_000_000, -1
 _ASK, _ANSWER = ".ask", ".answer"
 
@@ -67,11 +73,7 @@ class Requests(Protocol):
 
 
 class OperatorRequests:
-    """Server process's side of the operator's requests.
-
-    Args:
-        out: folder of the run's files.
-        check: returns the reason why a request does not fit the run's configuration; "" if it fits.
+    """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
 
     Raises:
         ConfigError: the folder cannot be made, or is open to other users.
@@ -87,7 +89,6 @@ class OperatorRequests:
             raise RunError(f"another process is at work on the run in {out}")
 
     def close(self) -> None:
-        """Refuse pending requests, and stop listening."""
         self._listed_ns = _ANY_NS
         for event in self.events(0.0):
             self._answer(OperatorAnswered(event.request, "the run is over"))
@@ -97,12 +98,10 @@ class OperatorRequests:
         """Return new requests, oldest first; unreadable requests are refused at once."""
         if not self._changed():
             return []
-        found = sorted(self._folder.glob(f"*{_ASK}"))
-        new = [path for path in found if path.name not in self._read]
+        new = sorted(path for path in self._folder.glob(f"*{_ASK}") if path.name not in self._read)
         if len(new) > MOST_WAITING:
             self._listed_ns = _ANY_NS
-        waiting = new[:MOST_WAITING]
-        return [event for event in (self._event(path, now_s) for path in waiting) if event is not None]
+        return [event for path in new[:MOST_WAITING] if (event := self._event(path, now_s)) is not None]
 
     def _changed(self) -> bool:
         """Whether the folder may have changed since it was last listed; avoids a listing at each turn."""
@@ -129,7 +128,7 @@ class OperatorRequests:
         except (FedSyncError, OSError, codec.DecodeError) as error:
             logger.warning("%s is no question of an operator: %s", path, error)
             # The request has no effect, so neither checkpoint nor journal needs it.
-            self._answer(OperatorAnswered(path.stem, f"this is no question that can be read: {error}"[:_LONGEST]))
+            self._answer(OperatorAnswered(path.stem, f"this is no question that can be read: {error}"[:_LONGEST_TEXT]))
             return None
         stale = f"it was asked {age_s:.0f} s ago, and nobody was there to hear it" if age_s > STALE_S else ""
         return OperatorAsked(now_s, path.stem, question, stale or self._check(question))
@@ -142,7 +141,7 @@ class OperatorRequests:
             logger.warning("the operator's answer: %s", error)
         (self._folder / f"{answer.request}{_ASK}").unlink(missing_ok=True)
         self._read.discard(f"{answer.request}{_ASK}")
-        for old in sorted(self._folder.glob(f"*{_ANSWER}"))[:-_KEPT]:
+        for old in sorted(self._folder.glob(f"*{_ANSWER}"))[:-_KEPT_ANSWERS]:
             old.unlink(missing_ok=True)
 
 
@@ -187,5 +186,105 @@ def ask(out: Path, question: OperatorQuestion, wait_s: float = WAIT_S) -> None:
 
 
 def listens(out: Path) -> bool:
-    """Whether a server process of the run in this folder is active and accepts requests."""
     return held(out / OPERATOR / LISTENING)
+
+
+PATIENCE, _LONGEST = 4, 64
+"""Versions for which half of the suspects is excluded: at first, and at most."""
+
+_OUT, _GUILTY, _BACK, _KEPT_COMMITS = "suspect", "spoils", "back", 64
+_WHY = "it may be who spoils sums"
+_SURE = "it was in all sums that were spoiled, and is the only one"
+_FREE = "others may be who spoils sums"
+
+
+class Suspects:
+    """Search for silos that spoil encrypted sums, and their temporary exclusion without an operator.
+
+    Silos report spoiled versions (`PooledFigures.spoiled`), but nobody sees whose update spoiled one. The suspects are
+    the silos that were in all spoiled sums. See `docs/internals/cryptography/spoiled-sums.md`.
+
+    | event | reaction |
+    |---|---|
+    | a sum is spoiled | silos outside the sum are cleared and return; half of the suspects stay out, next the other |
+    | a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
+    | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
+    | too few silos would be left for a sum | no silo is excluded; the run's notes name the suspects |
+
+    ``answered`` are requests that a resumed run has answered, ``dropped`` the silos that are excluded in it. Exclusions
+    are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
+    """
+
+    def __init__(self, operator: Requests, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
+        self._operator = operator
+        mine = {request.partition(":")[2] for request in answered if request.startswith(f"{_OUT}-")}
+        self._out = set(dropped) & mine
+        self._among: set[str] = set()
+        self._of: dict[int, set[str]] = {}
+        self._version = self._turns = self._quiet = self._under_way = 0
+        self._wanted: list[tuple[str, OperatorQuestion]] = []
+
+    def close(self) -> None:
+        self._operator.close()
+
+    def events(self, now_s: float) -> list[OperatorAsked]:
+        wanted, self._wanted = self._wanted, []
+        mine = [OperatorAsked(now_s, request, question) for request, question in wanted]
+        return [*self._operator.events(now_s), *mine]
+
+    def settle(self, entry: JournalEntry) -> None:
+        theirs = []
+        for action in entry.actions:
+            match action:
+                case OperatorAnswered(request) if request.partition("-")[0] in (_OUT, _GUILTY, _BACK):
+                    self._settled(request, action.refused)
+                    continue
+                case Commit(version, weights):
+                    self._committed(version, {update_id.rpartition("/")[0] for update_id in weights})
+                case Attested(figures) if figures.spoiled:
+                    self._spoiled(figures.version, set(figures.spoiled))
+                case _:
+                    pass
+            theirs.append(action)
+        self._operator.settle(replace(entry, actions=tuple(theirs)))
+
+    def _committed(self, version: int, silos: set[str]) -> None:
+        self._version, self._of[version] = version, silos
+        self._of.pop(version - _KEPT_COMMITS, None)
+        self._quiet += not silos & self._out
+        if self._out and self._quiet >= min(PATIENCE * 2 ** max(self._turns - 1, 0), _LONGEST):
+            self._readmit(self._out)
+
+    def _spoiled(self, version: int, said: set[str]) -> None:
+        silos = said & self._of.get(version, set())
+        if not silos or silos & self._out or version <= self._under_way:
+            return  # the version began before the exclusion
+        among = self._among & silos or silos
+        if among != self._among:
+            self._among, self._turns = among, 0
+        self._quiet, suspects = 0, sorted(among)
+        half = suspects[: len(suspects) // 2] if self._turns % 2 == 0 else suspects[len(suspects) // 2 :]
+        self._turns += 1
+        self._readmit(self._out - set(half))
+        if len(suspects) == 1:
+            self._ask(_GUILTY, suspects[0], DropSilo(suspects[0], _SURE))
+            self._among, self._under_way = set(), self._version + 1  # the next version may still contain the silo
+            return
+        for silo in half:
+            self._out.add(silo)
+            self._ask(_OUT, silo, DropSilo(silo, _WHY))
+
+    def _readmit(self, silos: Iterable[str]) -> None:
+        for silo in sorted(silos):
+            self._ask(_BACK, silo, ReadmitSilo(silo, _FREE))
+            self._out.discard(silo)
+
+    def _ask(self, kind: str, silo: str, question: OperatorQuestion) -> None:
+        self._wanted.append((f"{kind}-{self._version}-{self._turns}:{silo}", question))
+
+    def _settled(self, request: str, refused: str) -> None:
+        if refused:
+            kind, _, silo = request.partition(":")
+            logger.warning("%s cannot be left out or taken in again: %s", silo, refused)
+            if kind.startswith(_OUT):
+                self._out.discard(silo)

@@ -18,7 +18,7 @@ Requests to silos behind a relay are bundled (`fedsync.extras.relays.region_clie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +27,6 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.transfer import MAX_SEALED_BYTES, NO_PAYLOAD, DurableAggregator, Payload
 from fedsync.server.nodes import APP_ERRORS, AnotherApp, Nodes
-from fedsync.server.pending_message import PendingMessage
 from fedsync.server.timeouts import AnswerTimes, Timeouts
 from fedsync.silo.protocol import (
     MAX_LAYOUT_TEXT,
@@ -50,6 +49,54 @@ from fedsync.transport.questions import SiloAnswer, SiloQuestion
 if TYPE_CHECKING:
     from fedsync.extras.relays.region_clients import RelayedRequest
 
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """Request that waits for its reply; the module has its states.
+
+    Args:
+        node: destination node.
+        request: the original request, also if a `Collect` asks for its reply.
+        due_s: time at which the request is overdue.
+        end_s: time at which an order has failed, even if it makes progress.
+        steps: steps of an order that are reported as done.
+        sent_s: time of sending; None if the response time is not measured.
+        ask_s: time of the next retry, of which there were ``asked``.
+        collecting: whether the order was asked for after it was sent.
+        halt: whether the silo should stop and send its update.
+        again: whether the request is a retry after its payload did not fit the silo's version of the model.
+        queued: whether the silo has an unfinished order before this order; then the request is never overdue.
+    """
+
+    node: int
+    request: Request
+    due_s: float
+    end_s: float = inf
+    steps: int = 0
+    sent_s: float | None = None
+    ask_s: float = inf
+    asked: int = 0
+    collecting: bool = False
+    halt: bool = False
+    again: bool = False
+    queued: bool = False
+
+    @property
+    def order(self) -> WorkOrder | None:
+        return self.request.order if isinstance(self.request, Train) else None
+
+    @property
+    def works(self) -> bool:
+        return isinstance(self.request, Train | EvaluateModel)
+
+    def asks_for(self, update_id: str) -> bool:
+        return isinstance(self.request, Train) and self.request.order.update_id == update_id
+
+    def is_like(self, other: PendingMessage) -> bool:
+        """Whether both requests have the same reply."""
+        return (self.node, self.request) == (other.node, other.request)
+
+
 logger = foreign.logger(__name__)
 
 _QUESTION_S = 60.0
@@ -65,14 +112,8 @@ class Outbox:
     """Outbox of one run: makes requests, and keeps them until they are answered.
 
     All times are seconds by the driver's clock. Requests are sent only by `flush`, so that the state on which they
-    depend can be written to disk before.
-
-    Args:
-        spec: the run's specification as JSON, for the silos.
-        report_s: interval of progress reports on an order [s].
-        aggregator: knows what each silo needs for the current model, and has questions to silos; None before there is a
-            model.
-        model_bytes: size of the model.
+    depend can be written to disk before. ``spec`` is the run's specification as JSON, ``report_s`` the interval of
+    progress reports; ``aggregator`` is None before there is a model, which has ``model_bytes``.
     """
 
     def __init__(
@@ -85,13 +126,9 @@ class Outbox:
         aggregator: DurableAggregator | None = None,
         model_bytes: int = MAX_SEALED_BYTES,
     ) -> None:
-        self._transport = transport
-        self._nodes = nodes
-        self._spec = spec
-        self._timing = timing
-        self._report_s = report_s
-        self._aggregator = aggregator
-        self._model_bytes = model_bytes
+        self._transport, self._nodes, self._spec = transport, nodes, spec
+        self._timing, self._report_s = timing, report_s
+        self._aggregator, self._model_bytes = aggregator, model_bytes
         self._answer_times = AnswerTimes(timing.ask_s)
         self._posted: list[tuple[PendingMessage, SiloQuestion | RelayedRequest]] = []
         self._sent: dict[str, PendingMessage] = {}
@@ -99,7 +136,6 @@ class Outbox:
     # Requests.
 
     def ask(self, node: int, request: Request, now_s: float) -> None:
-        """Post a request that belongs to no order."""
         self._post(PendingMessage(node, request, now_s + self._timing.order_timeout_s), request, None, now_s)
 
     def train(self, silo: str, order: WorkOrder, now_s: float) -> None:
@@ -223,7 +259,6 @@ class Outbox:
         return [*self._sent.values(), *(sent for sent, _ in self._posted)]
 
     def halt(self, update_id: str) -> bool:
-        """Mark a pending order to be halted; return False if it is not pending."""
         found = any(sent.asks_for(update_id) for sent in self.waiting)
         self._change(lambda sent: replace(sent, halt=True) if sent.asks_for(update_id) else sent)
         return found
@@ -268,7 +303,6 @@ class Outbox:
         return [(sent, answer) for sent, answer in found if sent is not None]
 
     def _again(self, answer: SiloAnswer) -> bool:
-        """Return whether an answer must be requested again; if so, make it due at once."""
         if answer.again and (sent := self._sent.get(answer.name)) is not None:
             self._sent[answer.name] = replace(sent, ask_s=-inf)
         return answer.again
@@ -285,11 +319,7 @@ class Outbox:
         return True
 
     def read(self, sent: PendingMessage, answer: SiloAnswer) -> tuple[Reply, Payload | None]:
-        """Parse an answer; return the reply and its payload, uint8.
-
-        Raises:
-            ProtocolError: the answer is an error, or is invalid.
-        """
+        """Parse an answer; return the reply and its payload, uint8; `ProtocolError` if it is an error or invalid."""
         name = self._nodes.sender(sent.node)
         if answer.problem:
             if isinstance(sent.request, Describe | AskModel) and answer.code in APP_ERRORS:

@@ -1,4 +1,4 @@
-"""State and termination of a run's server process, through files in its folder; imports little, for observers."""
+"""Files by which a run's server process is found and ended, and the address of its hub."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import OWNER_FILE, write_atomically
@@ -48,19 +51,13 @@ def phase(folder: Path) -> Phase:
         return Phase.OVER
     if alive:
         return Phase.AT_WORK
-    if _just_submitted(folder) and not (folder / PID_FILE).exists():
-        return Phase.WAITING
+    with suppress(FileNotFoundError):
+        # The absolute value keeps a clock that was set back from prolonging the wait.
+        just_submitted = abs(time.time() - (folder / APP).stat().st_mtime) < START_S
+        if just_submitted and not (folder / PID_FILE).exists():
+            return Phase.WAITING
     # The process may have begun meanwhile.
     return Phase.AT_WORK if held(folder / RUN_LOCK) else Phase.DIED
-
-
-def _just_submitted(folder: Path) -> bool:
-    try:
-        submitted_s = (folder / APP).stat().st_mtime
-    except FileNotFoundError:
-        return False
-    # The absolute value keeps a clock that was set back from prolonging the wait.
-    return abs(time.time() - submitted_s) < START_S
 
 
 def write_error(control: Path, error: FedSyncError) -> None:
@@ -89,7 +86,13 @@ def end_process(folder: Path) -> None:
         # The process takes the lock before it writes its process id.
         if ends(folder, _BEGIN_S, lambda: (folder / PID_FILE).exists()):
             return
-        _signal(folder, number)
+        try:
+            os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
+        except (ProcessLookupError, FileNotFoundError):
+            pass  # the process has just ended, or has not written its process id
+        except PermissionError:
+            remedy = "Stop it as the user that runs `fedsync server start`"
+            raise ConfigError(str(folder), "the server process is another user's", remedy) from None
         if ends(folder, _END_S):
             return
     raise RunError(f"the server process of the run in {folder} does not end")
@@ -105,11 +108,43 @@ def ends(folder: Path, wait_s: float, enough: Callable[[], bool] = lambda: False
     return True
 
 
-def _signal(folder: Path, number: signal.Signals) -> None:
-    try:
-        os.kill(int((folder / PID_FILE).read_text(encoding="utf-8")), number)
-    except (ProcessLookupError, FileNotFoundError):
-        pass  # the process has just ended, or has not written its process id
-    except PermissionError:
-        remedy = "Stop it as the user that runs `fedsync server start`"
-        raise ConfigError(str(folder), "the server process is another user's", remedy) from None
+HUB = "FEDSYNC_HUB"
+"""Environment variable of a ServerApp: path of its `HubPlace`; without it, the ServerApp uses Flower's messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubPlace:
+    """Address of the hub of a run, which the server writes to a file for its ServerApps.
+
+    Args:
+        host: address to listen on.
+        ports: candidate ports, of which the first free port is taken; 0 for any port.
+        name: host name for silos.
+        certificate: PEM file of the server's certificate, with its ``key``; empty for no TLS.
+        authority: PEM file of the CA certificate.
+        struck: JSON file with the names of refused silos; empty for none.
+        proxy: ``host:port`` of a proxy that forwards ``/v1/fedsync/RUN/``; empty for none.
+        sockets: folder of the sockets ``RUN.sock`` to which the proxy forwards.
+    """
+
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = (0,)
+    name: str = "127.0.0.1"
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
+    struck: str = ""
+    proxy: str = ""
+    sockets: str = ""
+
+    def save(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)).encode(), OWNER_FILE)
+
+    @classmethod
+    def load(cls, path: Path) -> HubPlace:
+        """Read the file of `save`; `ConfigError` if it is missing or invalid."""
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**{**found, "ports": tuple(found["ports"])})
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ConfigError(HUB, f"{path} cannot be read: {error}", "Let `fedsync server start` write it") from None

@@ -32,8 +32,7 @@ class Timeouts:
     """Timeouts and intervals of the driver, all in seconds.
 
     Args:
-        poll_s: initial pause between two polls without replies.
-        longest_poll_s: maximum pause, to which the pause grows while nothing happens.
+        poll_s: initial pause between two polls, which grows to ``longest_poll_s`` while nothing happens.
         look_s: interval of looks at the connected nodes.
         ask_s: time after which an unanswered message is sent again, since it may be lost; doubled each time.
         report_s: interval of progress reports on an order, if the barrier does not need a shorter interval.
@@ -59,11 +58,7 @@ class Timeouts:
 
     @classmethod
     def of(cls, waiting: WaitingConfig, *, supervised: bool) -> Timeouts:
-        """Return the timeouts of a strategy.
-
-        Args:
-            supervised: whether operators watch server and silos, so that an idle run may wait without limit.
-        """
+        """Return a strategy's timeouts; if operators watch server and silos, an idle run may wait without limit."""
         idle_s = waiting.idle_s or (inf if supervised else _JOIN_S)
         return cls(order_timeout_s=waiting.silence_s, order_limit_s=waiting.order_s or inf, join_timeout_s=idle_s)
 
@@ -77,7 +72,6 @@ class Timeouts:
         return min(now_s + self.order_timeout_s, end_s), end_s
 
     def why_late(self, at_limit: bool) -> str:
-        """Return the reason of a timeout; ``at_limit`` for the limit that ignores progress."""
         if at_limit:
             return f"no update in {self.order_limit_s:g} s, which waiting.order_s allows"
         return f"no answer in {self.order_timeout_s:g} s; raise waiting.silence_s if a step takes so long"
@@ -89,9 +83,6 @@ class AnswerTimes:
     If a server or its silos are overloaded, all responses are slow. Retries would add to the load, and so lengthen the
     responses further. The average begins at 0, and rises only after several slow responses: a single silo that delays
     a response for an hour does not delay the retries of lost messages of other silos.
-
-    Args:
-        ask_s: minimum time until a retry [s].
     """
 
     def __init__(self, ask_s: float) -> None:
@@ -99,42 +90,28 @@ class AnswerTimes:
 
     @property
     def patience_s(self) -> float:
-        """Minimum time until a retry [s]."""
         return _LATE * self._usual_s
 
     def answered(self, seconds: float) -> None:
-        """Record a response time; the response took ``seconds``."""
         self._usual_s += _OLD * (min(seconds, self._longest_s) - self._usual_s)
 
 
 class IdleTimeout:
-    """Timeout of a run without any work.
-
-    Args:
-        limit_s: maximum idle time [s]; if infinite, a run without work only causes warnings.
-        now_s: start time, by the clock of the other calls.
-    """
+    """Timeout of a run without any work; if ``limit_s`` is infinite, such a run only causes warnings."""
 
     def __init__(self, limit_s: float, now_s: float) -> None:
         self._limit_s = limit_s
-        self._since_s = now_s
-        self._warn_s = now_s + _WARN_S
+        self.wake(now_s)
 
     def wake(self, now_s: float) -> None:
         self._since_s, self._warn_s = now_s, now_s + _WARN_S
 
     def check(self, now_s: float, here: Iterable[str]) -> None:
-        """Record that there is no work; ``here`` names the connected silos.
-
-        Raises:
-            RunError: the run has been idle for too long.
-        """
+        """Record that there is no work; ``here`` names the connected silos. `RunError` after too long."""
         silos = ", ".join(sorted(here)) or "none"
         if now_s - self._since_s > self._limit_s:
-            raise RunError(
-                f"nothing to do for {self._limit_s:g} s; silos here: {silos}. "
-                "Start the missing silos, lower min_silos, or raise waiting.idle_s"
-            )
+            remedy = "Start the missing silos, lower min_silos, or raise waiting.idle_s"
+            raise RunError(f"nothing to do for {self._limit_s:g} s; silos here: {silos}. {remedy}")
         if now_s >= self._warn_s:
             self._warn_s = now_s + _WARN_S
             then = "" if isinf(self._limit_s) else f"; after {self._limit_s:g} s the run fails"
@@ -146,15 +123,11 @@ class IdleTraining:
 
     The number begins at one epoch. After each pause it is scaled by limit / measured time, with a factor between a
     tenth and two, and a minimum of one epoch. So training that never fits (an ARIMA fit, the first import of PyTorch)
-    delays one look at the grid by its own length.
-
-    Args:
-        cap_s: longest training in a pause [s]; 0 for none.
+    delays one look at the grid by its own length. ``cap_s`` is the longest training in a pause; 0 for none.
     """
 
     def __init__(self, cap_s: float) -> None:
-        self._cap_s = cap_s
-        self._epochs = 1
+        self._cap_s, self._epochs = cap_s, 1
 
     def events(self, now_s: float) -> list[Event]:
         """Return the event that lets a predictor train while silos are at work; empty if the limit is 0."""

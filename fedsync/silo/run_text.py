@@ -8,7 +8,7 @@
 
 Two texts are two runs, so no two texts may mean the same. `fedsync.config.run_spec.RunSpec.parse` accepts only output
 of `RunSpec.dump`, and `RunText.lasting` accepts only the canonical run configuration of this module. Settings of a
-single order are bound in the context of masks (`fedsync.cipher.masking.context`).
+single order are bound in the context of masks (`fedsync.cipher.masking.mask_round`).
 """
 
 from __future__ import annotations

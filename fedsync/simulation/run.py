@@ -162,6 +162,6 @@ def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | 
     """Return the server's keys and each silo's keys, made for this run and kept in memory."""
     if config.cipher.kind == "plain":
         return None, {}
-    from fedsync.cipher.keys.emulated import emulated_rings
+    from fedsync.cipher.keys.authority import emulated_rings
 
     return emulated_rings([silo.name for silo in cluster.silos], config.seed)

@@ -24,7 +24,6 @@ _MOST_CHARACTERS, _MOST_ADDRESSES, _MOST_PEM = 65_536, 8, 32_768
 
 
 def new_secret() -> str:
-    """Return a fresh secret of 32 bytes, as a bearer token."""
     return secrets.token_urlsafe(SECRET_BYTES)
 
 
@@ -71,13 +70,10 @@ class Join:
         return join
 
     def trusted(self, hosts: Collection[str], authority: str | None) -> Join:
-        """Return the join with only the addresses that the silo's owner allows.
+        """Return the join with only the addresses that the silo's owner allows; `ConfigError` if none is left.
 
         So a malicious server cannot direct the silo to machines inside its own network. An ``authority`` (PEM) that the
         owner has installed replaces the join's; None keeps the join's.
-
-        Raises:
-            ConfigError: no address is on one of the hosts, with TLS if there is an authority.
         """
         authority = self.authority if authority is None else authority
         scheme = "https" if authority else "http"

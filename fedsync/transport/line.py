@@ -44,13 +44,9 @@ class Over(RunError):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedQuestion:
-    """Question received from the server.
+    """Question received from the server: ``payload`` is uint8 or a blob to fetch, ``spec`` the run's specification.
 
-    Args:
-        payload: uint8 payload, a blob to fetch, or None.
-        ticket: ticket for the upload of a large answer; empty for none.
-        most: largest payload of the answer [bytes].
-        spec: the run's specification as JSON.
+    ``ticket`` admits the upload of a large answer, whose payload has at most ``most`` bytes.
     """
 
     number: int
@@ -62,37 +58,32 @@ class ReceivedQuestion:
 
 
 class HubLine:
-    """Thread-safe client of one session at the hub.
+    """Thread-safe client of one session at the hub, whose ``secret`` only this silo knows.
 
-    Only this silo knows the session's ``secret``, see `fedsync.transport.join.new_secret`. ``address`` is the index of
-    the join's address to use.
+    All requests raise `JoinRefused` if the session has ended, `Over` if the run is over, and httpx.TransportError if
+    the connection failed (for transfers: too often).
     """
 
-    def __init__(self, join: Join, secret: str, address: int = 0) -> None:
+    def __init__(self, join: Join, secret: str) -> None:
         self._join, self._secret = join, secret
         verify: ssl.SSLContext | bool = False
         if join.authority:
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             verify.load_verify_locations(cadata=join.authority)
         headers = {"accept-encoding": "identity"}  # a small compressed body may expand to a large one
-        self._http = httpx.Client(base_url=join.addresses[address], verify=verify, timeout=_TIMES, headers=headers)
+        self._http = httpx.Client(base_url=join.addresses[0], verify=verify, timeout=_TIMES, headers=headers)
 
     def close(self) -> None:
         self._http.close()
 
     def join(self) -> None:
-        """Begin the session, or confirm that it has begun; `JoinRefused`, httpx.TransportError as in `asked`."""
+        """Begin the session, or confirm that it has begun."""
         headers = {"authorization": f"Bearer {self._join.secret}", SESSION: digest_of(self._secret)}
         self._checked(self._said("POST", "/join", headers))
 
     def asked(self, after: int) -> ReceivedQuestion | None:
         """Return the first question after number ``after``; waits for it, and returns None after the hub's timeout.
-
-        Raises:
-            JoinRefused: the session has ended.
-            Over: the run is over.
-            ProtocolError: the response is invalid.
-            httpx.TransportError: the connection failed.
+        Raise `ProtocolError` if the response is invalid.
         """
         with self._http.stream("GET", "/orders", params={"after": after}, headers=self._known()) as reply:
             self._checked(reply)
@@ -117,11 +108,8 @@ class HubLine:
     def answer(
         self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
     ) -> None:
-        """Answer a question; uploads a large payload first. A repeated call is harmless.
-
-        Raises:
-            ProtocolError: the payload exceeds the question's limit.
-            JoinRefused, Over, httpx.TransportError: as in `asked`.
+        """Answer a question; uploads a large payload first. A repeated call is harmless. Raise `ProtocolError` if the
+        payload exceeds the question's limit.
         """
         beside, ticket = b"", ""
         if payload is not None and payload.nbytes > asked.most:
@@ -141,12 +129,7 @@ class HubLine:
     def fetch(self, blob: Blob, path: Path, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Fetch a blob to the file ``path``, which is written only when complete; resumes an earlier partial download.
 
-        ``goes_on`` is called between retries; False ends them.
-
-        Raises:
-            ProtocolError: the data do not match the digest.
-            JoinRefused, Over: as in `asked`.
-            httpx.TransportError: the connection failed too often.
+        ``goes_on`` is called between retries; False ends them. `ProtocolError` if the data do not match the digest.
         """
         part, breaks = path.with_name(f"{path.name}.part"), 0
         while True:
@@ -182,11 +165,8 @@ class HubLine:
                     file.write(piece)
 
     def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
-        """Upload a large answer; resumes at the hub's offset. Return False if the server no longer expects the answer.
-
-        Raises:
-            JoinRefused, Over: as in `asked`.
-            httpx.TransportError: the connection failed too often.
+        """Upload a large answer; resumes at the hub's offset. Return False if the server no longer expects the
+        answer.
         """
         data = payload.data.cast("B")
         digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
@@ -198,7 +178,10 @@ class HubLine:
                 self._checked(reply)
                 if reply.headers.get("upload-sha256") == digest:
                     return True
-                there = _offset(reply, len(data))
+                text = reply.headers.get("upload-offset", "")
+                if not text.isdecimal() or int(text) > len(data):
+                    raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
+                there = int(text)
                 breaks, before = (0 if there > before else breaks), there
                 headers = {
                     **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
@@ -225,12 +208,8 @@ class HubLine:
 
     @staticmethod
     def _checked(reply: httpx.Response) -> None:
-        """Check the status of a response.
-
-        Raises:
-            JoinRefused, Over: status 401 or 410.
-            httpx.TransportError: a temporary failure, so the request may be retried.
-            ProtocolError: any other failure.
+        """Check the status of a response; a temporary failure is a httpx.TransportError, so the request may be
+        retried.
         """
         status = reply.status_code
         if status == 401:
@@ -241,13 +220,6 @@ class HubLine:
             raise httpx.ReadError(f"the hub answers {status}")
         if status not in (200, 204, 206):
             raise ProtocolError(SERVER, "status", f"{status}")
-
-
-def _offset(reply: httpx.Response, most: int) -> int:
-    text = reply.headers.get("upload-offset", "")
-    if not text.isdecimal() or int(text) > most:
-        raise ProtocolError(SERVER, "upload-offset", f"{text!r:.40}")
-    return int(text)
 
 
 def _bounded(reply: httpx.Response, most: int) -> bytes:

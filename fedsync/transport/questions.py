@@ -42,11 +42,10 @@ class SiloQuestion:
 
     Args:
         payload: uint8 payload, or a blob in its place; or None.
-        most: largest payload of the answer [bytes].
+        most: largest payload of the answer [bytes], whose text has at most ``most_text`` bytes.
         spec: the run's specification as JSON, by which the silo finds its trainer.
         kind: message type in Flower.
         ttl_s: time after which the answer is no longer expected [s].
-        most_text: largest text of the answer [bytes].
     """
 
     text: str
@@ -80,16 +79,11 @@ class SiloAnswer:
 
 @dataclass(frozen=True, slots=True)
 class FrameHead:
-    """Header of a request or response: lengths of the parts of its body, and references to parts elsewhere.
+    """Header of a request or response: lengths of the parts of its body [bytes], and references to parts elsewhere.
 
-    Args:
-        text: length of the text, which the payload follows [bytes].
-        number: number of the question in its session.
-        blob: digest of the payload if it must be fetched; ``nbytes`` is its size.
-        ticket: ticket of the upload of a large answer.
-        most: largest payload of the answer [bytes].
-        spec: length of the run's specification, which precedes the text [bytes].
-        relay: 1 if a relay answers.
+    The body is the run's specification (``spec``), the text, and the payload, unless that is a ``blob`` (digest) of
+    ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most ``most``
+    bytes, and ``relay`` is 1 if a relay answers.
     """
 
     text: int
@@ -127,11 +121,7 @@ class FrameHead:
 
 
 def needed(payload: Payload | None, sender: str) -> Payload:
-    """Return the payload of a reply that requires one.
-
-    Raises:
-        ProtocolError: the payload is missing.
-    """
+    """Return the payload of a reply that requires one; `ProtocolError` if it is missing."""
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no 'payload'")
     return payload

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.authority import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator

@@ -17,7 +17,7 @@ import fedsync.cipher.encoding.tally as tally
 from fedsync.cipher.encoding.catch_up import CatchUp, Start
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.tally import Contribution
-from fedsync.cipher.silo.snapshot import seal_snapshot
+from fedsync.cipher.silo.replica_state import seal_snapshot
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkReport
 from tests.attacks.conftest import Make

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsync.cipher.masking.mask_questions import RevealQuestion, SignAnswer, SignQuestion, read_answer, read_question
+from fedsync.cipher.masking.mask_round import RevealQuestion, SignAnswer, Survivors, read_answer, read_question
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Question, Train
 from tests.attacks.adversary import Federation
@@ -84,13 +84,13 @@ def test_one_silo_lost_after_its_upload_costs_no_round(make: Make) -> None:
     assert moved > 0.1, "the round is not lost"
 
 
-def questions(federation: Federation, ids: list[str]) -> dict[str, SignQuestion]:
+def questions(federation: Federation, ids: list[str]) -> dict[str, Survivors]:
     """What an honest server would ask first."""
     from fedsync.core.actions import Commit
 
     federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
     asked = {name: read_question(one) for name, one in federation.aggregator.questions().items()}
-    return {name: one for name, one in asked.items() if isinstance(one, SignQuestion)}
+    return {name: one for name, one in asked.items() if isinstance(one, Survivors)}
 
 
 def test_nobody_signs_two_lists_and_nobody_reveals_to_few(make: Make) -> None:
@@ -98,20 +98,16 @@ def test_nobody_signs_two_lists_and_nobody_reveals_to_few(make: Make) -> None:
     federation = make(5, cipher=MASKED)
     ids = [federation.collect(name) for name in federation.names]
     asked = questions(federation, ids)
-    whole = next(iter(asked.values())).survivors
+    whole = next(iter(asked.values()))
     without = replace(whole, annexes={name: one for name, one in whole.annexes.items() if name != VICTIM})
     signed: dict[str, bytes] = {}
     for name in federation.names:
-        heard = federation.silos[name].ask(Question(), SignQuestion(whole).encode())
+        heard = federation.silos[name].ask(Question(), whole.encode())
         assert heard.payload is not None
         answer = read_answer(name, heard.payload)
         assert isinstance(answer, SignAnswer)
         signed[name] = answer.signature
-    second = [
-        name
-        for name in federation.names
-        if not federation.silos[name].ask(Question(), SignQuestion(without).encode()).refused
-    ]
+    second = [name for name in federation.names if not federation.silos[name].ask(Question(), without.encode()).refused]
     assert second == [], "lists signed twice"
     told = []
     for count in range(4):  # of 5 with one on the server's side, 4 must sign

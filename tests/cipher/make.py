@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator

@@ -13,7 +13,7 @@ import pytest
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkEntry, LinkKind, Start, decode
 from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.sealed_wire import TRAILER_BYTES, Envelope, Kind, unsigned
-from fedsync.cipher.keys.emulated import EmulatedKeys, emulated_keys
+from fedsync.cipher.keys.authority import EmulatedKeys, emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import total

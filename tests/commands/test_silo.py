@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.common.errors import ConfigError
 from fedsync.silo.owner.lockout import COUNT, Lockout

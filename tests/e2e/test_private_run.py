@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cli import app
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig

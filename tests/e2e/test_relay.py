@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedsync import replay
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.common.processes import end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig

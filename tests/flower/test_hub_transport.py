@@ -16,7 +16,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.hub_transport import FOLDER, HubTransport, way_to_silos
-from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.line import HubLine

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from tests.cipher.make import Federation, change, plan
 from tests.cipher.test_aggregator_and_replica import THREE
 

@@ -10,9 +10,8 @@ from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import HEAD_BYTES, HeldModel, PublicModel, differences_kept, download_bytes
 from fedsync.model.chunked_arrays import SPAN_BYTES
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import FP32, WireFormat
+from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, WireFormat
 from fedsync.model.transfer import OtherVersion, Payload
-from fedsync.model.wire_formats import Bf16, Fp16, Int8
 from tests.memory import traced
 
 SIZE = 1500

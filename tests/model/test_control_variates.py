@@ -7,8 +7,7 @@ import pytest
 
 from fedsync.common.errors import ProtocolError
 from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.control_downlink import ControlledModel, key_of
-from fedsync.model.control_variates import ControlVariates
+from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
 from fedsync.model.server_optimizer import Backing, Moments
 
 MEMORY = ArrayKeeper()

@@ -9,8 +9,7 @@ from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.weighting import Weighting
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import LOST, RECEIVED, PlainReplica
-from fedsync.model.plain_wire import FP32, Wire, WireFormat
-from fedsync.model.wire_formats import Bf16, Fp16, Int8, TopK
+from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat
 
 SIZE = 900
 LOSSY = [Int8(), TopK(0.05), TopK(0.1, Int8())]

@@ -12,9 +12,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.model.array_keeper import LARGE_BYTES, ArrayKeeper
 from fedsync.model.chunked_arrays import digest, file_part
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, WireFormat
-from fedsync.model.rounding import round_fixed
-from fedsync.model.wire_formats import BLOCK, Bf16, Fp16, Int8, TopK
+from fedsync.model.plain_wire import BLOCK, FP32, MAX_MAGNITUDE, Bf16, Fp16, Int8, TopK, WireFormat, round_fixed
 
 FORMATS = [FP32, Bf16(), Fp16(), Int8(), TopK(0.1), TopK(0.3, Int8()), TopK(0.01, Bf16())]
 SIZES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2**18 + 3]

@@ -15,7 +15,7 @@ from fedsync.identity.certificates import make_authority, make_server_certificat
 from fedsync.ops import programs, start
 from fedsync.ops.programs import node_config, node_settings, server_programs, silo_programs
 from fedsync.ops.supervisor import Program
-from fedsync.server.hub_place import HUB, HubPlace
+from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.answers import identify
 from fedsync.silo.agent.joins import INBOX, OWN_NODE
 from fedsync.silo.owner.key_lookup import KEYS

@@ -10,8 +10,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from fedsync.privacy.accounting import epsilon, fits, noise_for, shown
-from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.accounting import PrivacyPlan, epsilon, fits, noise_for, shown
 from fedsync.privacy.release import PrivateSettings, Release
 
 DELTA = 1e-5

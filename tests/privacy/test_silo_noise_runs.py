@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal

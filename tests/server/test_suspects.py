@@ -17,7 +17,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import DropSilo
 from fedsync.core.orders import PooledFigures
 from fedsync.flower.flower_strategy import FedSync
-from fedsync.server.suspects import PATIENCE, Suspects
+from fedsync.server.operator_requests import PATIENCE, Suspects
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from tests.e2e.deployed import SMALL

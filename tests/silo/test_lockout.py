@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.cipher.keys.emulated import emulated_keys
+from fedsync.cipher.keys.authority import emulated_keys
 from fedsync.cipher.keys.keyring import Ring, open_ring
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError, RunError, SiloLocked, SpoiledSum, UserCodeError

@@ -11,8 +11,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, WorkOrder
 from fedsync.model.chunked_arrays import SPAN_BYTES, file_part, map_file
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import WireFormat
-from fedsync.model.wire_formats import Bf16, Fp16, Int8
+from fedsync.model.plain_wire import Bf16, Fp16, Int8, WireFormat
 from fedsync.silo.protocol import Collect, EvaluateModel, Identity, Train, exchange
 from fedsync.silo.session.service import TrainerService
 from tests.memory import traced

@@ -36,6 +36,16 @@ MASKS: Changes = {
             'return hashlib.sha256(b"fedsync mask seed 1" + seed).digest()',
             "return seed[:32]",
         ),
+        (
+            "a-polynomial-of-too-low-a-degree",
+            "for _ in range(threshold - 1))",
+            "for _ in range(threshold - 2))",
+        ),
+        (
+            "coefficients-are-drawn-from-a-small-range",
+            "draw: Callable[[int], int] = secrets.randbelow",
+            "draw: Callable[[int], int] = lambda most: secrets.randbelow(2**16)",
+        ),
     ),
     "cipher/masking/mask_log.py": (
         (
@@ -75,21 +85,21 @@ MASKS: Changes = {
         ),
         (
             "the-book-in-use-is-removed",
-            "if file not in (kept, kept.parent / _LOCK) and time.time()",
-            "if time.time()",
+            " - {file, file.parent / _LOCK}",
+            " - {file.parent / _LOCK}",
         ),
         (
             "seeds-are-kept-for-ever",
-            "for old in list(self._rounds)[:-_ROUNDS]:",
-            "for old in ():",
+            "dict(list(self._rounds.items())[-_ROUNDS:])",
+            "dict(self._rounds)",
         ),
         (
             "seeds-of-opened-sums-are-kept",
-            "            if base < version:\n                self._forget(context)",
-            "            pass",
+            " if made[0] >= version}",
+            "}",
         ),
     ),
-    "cipher/masking/context.py": (
+    "cipher/masking/mask_round.py": (
         ("masks-are-not-bound-to-the-run", '"fedsync mask context 2", run, chain,', '"fedsync mask context 2", chain,'),
         ("masks-are-not-bound-to-the-roster", '"little"), roster.digest, pack_named', '"little"), pack_named'),
         (
@@ -97,8 +107,6 @@ MASKS: Changes = {
             "field.name not in OWN]",
             'field.name not in OWN | {"learning_rate"}]',
         ),
-    ),
-    "cipher/masking/mask_round.py": (
         (
             "own-masks-are-all-alike",
             "Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds",
@@ -159,6 +167,16 @@ MASKS: Changes = {
             " or of.pairs.keys() | {name} != self._roster.keys.keys():",
             ":",
         ),
+        (
+            "signatures-of-anything-count",
+            "if name not in self.annexes or not self.signed_by(keys[name].signing, signature):",
+            "if name not in self.annexes:",
+        ),
+        (
+            "a-list-is-signed-without-its-context",
+            "return pack([self.context, pack_named(self.annexes)])",
+            "return pack([pack_named(self.annexes)])",
+        ),
     ),
     "cipher/masking/masks.py": (
         (
@@ -170,18 +188,6 @@ MASKS: Changes = {
             "seeds-that-nobody-committed-to-are-used",
             "            annexes[name].check(seeds, dropped, SERVER)\n",
             "",
-        ),
-    ),
-    "cipher/masking/mask_questions.py": (
-        (
-            "signatures-of-anything-count",
-            "if name not in self.annexes or not self.signed_by(keys[name].signing, signature):",
-            "if name not in self.annexes:",
-        ),
-        (
-            "a-list-is-signed-without-its-context",
-            "return pack([self.context, pack_named(self.annexes)])",
-            "return pack([pack_named(self.annexes)])",
         ),
     ),
     "cipher/masking/mask_roster.py": (
@@ -209,18 +215,6 @@ MASKS: Changes = {
             "an-announcement-of-another-run-is-used",
             "if any(other != run for other, _ in found.values()):",
             "if False:",
-        ),
-    ),
-    "cipher/masking/shamir.py": (
-        (
-            "a-polynomial-of-too-low-a-degree",
-            "for _ in range(threshold - 1))",
-            "for _ in range(threshold - 2))",
-        ),
-        (
-            "coefficients-are-drawn-from-a-small-range",
-            "draw: Callable[[int], int] = secrets.randbelow",
-            "draw: Callable[[int], int] = lambda most: secrets.randbelow(2**16)",
         ),
     ),
     "cipher/masking/unmask.py": (

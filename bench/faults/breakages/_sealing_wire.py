@@ -43,7 +43,7 @@ WIRE: Changes = {
         ),
         (
             "a-catch-up-may-have-a-tail",
-            "if self._at != len(self._view):",
+            "if reader.at != len(reader.view):",
             "if False:",
         ),
     ),

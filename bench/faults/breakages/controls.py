@@ -24,12 +24,10 @@ _CHANGES: Changes = {
         ),
         ("newcomers-do-not-add-to-the-weight", "weight * backing.newcomers / backing.updates", "0.0"),
         ("weights-of-no-silos-pass-for-some", "return len(powers) == 1 and 0 <= powers[0] <= LARGEST", "return True"),
-    ),
-    "model/control_downlink.py": (
         (
             "variates-that-are-no-numbers-are-followed",
-            "if not (low >= -MAX_MAGNITUDE and high <= MAX_MAGNITUDE):",
-            "if False:",
+            "        check_magnitudes(control, SERVER)\n",
+            "",
         ),
         (
             "part-of-a-table-counts",

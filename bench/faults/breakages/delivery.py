@@ -193,14 +193,12 @@ _CHANGES: Changes = {
             "            list(",
         ),
     ),
-    "server/named_pickle.py": (
+    "server/array_files.py": (
         (
             "checkpoints-depend-on-the-order-of-fields",
             "        if names is None:\n            return NotImplemented\n",
             "        return NotImplemented\n",
         ),
-    ),
-    "server/array_files.py": (
         (
             "sums-below-a-mebibyte-have-no-file",
             "return still and (value.nbytes >= least or is_large(value.nbytes))",
@@ -223,22 +221,20 @@ _CHANGES: Changes = {
         ),
         (
             "an-array-is-written-again-every-time",
-            "ArrayName.of(value) if known is None else known[1]",
-            "ArrayName.of(value)",
+            "self._written.get(id(value)) or (value, ArrayName.of(value))",
+            "(value, ArrayName.of(value))",
         ),
         ("an-array-in-a-file-is-written-again", "if not link_file(data, path):", "if True:"),
     ),
     "model/chunked_arrays.py": (
         ("a-longer-file-is-linked-for-an-array", " and part.path.stat().st_size == part.nbytes:", ":"),
     ),
-    "server/pending_message.py": (
+    "server/outbox.py": (
         (
             "another-order-is-halted",
             "isinstance(self.request, Train) and self.request.order.update_id == update_id",
             "isinstance(self.request, Train)",
         ),
-    ),
-    "server/outbox.py": (
         (
             "an-order-is-sent-twice",
             "posted, self._posted = self._posted, []",

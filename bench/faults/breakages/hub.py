@@ -46,7 +46,11 @@ _CHANGES: Changes = {
         ("an-answer-is-as-large-as-its-silo-likes", "_length(request, head.text + most)", "_length(request, 2**40)"),
         ("an-answer-counts-twice", "            del session.queued[head.number]\n", ""),
         ("silos-wait-for-a-run-that-is-over", "410 if self.over else 204", "204"),
-        ("a-silo-fetches-what-is-for-others", "if found is None or not asked:", "if found is None:"),
+        (
+            "a-silo-fetches-what-is-for-others",
+            " or not any(isinstance(each, Blob) and each.digest == digest for each in payloads)",
+            "",
+        ),
         (
             "an-upload-has-any-size",
             "if total > upload.most or _length(request, upload.most - there)",

@@ -53,8 +53,8 @@ _CHANGES: Changes = {
     "cipher/silo/replica.py": (
         (
             "votes-tell-how-long-a-silo-s-update-is",
-            "votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents",
-            "votes = self._needed(sealed, factor)",
+            " if plan.noise is None else plan.first_exponents",
+            "",
         ),
     ),
     "cipher/silo/reading.py": (

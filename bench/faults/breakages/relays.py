@@ -156,7 +156,7 @@ _CHANGES: Changes = {
             "return members",
         ),
     ),
-    "cipher/server/commit_inputs.py": (
+    "cipher/server/inbox.py": (
         (
             "a-region-counts-in-the-clear-as-one-silo",
             "weight = sum(weights[update_id] for update_id in update.update_ids)",
@@ -167,11 +167,9 @@ _CHANGES: Changes = {
             "apart = list(dict.fromkeys(updates.values()))",
             "apart = list(updates.values())",
         ),
-    ),
-    "cipher/server/inbox.py": (
         (
             "a-part-of-a-region-s-sum-counts",
-            "if update_id in self._pending and not self._whole(update_id, named)]",
+            "if not set(members) <= set(named)]",
             "if False]",
         ),
         (

@@ -8,12 +8,16 @@
     each entry: version [8] | sums [8] | clear bytes [8] | reveal bytes [8] | each sum: bytes [8], an aggregate; zeros
     to 8 | values in the clear; zeros to 8 | reveals; zeros to 8
 
+    snapshot: author: length [1], UTF-8 | R [32] | version [8] | Ed25519 signature over these and the SHA-256 of the
+    rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
+
 Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message. Their
 content is checked where it is used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsync.cipher.encoding.fields import FieldCheck, read_name, write_name
+from fedsync.cipher.keys.material import SIGNATURE_BYTES, SiloKeys, is_signed
+from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common.errors import ProtocolError
 from fedsync.model.chunked_arrays import pieces as array_pieces
 from fedsync.model.transfer import Payload
@@ -115,7 +122,7 @@ class CatchUp:
         base: version that the catch-up continues; -1 where the silo holds no model and begins with version 0.
         model: model of ``base``, sealed or in the clear; empty where the silo holds it.
         calibration: aggregate of the silos' headers from the start of the run, with the size of their updates.
-        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.attempts`.
+        attempt: attempt, counted per ``version``, in which the silo must seal; see `fedsync.cipher.masking.unmask`.
         roster: the silos' announcements for their masks.
     """
 
@@ -129,7 +136,6 @@ class CatchUp:
     roster: Piece = b""
 
     def encode(self) -> Payload:
-        """Encode the message, uint8 [bytes]."""
         return np.frombuffer(b"".join(self.parts()), dtype=np.uint8)
 
     @property
@@ -137,20 +143,14 @@ class CatchUp:
         return sum(map(len, self._pieces()))
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """Yield the message's bytes; pieces that lie in files come one span at a time."""
         for piece in self._pieces():
-            if isinstance(piece, np.ndarray):
-                yield from array_pieces(piece)
-            else:
-                yield piece
+            yield from array_pieces(piece) if isinstance(piece, np.ndarray) else (piece,)
 
     def _pieces(self) -> list[Piece]:
         whole = (self.model, self.calibration, self.roster)
-        lengths = [len(piece) for piece in whole]
         fixed = (_MAGIC, _VERSION, self.start, self.base, self.version, self.attempt)
-        pieces: list[Piece] = [_HEAD.pack(*fixed, *lengths, len(self.links))]
-        for piece in whole:
-            pieces += _padded(piece)
+        pieces: list[Piece] = [_HEAD.pack(*fixed, *map(len, whole), len(self.links))]
+        pieces += [part for piece in whole for part in _padded(piece)]
         for link in self.links:
             pieces.append(_LINK.pack(link.kind, len(link.entries)))
             for entry in link.entries:
@@ -175,7 +175,8 @@ def decode(payload: Payload, sender: str = "server") -> CatchUp:
         reader.fail(f"{count} links from version {base} to {to}: each leads to the next")
     model, calibration, roster = (reader.piece(length) for length in lengths)
     links = tuple(_link(reader, to) for _ in range(count))
-    reader.end()
+    if reader.at != len(reader.view):
+        reader.fail(f"{len(reader.view)} bytes, {reader.at} of which mean something")
     return CatchUp(Start(start), base, to, links, model, calibration, attempt, roster)
 
 
@@ -200,7 +201,7 @@ class _Reader:
     """Bounds-checked reader that cuts a message into pieces."""
 
     def __init__(self, view: memoryview, sender: str) -> None:
-        self._view, self._sender, self._at = view, sender, 0
+        self.view, self._sender, self.at = view, sender, 0
 
     def fail(self, detail: str) -> None:
         raise ProtocolError(self._sender, "catch-up", detail)
@@ -210,16 +211,48 @@ class _Reader:
 
     def piece(self, size: int) -> memoryview:
         """Return the next bytes, without the zeros that pad them."""
-        if size > len(self._view) - self._at:
-            self.fail(f"it ends at {len(self._view)} bytes, within a piece")
-        piece = self._view[self._at : self._at + size]
-        self._at += size + -size % _ALIGN
+        if size > len(self.view) - self.at:
+            self.fail(f"it ends at {len(self.view)} bytes, within a piece")
+        piece = self.view[self.at : self.at + size]
+        self.at += size + -size % _ALIGN
         return piece
-
-    def end(self) -> None:
-        if self._at != len(self._view):
-            self.fail(f"{len(self._view)} bytes, {self._at} of which mean something")
 
 
 def _padded(piece: Piece) -> list[Piece]:
     return [piece, bytes(-len(piece) % _ALIGN)]
+
+
+_SIGNED_SNAPSHOT = b"snapshot 2"
+_SNAPSHOT = struct.Struct(f"<{DIGEST_BYTES}sq")
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSnapshot:
+    """Parts of a snapshot that are readable without a key; ``run`` is R, ``signed`` the bytes that were signed."""
+
+    author: str
+    run: bytes
+    version: int
+    signed: bytes
+    signature: bytes
+    sealed: memoryview
+
+    @classmethod
+    def make(cls, own: SiloKeys, run: bytes, version: int, sealed: bytes) -> bytes:
+        head = write_name(own.name) + _SNAPSHOT.pack(run, version)
+        return head + own.sign(_SIGNED_SNAPSHOT, head + hashlib.sha256(sealed).digest()) + sealed
+
+    @classmethod
+    def read(cls, data: bytes | memoryview, sender: str) -> SignedSnapshot:
+        """Parse a snapshot without checking the signature; raise `ProtocolError` if it is malformed."""
+        content, check = memoryview(data), FieldCheck(sender)
+        name, at = read_name(content, 0, check)
+        start = at + _SNAPSHOT.size + SIGNATURE_BYTES
+        if len(content) < start:
+            check.fail("snapshot", f"it ends at {len(content)} bytes")
+        run, version = _SNAPSHOT.unpack_from(content, at)
+        signed = bytes(content[: at + _SNAPSHOT.size]) + hashlib.sha256(content[start:]).digest()
+        return cls(name, run, version, signed, bytes(content[at + _SNAPSHOT.size : start]), content[start:])
+
+    def is_of(self, signing: bytes) -> bool:
+        return is_signed(signing, _SIGNED_SNAPSHOT, self.signed, self.signature)

@@ -48,7 +48,6 @@ def read_name(header: memoryview, at: int, check: FieldCheck) -> tuple[str, int]
 
 
 def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool) -> tuple[Member, int]:
-    """Read a member at ``at``; return the member and its end."""
     update_id, at = read_name(header, at, check)
     end = at + _MEMBER.size + (_DIGESTS.size if digests else 0)
     if end > len(header):
@@ -59,7 +58,6 @@ def read_member(header: memoryview, at: int, check: FieldCheck, *, digests: bool
 
 
 def write_name(name: str) -> bytes:
-    """Encode for `read_name`, or raise `ValueError` if the name is empty or too long."""
     data = name.encode()
     if not 1 <= len(data) <= MAX_NAME_BYTES:
         raise ValueError(f"a name has {len(data)} bytes, at most {MAX_NAME_BYTES}")
@@ -80,10 +78,10 @@ ANNEX_HEAD = 72
 
 
 def annex_stub(annex: bytes) -> bytes:
-    """Beginning of an annex and SHA-256 of the rest: enough to compute the annex's digest and to read its beginning."""
+    """Beginning of an annex and SHA-256 of the rest: enough to compute its digest and to read its beginning."""
     return annex[:ANNEX_HEAD] + hashlib.sha256(annex[ANNEX_HEAD:]).digest()
 
 
 def annex_digest(annex: bytes) -> bytes:
-    """`Member.annex` of an update sent with this annex: SHA-256 of the stub, or `NO_DIGEST` without an annex."""
+    """`Member.annex` of an update with this annex: SHA-256 of the stub, or `NO_DIGEST` without one."""
     return hashlib.sha256(annex_stub(annex)).digest() if annex else NO_DIGEST

@@ -1,32 +1,18 @@
 """Tags over ciphertext words: a silo decrypts only sums of updates that silos sealed.
 
 Ciphertexts are malleable, and whether a changed ciphertext still opens discloses something about the key. Each silo
-therefore sends with its update x a *tag* of two numbers modulo m, the prime modulo which the suite adds words.
-For c = 0 and 1
+therefore sends with its update x a *tag* of two numbers modulo m, the prime modulo which the suite adds words. For c =
+0 and 1
 
     h_c(w) = sum over blocks b of s_bc * (sum over positions p of rho_pc w_bp)                 (mod m)
     tag_c  = h_c(w) + pad_c(all that the sender knew of the message, SHA-256 of w included)    (mod m)
 
-where w_bp are the words: block b is a chunk, p a position in the chunk. The hashed data is the ciphertext, c0 and c1.
-The server adds words and tags without a key. A silo that receives a sum computes h of the sum and adds the pads of the
-members that the sum names. The silo compares before it opens anything. The tag fits only if the words are the sum of
-exactly those members' words. Coefficients and pads come from a key that silos share and the server does not have.
-
-- rho and s are the same for all messages of a key epoch and suite, because a sum of messages is hashed. They are
-  uniform and secret. For every change d != 0 of the words and every t, h_c(d) = t has a probability of at most 2/m. The
-  reason: either the inner sum of a changed block is 0, or its factor s_bc must have one particular value of m. Swaps
-  and multiples are changes, too.
-- Two checks with separate coefficients make the probability (2/m)^2, below 2^-116. An attacker sees of a guess only
-  whether it was accepted. A wrong guess discloses only that it was wrong: v guesses succeed with v times that
-  probability.
-- A pad hides h_c(w). Without pads, two messages would give linear equations in rho and s. A pad must never be used for
-  two messages. Serial numbers and nonces repeat when a backup is restored, so the digest of the words is part of the
-  pad's input. The same pad then hides the same words and discloses nothing new.
-- The server cannot later change any input of the pad: the run and the history of the sender's model (``Member.chain``),
-  the grid, the attempt, the suite, the number of chunks. A left-out, added, renamed or replayed member has another pad,
-  too.
-
-The tags protect against the server and the network, not against silos: silos have the key.
+where w_bp are the ciphertext words: block b is a chunk, p a position in the chunk. The server adds words and tags
+without a key. A silo that receives a sum computes h of the sum, adds the pads of the members that the sum names, and
+compares before it opens anything. rho and s, uniform and secret, are the same for all messages of a key epoch and
+suite. A pad is never used for two messages: its input has the digest of the words, so the same pad hides the same
+words. Two checks make the probability of a forgery (2/m)^2, below 2^-116. The tags protect against the server and the
+network, not against silos. `docs/internals/cryptography.md` has the argument.
 
 Source: Agrawal and Boneh 2009, "Homomorphic MACs", section 3, for sums; Carter and Wegman 1981 for hash and pad.
 """
@@ -46,17 +32,14 @@ from fedsync.cipher.suites.suite import NO_DIGEST, Adder, Form, Words
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 
-# Bits of integers that float64 adds exactly.
-_EXACT = 53
-# Parts into which a word is cut.
-_HALVES = 2
-# Chunks that are processed together: they stay in the cache.
-_GROUP = 8
-# Positions of one matrix product. The product stays below the size at which OpenBLAS starts threads. Threads cost more
-# than they gain here, and they stall everything else where a process shares its cores.
+_EXACT, _HALVES, _GROUP = 53, 2, 8
+"""Bits of integers that float64 adds exactly; parts of a word; chunks that are processed together, for the cache."""
+
 _STRETCH = 512
-# Spare draws: about 1 of 2^46 numbers is not below the modulus and is replaced.
+"""Positions of one matrix product: below the size at which OpenBLAS starts threads, which cost more than they gain."""
+
 _SPARE = 16
+"""Spare draws: about 1 of 2^46 numbers is not below the modulus and is replaced."""
 
 
 class WordHash:
@@ -100,13 +83,8 @@ class WordHash:
 class Authentic:
     """Message whose tag was verified; made by `Authenticator.authenticate`.
 
-    The words may lie in a file that could change after the check. Only authenticated words may be opened. Callers
-    therefore get copies, span by span. Each copy is released only after h of all words up to its end equals the value
-    at verification.
-
-    Args:
-        reached: h at the end of each span.
-        hasher: makes a fresh hash for the second pass.
+    The words may lie in a file that could change after the check. So callers get copies, span by span. Each copy is
+    released only after h of all words up to its end equals the value at verification (``reached``).
     """
 
     def __init__(
@@ -116,10 +94,8 @@ class Authentic:
         self._words, self._sender, self._reached, self._hasher = envelope.words, sender, reached, hasher
 
     def spans(self) -> Iterator[Words]:
-        """Yield private copies of all words, uint64 [chunks of a span, words of a chunk].
-
-        Raises:
-            ProtocolError: the words changed after verification.
+        """Yield private copies of all words, uint64 [chunks of a span, words of a chunk]. Raise `ProtocolError` if the
+        words changed after verification.
         """
         hasher = self._hasher()
         for span, reached in zip(_copies(self._words, self.head.form, self._sender), self._reached, strict=True):
@@ -135,11 +111,7 @@ class Authentic:
 
 
 class Authenticator:
-    """Maker and verifier of the tags of one suite in one key epoch.
-
-    Args:
-        key: 32 bytes that silos share and the server does not have, `GroupKey.derive` of `Purpose.TAG`.
-    """
+    """Maker and verifier of the tags of one suite in one key epoch; ``key`` is for `Purpose.TAG`, 32 bytes."""
 
     def __init__(self, key: bytes, form: Form) -> None:
         self._key = hmac.digest(key, b"fedsync tag 2\0" + bytes([form.code]), "sha256")
@@ -155,24 +127,14 @@ class Authenticator:
         return WordHash(self._form, self._pieces, self._weights, Keystream(self._derived(b"s")))
 
     def tag(self, hashed: Tag, head: Head) -> Tag:
-        """Compute the tag of an update.
-
-        Args:
-            hashed: `WordHash.value` of the update's words.
-            head: head of the message; the member must already have its digests.
-
-        Raises:
-            PolicyError: the member has no digest: one pad could hide two messages.
-        """
+        """Compute the tag of an update from its `WordHash.value`; the member must already have its digests."""
         if head.members[0].digest == NO_DIGEST:
             raise PolicyError(f"{head.members[0].update_id} is to be tagged before its words have a digest")
         return added(hashed, self._pads(head), self._form)
 
     def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:
-        """Check the tag of a sum against ``hashed``, its `WordHash.value`, before anything of the sum is opened.
-
-        Raises:
-            ProtocolError: the words are not the sum of what the members in ``head`` sealed.
+        """Check the tag of a sum against its `WordHash.value`, before anything of the sum is opened. Raise
+        `ProtocolError` if the words are not the sum of what the members in ``head`` sealed.
         """
         expected = added(hashed, self._pads(head), self._form)
         if not hmac.compare_digest(_packed(expected), _packed(tag)):
@@ -221,7 +183,7 @@ def _half_bits(form: Form) -> int:
 
 
 def _uniform(key: bytes, form: Form) -> Words:
-    """Numbers uniform below the modulus, one for each word of a chunk, uint64 [words]."""
+    """Numbers uniform below the modulus, uint64 [words of a chunk]."""
     drawn = Keystream(key).words(form.words + _SPARE)
     np.bitwise_and(drawn, np.uint64((1 << form.modulus.bit_length()) - 1), out=drawn)
     return drawn[drawn < np.uint64(form.modulus)][: form.words]

@@ -42,14 +42,11 @@ BITS = (8, 12, 16)
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Arrangement of quantised values in a slot.
+    """Arrangement of quantised values in a slot; `ConfigError` if none exists for these numbers.
 
     Args:
         bits: bits of a quantised value, sign included: 8, 12 or 16.
         slot_bits: bits of a slot that the suite offers: 48 (bfv, masked) or 64 (pad).
-
-    Raises:
-        ConfigError: no arrangement exists for these numbers.
     """
 
     bits: int
@@ -70,7 +67,6 @@ class Packing:
 
     @property
     def peak(self) -> int:
-        """Largest quantised value, 2^(bits - 1) - 1; the smallest is its negative."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -87,10 +83,7 @@ class Packing:
         return slots
 
     def unpack(self, slots: Slots) -> Integers:
-        """Unpack slots, int64 [chunks, 4096], into sums of quantised values, int32 [chunks * per_chunk].
-
-        Every slot has exactly one reading, so a hostile slot gives wrong numbers and no error.
-        """
+        """Unpack slots, int64 [chunks, 4096], into int32 [chunks * per_chunk]; every slot has exactly one reading."""
         rest = slots.copy()
         integers = np.empty((len(slots), self.count, SLOTS), dtype=np.int32)
         half, mask = np.int64(1 << (self.width - 1)), np.int64((1 << self.width) - 1)

@@ -23,7 +23,7 @@ from fedsync.cipher.encoding.tally import HeaderForm
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.rounding import fraction_bits, round_fixed
+from fedsync.model.plain_wire import fraction_bits, round_fixed
 
 # Largest ratio of a tensor's step to its largest value; above it, the values are sent as zeros.
 _COARSE = 16
@@ -34,16 +34,13 @@ _GROUP = 8
 
 @dataclass(frozen=True, slots=True)
 class QuantizationGrid:
-    """Parameters that silos must agree on before their integers can be added.
+    """Parameters that silos must agree on before their integers can be added; `ValueError` if they do not fit.
 
     Args:
         layout: names and shapes of the sealed tensors.
         exponents: exponent of each tensor, in the order of ``layout``.
         cap: largest weight n_i of an update; an update is multiplied by n_i / cap before it is sent.
         statistics: statistics whose sums have room in the header.
-
-    Raises:
-        ValueError: exponents are out of range or do not fit the layout, or ``cap`` is out of range.
     """
 
     layout: Layout
@@ -62,7 +59,6 @@ class QuantizationGrid:
 
     @property
     def head(self) -> int:
-        """Slots of the header, at the beginning of chunk 0."""
         return HeaderForm(len(self.layout.names), self.statistics).slots
 
     @property
@@ -76,12 +72,10 @@ class QuantizationGrid:
 
     @property
     def steps(self) -> tuple[float, ...]:
-        """Step of each tensor, 2^(e - bits + 1)."""
         return tuple(math.ldexp(1.0, exponent - self.packing.bits + 1) for exponent in self.exponents)
 
     @property
     def digest(self) -> bytes:
-        """Digest of 32 bytes; equal only for equal grids."""
         tensors = [[*pair] for pair in zip(self.layout.names, self.layout.shapes, strict=True)]
         lanes = [self.packing.bits, self.packing.count, self.packing.width]
         sums = [[each.key, each.size, each.whole] for each in self.statistics]
@@ -93,21 +87,16 @@ class QuantizationGrid:
     ) -> Iterator[tuple[Slots, int]]:
         """Quantise and pack, a few chunks at a time.
 
-        Rounding is stochastic: the probability of rounding up is the lost fraction, so the mean is right. A tensor
-        whose values all lie below a sixteenth of its step is sent as zeros. Steps that large would serve an attacker
-        who wants a few values of a whole step each.
+        Rounding is stochastic, so the mean is right. A tensor whose values all lie below a sixteenth of its step is
+        sent as zeros: steps that large would serve an attacker who wants a few values of a whole step each.
 
         Args:
             header: header of `fedsync.cipher.encoding.tally.build`, int64 [head].
-            values: update, float32 [layout.size].
+            values: update, float32 [layout.size], all finite.
             factor: multiplier of the values: n_i / cap, divided by |a_i| for FedNova.
 
         Yields:
-            Slots, int64 [at most 8, 4096], and the number of values that exceeded their tensor's range and were
-            clipped.
-
-        Raises:
-            ValueError: the size differs from the layout's, or a value or the factor is not finite.
+            Slots, int64 [at most 8, 4096], and the number of values that were clipped to their tensor's range.
         """
         self._check(values)
         if not math.isfinite(factor) or header.shape != (self.head,):
@@ -153,30 +142,31 @@ class QuantizationGrid:
         return arrived
 
     def header_only(self, header: Slots) -> Slots:
-        """Make a chunk with the header and no values, int64 [1, 4096], for use before exponents are agreed on."""
+        """Make a chunk with the header and no values, int64 [1, 4096]."""
         slots = np.zeros((1, SLOTS), dtype=np.int64)
         slots[0, : self.head] = header
         return slots
 
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
-        """Unpack sums and add the numbers they represent to ``out``, a few chunks at a time.
+        """Unpack sums and add the numbers they represent to ``out``, float32 [layout.size], in place.
 
-        Args:
-            chunks: slots of all chunks in order, in any portions; the header is skipped.
-            factor: multiplier of the numbers; see `fedsync.cipher.encoding.tally.Tally.mean_factor`.
-            out: float32 [layout.size], changed in place.
-            updates: number of updates in the sum, each clipped to its tensor's range.
-
-        Raises:
-            ProtocolError: a value exceeds the sum of that many clipped updates, or lies behind the layout's last value.
-            ValueError: there are too few or too many chunks, or ``out`` is wrong.
+        ``chunks`` are the slots of all chunks in order, in any portions, of a sum of so many ``updates``; ``factor`` is
+        `fedsync.cipher.encoding.tally.Tally.mean_factor`. Raise `ProtocolError` if a value exceeds the sum of that many
+        clipped updates, or lies behind the layout's last value.
         """
         self._check(out)
         spans = _Spans(self.layout, [factor * step for step in self.steps])
 
         for integers, start in self._integers(chunks):
-            self._check_range(integers, start, updates, sender)
-            spans.scale(integers, start, out)
+            bound = updates * self.packing.peak
+            if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:
+                raise ProtocolError(sender, "clipping", f"a value is beyond what {updates} clipped updates add up to")
+            if integers[max(self.layout.size - start, 0) :].any():
+                raise ProtocolError(sender, "filling", "there are values behind the last of the model")
+            for low, high, number in spans.within(start, start + integers.size):
+                part = np.empty(high - low, dtype=np.float32)
+                np.multiply(integers[low - start : high - start], number, out=part, casting="unsafe")
+                out[low:high] += part
 
     def largest(self, chunks: Iterable[Slots]) -> tuple[int, bool]:
         """Largest absolute value in slots, and whether a value lies behind the layout's last value."""
@@ -189,8 +179,7 @@ class QuantizationGrid:
     def _integers(self, chunks: Iterable[Slots]) -> Iterator[tuple[Integers, int]]:
         """Yield the integers behind the header, and the index of each portion's first value; check the chunk count."""
         chunk = 0
-        for portion in chunks:
-            slots = portion
+        for slots in chunks:
             if chunk + len(slots) > self.chunks:
                 raise ValueError(f"more than the {self.chunks} chunks that the layout takes")
             if chunk == 0 and len(slots):
@@ -201,13 +190,6 @@ class QuantizationGrid:
             chunk += len(slots)
         if chunk != self.chunks:
             raise ValueError(f"{chunk} chunks, the layout takes {self.chunks}")
-
-    def _check_range(self, integers: Integers, start: int, updates: int, sender: str) -> None:
-        bound = updates * self.packing.peak
-        if integers.max(initial=0) > bound or integers.min(initial=0) < -bound:
-            raise ProtocolError(sender, "clipping", f"a value is beyond what {updates} clipped updates add up to")
-        if integers[max(self.layout.size - start, 0) :].any():
-            raise ProtocolError(sender, "filling", "there are values behind the last of the model")
 
     def _check(self, vector: Vector) -> None:
         if vector.shape != (self.layout.size,) or vector.dtype != np.float32:
@@ -231,9 +213,8 @@ class _Spans:
     """Positions of the tensors in the flat vector, with a number for each tensor."""
 
     def __init__(self, layout: Layout, numbers: list[float]) -> None:
+        self._sizes, self._numbers = layout.sizes, numbers
         self._ends = np.cumsum(np.array(layout.sizes, dtype=np.int64))
-        self._sizes = layout.sizes
-        self._numbers = numbers
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, float]]:
         """Yield (from, to, number) of every tensor's part in ``[start, stop)``."""
@@ -247,20 +228,9 @@ class _Spans:
                 yield low, high, self._numbers[index]
             index += 1
 
-    def scale(self, integers: Integers, start: int, out: Vector) -> None:
-        """Add integers, which begin at ``start`` of the flat vector, times their tensors' numbers to ``out``."""
-        for low, high, number in self.within(start, start + integers.size):
-            part = np.empty(high - low, dtype=np.float32)
-            np.multiply(integers[low - start : high - start], number, out=part, casting="unsafe")
-            out[low:high] += part
-
 
 def needed_exponents(values: Vector, layout: Layout, factor: float, bits: int) -> tuple[int, ...]:
-    """Smallest exponent of each tensor that clips nothing, within the allowed range.
-
-    Raises:
-        ValueError: a value is not finite.
-    """
+    """Smallest exponent of each tensor that clips nothing, within the allowed range; `ValueError` if not finite."""
     largest = _magnitudes(values, layout) * abs(factor)
     if not np.isfinite(largest).all():
         raise ValueError("the update has values that are not finite")

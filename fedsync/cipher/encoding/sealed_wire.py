@@ -76,11 +76,9 @@ class Head:
     """Everything in a message except its words and its tag.
 
     Args:
-        round: base version of an update. For an aggregate, the version that it leads to; this is only the server's
-            claim.
+        round: base version of an update; for an aggregate, the server's claim which version it leads to.
         attempt: number of earlier attempts at the round; in an aggregate, the attempt of all members.
-        epoch: epoch of the group key.
-        fingerprint: fingerprint of the group key, 16 bytes.
+        epoch: epoch of the group key, whose ``fingerprint`` has 16 bytes.
         grid: `fedsync.cipher.encoding.quantization.QuantizationGrid.digest`, concealed by a key of the group, 32 bytes.
         chunks: chunks of the payload: `QuantizationGrid.chunks`, or 1 for a header alone.
         members: the update itself, or every update in the sum.
@@ -108,10 +106,7 @@ class Head:
 class Envelope:
     """Message that passed every check that needs no secret.
 
-    Args:
-        words: uint64 [chunks, words of a chunk], a view of the message, all below their modulus; empty for a slip.
-        tag: see `fedsync.cipher.encoding.integrity`.
-        signature: the sender's signature, 64 bytes.
+    ``words``, uint64 [chunks, words of a chunk], are a view of the message; empty for a slip.
     """
 
     head: Head
@@ -129,8 +124,7 @@ class Expected:
         attempt: None where the receiver cannot know it, and the tag binds it.
         grid: None where the receiver cannot know it yet, and compares it afterwards.
         update_id: the ordered update; ignored for aggregates.
-        public: the sender's Ed25519 key, 32 bytes, for an update; None where the transport alone vouches for the
-            sender.
+        public: the sender's Ed25519 key, for an update; None where the transport alone vouches for the sender.
     """
 
     kind: Kind
@@ -161,24 +155,19 @@ def member_context(head: Head, member: Member) -> bytes:
 
 
 class Writer:
-    """Incremental writer of one message; memory never holds more than the message itself.
+    """Incremental writer of one message; `ValueError` if the head cannot be written or chunks do not fit.
 
-    Without ``signing``, the sender's Ed25519 private key of 32 bytes, the signature is zero.
-
-    Raises:
-        ValueError: the head cannot be written.
+    Without ``signing``, the sender's Ed25519 private key, the signature is zero.
     """
 
     def __init__(self, head: Head, signing: bytes | None) -> None:
         self.header = _pack(head)
         """Header and annex."""
-        self._form = head.form
-        self._signing = signing
-        self._left = head.chunks
+        self._form, self._signing, self._left = head.form, signing, head.chunks
         self._hash = hashlib.sha256()
 
     def payload(self, words: Words) -> memoryview:
-        """Return the next chunks' bytes, without a copy on little-endian machines; `ValueError` if they do not fit."""
+        """Return the next chunks' bytes, without a copy on little-endian machines."""
         if words.ndim != 2 or words.shape[1] != self._form.words or len(words) > self._left:
             raise ValueError(f"chunks {words.shape} do not fit the message")
         self._left -= len(words)
@@ -191,7 +180,7 @@ class Writer:
         return self._hash.digest()
 
     def trailer(self, tag: Tag) -> bytes:
-        """Return tag and signature, or raise `ValueError` if fewer chunks were written than announced."""
+        """Return tag and signature."""
         if self._left:
             raise ValueError(f"{self._left} chunks are missing")
         packed = _TAG.pack(*tag)
@@ -245,9 +234,7 @@ def decode(data: Buffer, expected: Expected, adder: Adder | None = None) -> Enve
     """Read a message after every check that needs no secret. The member of an update gets its digests.
 
     ``data`` must not change while the envelope is in use. Passing an ``adder`` of the suite saves making a new one.
-
-    Raises:
-        ProtocolError: the first failed check.
+    Raise `ProtocolError` at the first failed check.
     """
     view = _view(data)
     check = FieldCheck(expected.sender)
@@ -282,7 +269,6 @@ def _read_tag(view: memoryview, at: int, head: Head, check: FieldCheck) -> Tag:
 def _check_signature(
     header: memoryview, head: Head, tag: Tag, signature: bytes, expected: Expected, check: FieldCheck
 ) -> None:
-    """Check an update's signature against the sender's key, where the key is known."""
     signed = b"".join((header, head.members[0].digest, _TAG.pack(*tag)))
     if expected.public is not None and not is_signed(expected.public, _CONTEXT, signed, signature):
         check.fail("signature", "not signed by the sender, or changed on its way")

@@ -74,11 +74,7 @@ class SiloNoise:
     shares: int
 
     def fit(self, values: int, bits: int) -> NoiseFit:
-        """Return the finest grid on which clipped values and noise stay in range.
-
-        Raises:
-            ConfigError: ``bits`` are too few for so many values.
-        """
+        """Return the finest grid on which clipped values and noise stay in range; `ConfigError` if there is none."""
         peak = (1 << (bits - 1)) - 1
         for exponent in range(MIN_EXPONENT, MAX_EXPONENT + 1):
             norm = self.clip / math.ldexp(1.0, exponent - bits + 1)
@@ -94,15 +90,12 @@ class SiloNoise:
     def integers(
         self, values: Vector, factor: float, bits: int, rounding: np.random.Generator, noise: np.random.Generator | None
     ) -> Integers:
-        """Clip, round and add one share of noise.
+        """Clip, round and add one share of noise: int32 [d] within the range of ``bits``.
 
         Args:
             values: update, float32 [d].
             factor: multiplier of the values before they are clipped.
             noise: source of the noise; None, as at every real silo, takes it from the operating system.
-
-        Returns:
-            Integers within the range of ``bits``, int32 [d].
 
         Raises:
             ValueError: a value or the factor is not finite.

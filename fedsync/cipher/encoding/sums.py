@@ -1,4 +1,7 @@
-"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64."""
+"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64.
+
+Numbers larger than a slot are cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,55 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsync.cipher.encoding.limbs import LIMB_BITS, figure, get, put
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.core.orders import Evaluation
 from fedsync.evaluation.metrics.classes import ClassCounts
 from fedsync.evaluation.metrics.metric_types import Statistic
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
+
+LIMB_BITS = 24
+
+LIMBS, POINT = 4, 20
+"""Default: four slots, in units of 2^-20."""
+
+
+def fixed(number: float, point: int = POINT) -> int:
+    """Convert to the nearest integer multiple of 2^-point, or raise `ValueError` if not finite."""
+    if not math.isfinite(number):
+        raise ValueError(f"{number} cannot be sent")
+    return round(math.ldexp(number, point))
+
+
+def figure(number: float, point: int = POINT, limbs: int = LIMBS) -> int:
+    """Convert like `fixed`, but saturate large finite numbers: a diverging model has figures of any size."""
+    if math.isfinite(number) and abs(number) > math.ldexp(1.0, LIMB_BITS * limbs - 1 - point):
+        return (_largest(limbs) - 1) * (1 if number > 0 else -1)
+    return fixed(number, point)
+
+
+def _largest(limbs: int) -> int:
+    """Bound that keeps the highest limb of one summand within its 24 bits."""
+    return 1 << (LIMB_BITS * limbs - 1)
+
+
+def put(slots: Slots, at: int, number: int, limbs: int = LIMBS) -> None:
+    """Write one silo's number from slot ``at`` on, or raise `ValueError` if it is too large."""
+    if not -_largest(limbs) <= number < _largest(limbs):
+        raise ValueError(f"{number} is too large to be sent")
+    mask = (1 << LIMB_BITS) - 1
+    for limb in range(limbs - 1):
+        slots[at + limb] = (number >> (LIMB_BITS * limb)) & mask
+    slots[at + limbs - 1] = number >> (LIMB_BITS * (limbs - 1))
+
+
+def number(slots: Slots, at: int) -> float:
+    """Read a sum over silos of numbers that `fixed` and `put` wrote."""
+    return math.ldexp(get(slots, at), -POINT)
+
+
+def get(slots: Slots, at: int, limbs: int = LIMBS) -> int:
+    return sum(int(slots[at + limb]) << (LIMB_BITS * limb) for limb in range(limbs))
+
 
 MAX_CELL = (1 << 24) - 1
 """Largest count that one silo may send for a statistic."""
@@ -25,10 +71,8 @@ def slots_of(statistic: Statistic) -> int:
 
 
 def sealable(statistic: Statistic, sums: Sequence[float]) -> Slots:
-    """Encode one silo's sums as slots, int64 [slots_of(statistic)].
-
-    Raises:
-        ValueError: the statistic has another number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
+    """Encode one silo's sums as slots, int64 [slots_of(statistic)]. Raise `ValueError` if the statistic has another
+    number of sums; or a number is not finite, or no count in 0..`MAX_CELL`.
     """
     if len(sums) != statistic.size:
         raise ValueError(f"{len(sums)} sums of {statistic.key}, which has {statistic.size}")

@@ -42,9 +42,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.cipher.encoding.limbs import figure, fixed, get, number, put
 from fedsync.cipher.encoding.packing import MAX_CAP, MAX_EXPONENT, MIN_EXPONENT, SLOTS, Slots
-from fedsync.cipher.encoding.sums import fault_of, sealable, slots_of, summed
+from fedsync.cipher.encoding.sums import fault_of, figure, fixed, get, number, put, sealable, slots_of, summed
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import Evaluation, Split, Subject
 from fedsync.evaluation.metrics.metric_types import Statistic
@@ -87,7 +86,6 @@ class HeaderForm:
 
     @property
     def slots(self) -> int:
-        """Slots of the header, at most a chunk."""
         return self._behind_votes + self.sums
 
     @property
@@ -110,13 +108,8 @@ _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27
 class Contribution:
     """Numbers that one silo puts into a header.
 
-    Args:
-        weight: n_i, 1..cap.
-        exponents: exponent that each tensor's values need, in the layout's order; see `needed_exponents`.
-        progress: |a_i| of FedNova, more than 0; 1 where updates are not normalised.
-        evaluation: evaluation to report encrypted, if any.
-        loss: mean training loss per sample to report encrypted; None if the silo's own training code reports none.
-        question: subject and split of the evaluation.
+    ``weight`` is n_i, 1..cap; ``exponents`` are those that each tensor's values need; ``progress`` is |a_i| of FedNova,
+    or 1; ``loss`` is the mean training loss per sample, None if the silo's own training code reports none.
     """
 
     weight: int
@@ -137,11 +130,9 @@ class Tally:
         progress: sum of n_i |a_i|.
         votes: number of silos that voted for each exponent, int64 [groups, BINS].
         tensors: tensors of the layout; group g has those with ``t * groups // tensors == g``.
-        evaluators: silos that reported an evaluation.
-        evaluation: sum of their evaluations; None if there is none, or if silos cannot have found this sum.
+        evaluators: silos that reported an evaluation, of which ``holders`` have samples.
+        evaluation: sum of their evaluations; None if there is none, or ``fault`` says why it is dropped.
         loss: sum of all mean training losses; None where not all silos report a loss.
-        fault: reason why a present evaluation is dropped.
-        holders: evaluators that have samples.
     """
 
     count: int
@@ -199,18 +190,14 @@ def evaluations_together(found: Sequence[Evaluation]) -> Evaluation:
 
 
 def total(numbers: Iterable[float | None]) -> float | None:
-    """Sum of the numbers; None if any of them is None."""
     found = list(numbers)
     return None if None in found else math.fsum(number for number in found if number is not None)
 
 
 def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -> Slots:
-    """Build one silo's header, int64 [slots of its `HeaderForm`].
+    """Build one silo's header, int64 [slots of its `HeaderForm`]; `ValueError` if a number is out of range.
 
     An evaluation with samples must have the sums of all ``statistics``.
-
-    Raises:
-        ValueError: a number is out of range or not finite.
     """
     if not 1 <= own.weight <= cap <= MAX_CAP:
         raise ValueError(f"weight {own.weight} lies outside 1..{cap}")
@@ -230,8 +217,7 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
         if own.evaluation.samples:
             _tell(slots, _TELL_LOSS, _LOSS, own.evaluation.loss)
             _tell(slots, _TELL_CORRECT, _CORRECT, own.evaluation.correct)
-        for statistic, place in form.places:
-            if own.evaluation.samples:
+            for statistic, place in form.places:
                 slots[place] = sealable(statistic, own.evaluation.sums[statistic.key])
     for group, exponent in enumerate(_grouped(own.exponents, form.groups)):
         counter = group * BINS + exponent - MIN_EXPONENT
@@ -240,15 +226,9 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """Read the sum of ``members`` headers, after a check that it can be such a sum.
+    """Read the sum of as many headers as the aggregate names members, after a check that it can be such a sum.
 
-    Args:
-        slots: opened slots, int64 [at least the form's]: the beginning of chunk 0, or all of it.
-        members: number of silos that the aggregate names.
-
-    Raises:
-        ProtocolError: the count is not ``members``; or that many silos cannot have these weights; or no sum of headers
-            has these slots.
+    ``slots`` are opened, int64 [at least the form's]: the beginning of chunk 0, or all of it. Else `ProtocolError`.
     """
     flat = slots.reshape(-1)[: form.slots]
     count, weight, evaluators = int(flat[_COUNT]), get(flat, _WEIGHT), int(flat[_EVALUATED])
@@ -283,20 +263,11 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
     The needed exponent is the largest vote after the ``spared`` largest, which may be lies; an honest outlier is
     clipped then. A tensor keeps its exponent while that is the needed exponent or at most ``headroom`` more. So
     exponents do not flap, and at most ``headroom`` bits are idle. Otherwise the exponent becomes ``headroom`` more than
-    needed, because the next update may be larger.
-
-    Args:
-        current: exponents in use.
-        spared: number of votes that must not change the result, less than the number of votes.
-        headroom: bits to spare, at least 1.
-
-    Raises:
-        ValueError: ``spared`` is out of range, or the number of exponents differs from the number of tensors.
+    needed, because the next update may be larger. `ValueError` if ``spared`` or the number of exponents is wrong.
     """
     if not 0 <= spared < tally.count or len(current) != tally.tensors:
-        raise ValueError(
-            f"{spared} of {tally.count} votes spared, {len(current)} exponents for {tally.tensors} tensors"
-        )
+        told = f"{len(current)} exponents for {tally.tensors} tensors"
+        raise ValueError(f"{spared} of {tally.count} votes spared, {told}")
     enough = np.cumsum(tally.votes, axis=1) >= tally.count - spared
     needed = np.argmax(enough, axis=1) + MIN_EXPONENT
     chosen = []
@@ -309,8 +280,8 @@ def next_exponents(tally: Tally, current: Sequence[int], spared: int = 0, headro
 def votes_spared(voters: Mapping[str, int], colluding: int) -> int:
     """Votes that ``colluding`` silos may have cast together, and that must not change the exponents.
 
-    A silo votes with each update, so the silos with most votes in ``voters`` count. With fewer than three silos nobody
-    can tell who lies; of five at most two may lie.
+    A silo votes with each update, so the silos with most votes count. With fewer than three silos nobody can tell who
+    lies; of five at most two may lie.
     """
     lying = min(colluding, (len(voters) - 1) // 2)
     return sum(sorted(voters.values(), reverse=True)[:lying])

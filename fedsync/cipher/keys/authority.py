@@ -1,5 +1,7 @@
 """Administrator's offline work: makes the group secret, pins silos, wraps the secret for them, begins epochs.
 
+Also all keys of emulated silos, where one process is the administrator and every silo.
+
     administrator/administrator.key     signing key, group secret, pinned silos
                   issued/epoch-2/       a bundle for each silo, and server.json for the server
 
@@ -9,23 +11,15 @@ The silos' side is `fedsync.cipher.keys.keyring`.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.key_files import (
-    Epoch,
-    MemberKeys,
-    Name,
-    Record,
-    Secret,
-    SecretContext,
-    read_record,
-    write_record,
-)
-from fedsync.cipher.keys.keywrap import ServerKeys, read_announcement, server_file, wrap
-from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, verification_key
+from fedsync.cipher.keys.key_files import Epoch, Name, Record, Secret, SecretContext, read_record, write_record
+from fedsync.cipher.keys.keyring import GROUP_FILE, Ring, accept, new_silo, open_ring, read_bundle
+from fedsync.cipher.keys.keywrap import ServerKeys, announce, read_announcement, read_server_file, server_file, wrap
+from fedsync.cipher.keys.material import KEY_BYTES, GroupKey, PublicKeys, SiloKeys, hkdf, verification_key
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import private_folder, write_atomically, write_private
 
@@ -54,7 +48,7 @@ class _AuthorityRecord(Record):
     epoch: Epoch
     key: Secret
     context: SecretContext
-    members: dict[Name, MemberKeys]
+    members: dict[Name, PublicKeys]
     revoked: dict[str, Name]
     issued: bool
 
@@ -70,12 +64,10 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class KeyAuthority:
-    """Content of the administrator's folder, without its secrets.
+    """Content of the administrator's folder, without its secrets; silos pin ``public``, an Ed25519 key of 32 bytes.
 
-    Args:
-        public: Ed25519 public key that the silos pin, 32 bytes.
-        revoked: names of silos whose keys were revoked; with fresh keys they may be members again.
-        issued: whether bundles of this epoch were written.
+    ``revoked`` names silos whose keys were revoked; with fresh keys they may be members again. ``issued``: whether
+    bundles of this epoch were written.
     """
 
     public: bytes
@@ -87,30 +79,18 @@ class KeyAuthority:
 
 
 def new_authority(folder: Path, signing: bytes | None = None, new_context: ContextMaker = bfv_context) -> bytes:
-    """Make a signing key and the first epoch's group secret. Do this offline.
+    """Make a signing key (or take ``signing``, 32 bytes) and the first epoch's group secret; return the key to pin.
 
-    Args:
-        signing: Ed25519 private key, 32 bytes; None makes a fresh key.
-
-    Returns:
-        The public key that silos must pin.
-
-    Raises:
-        ConfigError: the folder already has an administrator, or is unsuitable.
+    Do this offline. `ConfigError` if the folder already has an administrator, or is unsuitable.
     """
     private_folder(folder)
     path = folder / ADMINISTRATOR_FILE
     if path.exists():
         remedy = "Use another folder; `fedsync keys rotate` makes a new group secret"
         raise ConfigError(str(path), "an administrator's keys are here already", remedy)
+    signing, key = signing or secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
     record = _AuthorityRecord(
-        signing=signing or secrets.token_bytes(KEY_BYTES),
-        epoch=1,
-        key=secrets.token_bytes(KEY_BYTES),
-        context=new_context(),
-        members={},
-        revoked={},
-        issued=False,
+        signing=signing, epoch=1, key=key, context=new_context(), members={}, revoked={}, issued=False
     )
     write_record(path, record)
     return verification_key(record.signing)
@@ -120,10 +100,7 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
     """Pin silos, and write a bundle for each pinned silo and the server's file.
 
     If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
-    members. Without new silos, the present epoch is wrapped again.
-
-    Args:
-        lines: (name in error messages, output of `announce`) of each silo to pin.
+    members. ``lines`` are (name in error messages, output of `announce`).
 
     Raises:
         ConfigError: the administrator's file is missing or damaged, or no silo is pinned.
@@ -144,11 +121,8 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
 def rotate(folder: Path, without: Iterable[str] = (), new_context: ContextMaker = bfv_context) -> Issue:
     """Begin the next epoch with a fresh group secret, and write its bundles.
 
-    Args:
-        without: silos that get no bundle, and whose keys are never pinned again.
-
-    Raises:
-        ConfigError: the administrator's file is missing or damaged, a name is not pinned, or no silo is left.
+    Silos in ``without`` get no bundle, and their keys are never pinned again. Raise `ConfigError` if the
+    administrator's file is missing or damaged, a name is not pinned, or no silo is left.
     """
     record = _read(folder)
     members, revoked = dict(record.members), dict(record.revoked)
@@ -177,12 +151,12 @@ def issued_folder(folder: Path, epoch: int) -> Path:
 
 
 def _pin(
-    members: dict[str, MemberKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
+    members: dict[str, PublicKeys], revoked: Mapping[str, str], name: str, public: PublicKeys, source: str
 ) -> None:
     """Add a silo's public keys, unless they contradict known keys."""
     known = members.get(name)
     if known is not None:
-        if known.keys != public:
+        if known != public:
             detail = f"{name!r} is pinned with other keys; `fedsync keys rotate --without {name}` drops those"
             raise ProtocolError(source, "pinned key", detail)
         return
@@ -191,7 +165,7 @@ def _pin(
     for other, member in members.items():
         if public.signing == member.signing or public.exchange == member.exchange:
             raise ProtocolError(source, "shared key", f"{name!r} brings a key that is pinned for {other!r}")
-    members[name] = MemberKeys.of(public)
+    members[name] = public
 
 
 def _next_epoch(record: _AuthorityRecord, new_context: ContextMaker) -> _AuthorityRecord:
@@ -213,9 +187,70 @@ def _give_out(folder: Path, record: _AuthorityRecord) -> Issue:
 
 
 def _group(record: _AuthorityRecord) -> GroupKey:
-    members = {name: member.keys for name, member in record.members.items()}
-    return GroupKey(record.epoch, record.context, record.key, members, verification_key(record.signing))
+    return GroupKey(record.epoch, record.context, record.key, record.members, verification_key(record.signing))
 
 
 def _read(folder: Path) -> _AuthorityRecord:
     return read_record(folder / ADMINISTRATOR_FILE, _AuthorityRecord, "Make it with `fedsync keys init`")
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedKeys:
+    """Keys of emulated silos: the server's part, and folders for `fedsync.cipher.keys.keyring.open_ring`."""
+
+    server: ServerKeys
+    server_file: Path
+    silos: Mapping[str, Path]
+
+
+def emulated_keys(
+    names: Sequence[str], folder: Path, seed: int | None = None, new_context: ContextMaker = bfv_context
+) -> EmulatedKeys:
+    """Do all steps of ``fedsync keys`` for emulated silos on this machine, or reuse the folder's keys.
+
+    All keys lie in one folder of mode 0700, so nobody is protected from anybody: use this for experiments only.
+    ``seed`` makes the signing and exchange pairs reproducible; the group secret is always fresh, because the library
+    draws its part. Raise `ConfigError` if the folder is open to others, or has the keys of other silos.
+    """
+    private_folder(folder)
+    home = folder / "administrator"
+    silos = {name: folder / "silos" / name for name in names}
+    if not (home / ADMINISTRATOR_FILE).exists():
+        new_authority(home, _seeded(seed, "administrator", "signing"), new_context)
+    authority = open_authority(home)
+    if not authority.issued:
+        private_folder(folder / "silos")
+        own = [new_silo(path, name, _pairs(seed, name)) for name, path in silos.items()]
+        issue(home, [(keys.name, announce(keys).encode()) for keys in own], new_context)
+        authority = open_authority(home)
+    if authority.members.keys() != silos.keys():
+        found = ", ".join(authority.members)
+        raise ConfigError(str(folder), f"these are the keys of other silos: {found}", "Use a folder for each run")
+    out = issued_folder(home, authority.epoch)
+    for name, path in silos.items():
+        if not (path / GROUP_FILE).exists() or open_ring(path).group.epoch < authority.epoch:
+            accept(path, read_bundle(out / f"{name}.bundle"), authority.public)
+    server_path = out / SERVER_FILE
+    server = read_server_file(server_path.read_bytes(), str(server_path), authority.public)
+    return EmulatedKeys(server, server_path, silos)
+
+
+def emulated_rings(
+    names: Sequence[str], seed: int | None = None, new_context: ContextMaker = bfv_context
+) -> tuple[ServerKeys, dict[str, Ring]]:
+    """Make the keys of `emulated_keys` in memory, for silos that are objects in one process."""
+    own = {name: _pairs(seed, name) or SiloKeys.generate(name) for name in names}
+    signing = _seeded(seed, "administrator", "signing") or secrets.token_bytes(KEY_BYTES)
+    members = {name: keys.public for name, keys in own.items()}
+    context = new_context()
+    group = GroupKey(1, context, secrets.token_bytes(KEY_BYTES), members, verification_key(signing))
+    return ServerKeys.of(group), {name: Ring(keys, group) for name, keys in own.items()}
+
+
+def _pairs(seed: int | None, name: str) -> SiloKeys | None:
+    exchange, signing = _seeded(seed, name, "exchange"), _seeded(seed, name, "signing")
+    return None if exchange is None or signing is None else SiloKeys(name, exchange, signing)
+
+
+def _seeded(seed: int | None, name: str, use: str) -> bytes | None:
+    return None if seed is None else hkdf(str(seed).encode(), b"", f"fedsync emulated 1/{use}/{name}".encode())

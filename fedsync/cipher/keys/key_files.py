@@ -8,7 +8,7 @@ from typing import Annotated, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsync.cipher.keys import passphrase
-from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES, MAX_EPOCH, SIGNATURE_BYTES, PublicKeys
+from fedsync.cipher.keys.material import FINGERPRINT_BYTES, KEY_BYTES, MAX_EPOCH, SIGNATURE_BYTES
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import read_private, write_private
 from fedsync.common.names import SILO_NAME
@@ -28,12 +28,7 @@ class Record(BaseModel):
     """JSON object with exactly these fields."""
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        hide_input_in_errors=True,
-        val_json_bytes="hex",
-        ser_json_bytes="hex",
+        extra="forbid", frozen=True, strict=True, hide_input_in_errors=True, val_json_bytes="hex", ser_json_bytes="hex"
     )
 
     @classmethod
@@ -53,32 +48,16 @@ class Record(BaseModel):
         return self.model_dump_json().encode()
 
 
-class MemberKeys(Record):
-    """Public keys of a silo."""
-
-    exchange: Key
-    signing: Key
-
-    @classmethod
-    def of(cls, keys: PublicKeys) -> Self:
-        return cls(exchange=keys.exchange, signing=keys.signing)
-
-    @property
-    def keys(self) -> PublicKeys:
-        return PublicKeys(self.exchange, self.signing)
-
-
 Kind = TypeVar("Kind", bound=Record)
 
 
 def write_record(path: Path, record: Record) -> None:
-    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one.
-
-    Raises:
-        ConfigError: the folder is open to others or not writable, or the passphrase is unknown.
+    """Write a secret record; under a passphrase if one was given, or if other key files in the folder have one. Raise
+    `ConfigError` if the folder is open to others or not writable, or the passphrase is unknown.
     """
     data = record.canonical() + b"\n"
-    if passphrase.GIVEN.get() or any(map(_is_sealed, path.parent.glob("*.key"))):
+    others = (read_private(other, MAX_FILE_BYTES) for other in path.parent.glob("*.key"))
+    if passphrase.GIVEN.get() or any(map(passphrase.is_sealed, others)):
         data = passphrase.seal_file(data, passphrase.find_passphrase(path.parent))
     write_private(path, data)
 
@@ -98,11 +77,8 @@ def read_record(path: Path, kind: type[Kind], remedy: str) -> Kind:
 def set_passphrase(folder: Path, new: str | None) -> list[Path]:
     """Put all key files of a folder under a passphrase, or in the clear (None); return their paths.
 
-    All files are read before the first is written, and each is replaced as a whole. A crash between two writes leaves
-    some files unchanged.
-
-    Raises:
-        ConfigError: there are no key files, one cannot be read, or nothing can be written.
+    All files are read before the first is written, and each is replaced as a whole. `ConfigError` if there are none,
+    one cannot be read, or nothing can be written.
     """
     plain = {path: _plain(path) for path in sorted(folder.glob("*.key"))}
     if not plain:
@@ -117,7 +93,3 @@ def _plain(path: Path) -> bytes:
     if not passphrase.is_sealed(data):
         return data
     return passphrase.open_file(data, passphrase.find_passphrase(path.parent), path)
-
-
-def _is_sealed(path: Path) -> bool:
-    return passphrase.is_sealed(read_private(path, MAX_FILE_BYTES))

@@ -12,19 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedsync.cipher.keys.key_files import (
-    Epoch,
-    Key,
-    MemberKeys,
-    Name,
-    Record,
-    Secret,
-    SecretContext,
-    read_record,
-    write_record,
-)
+from fedsync.cipher.keys.key_files import Epoch, Key, Name, Record, Secret, SecretContext, read_record, write_record
 from fedsync.cipher.keys.keywrap import MAX_BUNDLE_BYTES, unwrap
-from fedsync.cipher.keys.material import GroupKey, SiloKeys
+from fedsync.cipher.keys.material import GroupKey, PublicKeys, SiloKeys
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import private_folder
 from fedsync.common.names import check_silo_name
@@ -54,15 +44,13 @@ class _GroupRecord(Record):
     epoch: Epoch
     key: Secret
     context: SecretContext
-    members: dict[Name, MemberKeys]
+    members: dict[Name, PublicKeys]
     administrator: Key
 
 
 def new_silo(folder: Path, name: str, keys: SiloKeys | None = None) -> SiloKeys:
-    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs.
-
-    Raises:
-        ConfigError: the folder belongs to another silo, or is unsuitable.
+    """Return the silo's own pairs in the folder, or write ``keys`` or fresh pairs. Raise `ConfigError` if the folder
+    belongs to another silo, or is unsuitable.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -87,8 +75,7 @@ def open_group(folder: Path) -> GroupKey:
     """Read the accepted group key; raise `ConfigError` if the file is missing, damaged or open to others."""
     remedy = "Accept the administrator's bundle: `fedsync keys accept`"
     record = read_record(folder / GROUP_FILE, _GroupRecord, remedy)
-    members = {name: member.keys for name, member in record.members.items()}
-    return GroupKey(record.epoch, record.context, record.key, members, record.administrator)
+    return GroupKey(record.epoch, record.context, record.key, record.members, record.administrator)
 
 
 def open_ring(folder: Path) -> Ring:
@@ -103,9 +90,8 @@ def open_ring(folder: Path) -> Ring:
 def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> GroupKey:
     """Check and open a bundle at its silo, and store the group key.
 
-    Args:
-        administrator: the Ed25519 public key, obtained from the administrator in person. It is pinned with the first
-            bundle and may be None from then on.
+    ``administrator`` is the Ed25519 public key, obtained from the administrator in person. It is pinned with the first
+    bundle and may be None from then on.
 
     Raises:
         ConfigError: the silo's files or the public key are missing, or differ from the pinned ones.
@@ -121,14 +107,8 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
     if administrator is None:
         raise ConfigError("--admin", "no administrator is pinned yet", "Give the public key that `keys init` printed")
     group = unwrap(bundle, own, administrator, held.epoch if held else 0)
-    record = _GroupRecord(
-        epoch=group.epoch,
-        key=group.key,
-        context=group.context,
-        members={name: MemberKeys.of(keys) for name, keys in group.members.items()},
-        administrator=group.administrator,
-    )
-    write_record(folder / GROUP_FILE, record)
+    named = {name: getattr(group, name) for name in _GroupRecord.model_fields if name != "kind"}
+    write_record(folder / GROUP_FILE, _GroupRecord(**named))
     return group
 
 

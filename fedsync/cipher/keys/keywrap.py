@@ -1,12 +1,10 @@
-"""Transport of the group secret from the administrator to the silos, past the server.
-
-A bundle for one silo is
+"""Transport of the group secret from the administrator to the silos, past the server. A bundle for one silo is
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and context | signature [64]
 
-The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key. It is bound to the header,
-which is also the associated data. The signature covers everything before it and is checked before anything is parsed.
+The wrapping key is HKDF-SHA256 of the ephemeral exchange with the silo's pinned X25519 key, bound to the header, which
+is also the associated data. The signature covers everything before it and is checked before anything is parsed.
 
 Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a signature around it.
 """
@@ -14,14 +12,12 @@ Source: the arrangement is that of HPKE (RFC 9180) in its base mode, with a sign
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, MemberKeys, Name, Record, Signature
+from fedsync.cipher.keys.key_files import Epoch, Fingerprint, Key, Name, Record, Signature
 from fedsync.cipher.keys.material import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -53,7 +49,7 @@ class _Header(Record):
     epoch: Epoch
     suite: str
     fingerprint: Fingerprint
-    members: dict[Name, MemberKeys]
+    members: dict[Name, PublicKeys]
 
 
 class _Announcement(Record):
@@ -66,38 +62,27 @@ class _SignedAnnouncement(_Announcement):
     proof: Signature
 
 
-class _ServerBody(Record):
+class ServerKeys(Record):
+    """Server's knowledge of the keys: nothing that could open an update.
+
+    ``senders`` are the Ed25519 public keys of the silos, ``administrator`` is that of the issuer.
+    """
+
     epoch: Epoch
     fingerprint: Fingerprint
     suite: str
     senders: dict[Name, Key]
     administrator: Key
 
-
-class _ServerFile(_ServerBody):
-    signature: Signature
-
-
-@dataclass(frozen=True, slots=True)
-class ServerKeys:
-    """Server's knowledge of the keys: nothing that could open an update.
-
-    Args:
-        fingerprint: fingerprint of the group key, 16 bytes.
-        senders: Ed25519 public key of every silo, by name.
-        administrator: Ed25519 public key of the issuer.
-    """
-
-    epoch: int
-    fingerprint: bytes
-    suite: str
-    senders: Mapping[str, bytes]
-    administrator: bytes
-
     @classmethod
     def of(cls, group: GroupKey) -> ServerKeys:
         senders = {name: member.signing for name, member in group.members.items()}
-        return cls(group.epoch, group.fingerprint, SUITE, senders, group.administrator)
+        epoch, fingerprint, issuer = group.epoch, group.fingerprint, group.administrator
+        return cls(epoch=epoch, fingerprint=fingerprint, suite=SUITE, senders=senders, administrator=issuer)
+
+
+class _ServerFile(ServerKeys):
+    signature: Signature
 
 
 def announce(keys: SiloKeys) -> str:
@@ -122,7 +107,7 @@ def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
     public = PublicKeys(found.exchange, found.signing)
     if not public.usable:
         raise ProtocolError(source, "silo line", f"{found.silo!r} brings an exchange key that agrees on nothing")
-    body = _Announcement(silo=found.silo, exchange=found.exchange, signing=found.signing)
+    body = _Announcement(**found.model_dump(exclude={"proof"}))
     if not is_signed(public.signing, _LINE, body.canonical(), found.proof):
         raise ProtocolError(source, "silo line", f"the line of {found.silo!r} was changed on its way")
     return found.silo, public
@@ -131,10 +116,8 @@ def read_announcement(line: bytes, source: str) -> tuple[str, PublicKeys]:
 def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
     """Make the bundle for one member; ``signing`` is the administrator's Ed25519 private key."""
     recipient = group.members[name].exchange
-    members = {member: MemberKeys.of(keys) for member, keys in group.members.items()}
-    header = _Header(
-        silo=name, epoch=group.epoch, suite=SUITE, fingerprint=group.fingerprint, members=members
-    ).canonical()
+    members, fingerprint = dict(group.members), group.fingerprint
+    header = _Header(silo=name, epoch=group.epoch, suite=SUITE, fingerprint=fingerprint, members=members).canonical()
     ephemeral = X25519PrivateKey.generate()
     public = ephemeral.public_key().public_bytes_raw()
     shared = ephemeral.exchange(X25519PublicKey.from_public_bytes(recipient))
@@ -144,14 +127,9 @@ def wrap(group: GroupKey, name: str, signing: bytes) -> bytes:
 
 
 def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int = 0) -> GroupKey:
-    """Check a silo's bundle and return its group key.
+    """Check a silo's bundle, signed by the pinned ``administrator``, and return its group key.
 
-    Args:
-        administrator: the pinned Ed25519 public key.
-        held_epoch: epoch of the group key that the silo holds; 0 if none.
-
-    Raises:
-        ProtocolError: the failed check.
+    ``held_epoch`` is that of the group key that the silo holds; 0 if none. `ProtocolError` at the first failed check.
     """
     message = _signed_part(bundle, administrator)
     # The signature is valid: everything below is as the administrator wrote it.
@@ -161,7 +139,7 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
         header = _Header.read(head)
     except ValueError as error:
         raise ProtocolError(_SENDER, "header", f"not one that this version reads: {error}") from None
-    members = {name: member.keys for name, member in header.members.items()}
+    members = header.members
     if header.suite != SUITE:
         raise ProtocolError(_SENDER, "suite", f"{header.suite!r}, this version uses {SUITE!r}")
     if header.silo != own.name:
@@ -181,7 +159,6 @@ def unwrap(bundle: bytes, own: SiloKeys, administrator: bytes, held_epoch: int =
 
 
 def _signed_part(bundle: bytes, administrator: bytes) -> bytes:
-    """Bundle without its signature, after a check of the signature by the pinned administrator."""
     if not _HEAD_BYTES + SIGNATURE_BYTES <= len(bundle) <= MAX_BUNDLE_BYTES or not bundle.startswith(_MAGIC):
         raise ProtocolError(_SENDER, "bundle", f"{len(bundle)} bytes that are no key bundle")
     signer = bundle[len(_MAGIC) : len(_MAGIC) + KEY_BYTES]
@@ -211,36 +188,23 @@ def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes, header: bytes) ->
 
 def server_file(server: ServerKeys, signing: bytes) -> bytes:
     """Encode the server's file: JSON, signed by the administrator, all public."""
-    body = _server_body(server)
-    return _ServerFile(**dict(body), signature=sign(signing, _SERVER, body.canonical())).model_dump_json().encode()
+    return _ServerFile(**dict(server), signature=sign(signing, _SERVER, server.canonical())).canonical()
 
 
 def read_server_file(data: bytes, source: str, administrator: bytes | None = None) -> ServerKeys:
-    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file.
-
-    Raises:
-        ConfigError: the file is damaged, or of another version or administrator.
+    """Read the server's file, signed by ``administrator`` or, if None, by the key in the file. Raise `ConfigError` if
+    the file is damaged, or of another version or administrator.
     """
     remedy = "Copy the server.json that `fedsync keys issue` wrote"
     try:
         found = _ServerFile.read(data)
     except ValueError as error:
         raise ConfigError(source, f"not the server's key file: {error}", remedy) from None
-    server = ServerKeys(found.epoch, found.fingerprint, found.suite, found.senders, found.administrator)
+    server = ServerKeys(**found.model_dump(exclude={"signature"}))
     if administrator is not None and server.administrator != administrator:
         raise ConfigError(source, f"signed by {server.administrator.hex()}, not by the administrator", remedy)
-    if not is_signed(server.administrator, _SERVER, _server_body(server).canonical(), found.signature):
+    if not is_signed(server.administrator, _SERVER, server.canonical(), found.signature):
         raise ConfigError(source, "its signature is wrong: it was changed", remedy)
     if server.suite != SUITE:
         raise ConfigError(source, f"for {server.suite!r}, this version uses {SUITE!r}", remedy)
     return server
-
-
-def _server_body(server: ServerKeys) -> _ServerBody:
-    return _ServerBody(
-        epoch=server.epoch,
-        fingerprint=server.fingerprint,
-        suite=server.suite,
-        senders=dict(server.senders),
-        administrator=server.administrator,
-    )

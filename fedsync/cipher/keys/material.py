@@ -79,9 +79,7 @@ class PublicKeys:
 class SiloKeys:
     """Secret half of a silo's keys, X25519 and Ed25519, 32 bytes each; it never leaves the silo.
 
-    Raises:
-        ConfigError: the name is not allowed.
-        ValueError: a key has the wrong length.
+    `ConfigError` if the name is not allowed, `ValueError` if a key has the wrong length.
     """
 
     name: str
@@ -105,14 +103,12 @@ class SiloKeys:
     def agree(self, other: PublicKeys, context: bytes, length: int = KEY_BYTES) -> bytes:
         """Derive a secret of ``length`` bytes that only this silo and the other can compute, one per ``context``.
 
-        Raises:
-            ValueError: the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
+        `ValueError` if the other's key is not `PublicKeys.usable`; members' keys were checked when pinned.
 
         Source: X25519, then HKDF-SHA256 with both public keys in order as salt.
         """
-        shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(
-            X25519PublicKey.from_public_bytes(other.exchange)
-        )
+        public = X25519PublicKey.from_public_bytes(other.exchange)
+        shared = X25519PrivateKey.from_private_bytes(self.exchange).exchange(public)
         salt = b"".join(sorted((self.public.exchange, other.exchange)))
         return hkdf(shared, salt, b"fedsync agree 1\0" + context, length)
 
@@ -122,14 +118,11 @@ class GroupKey:
     """Group secret of one epoch with the list of its holders. Only silos and the administrator have it.
 
     Args:
-        epoch: counts from 1.
+        epoch: counts from 1; `ValueError` if it or another value is out of range.
         context: serialised BFV context with its secret key.
         key: 32 bytes; use `derive`, never the key itself.
         members: public keys of every silo, by name.
         administrator: Ed25519 public key of the issuer, 32 bytes.
-
-    Raises:
-        ValueError: a value is out of range.
     """
 
     epoch: int
@@ -166,7 +159,6 @@ def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> by
 
 
 def sign(private: bytes, context: bytes, data: bytes) -> bytes:
-    """Ed25519 signature, 64 bytes, of ``data`` under a context."""
     return Ed25519PrivateKey.from_private_bytes(private).sign(_signed(context, data))
 
 
@@ -189,13 +181,8 @@ def _signed(context: bytes, data: bytes) -> bytes:
 def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes) -> bytes:
     """Encrypt bytes so that only a holder of the group key can read them, and nobody can change them.
 
-    Args:
-        purpose: purpose of the blob; the blob opens under no other.
-        associated: bytes outside the blob that must be the same when it is opened (silo, version).
-        data: at most `MAX_BLOB_BYTES`, else `ValueError`.
-
-    Returns:
-        Magic, epoch, salt, ciphertext and tag: 60 bytes more than ``data``.
+    The blob opens only under the same ``purpose`` and with the same ``associated`` bytes (silo, version). It has magic,
+    epoch, salt, ciphertext and tag: 60 bytes more than ``data``, which has at most `MAX_BLOB_BYTES`.
 
     Source: AES-256-GCM. The key is derived from a fresh salt and used once. So the nonce can be constant, and the
     number of blobs has no bound.
@@ -209,11 +196,8 @@ def seal_blob(group: GroupKey, purpose: Purpose, associated: bytes, data: bytes)
 
 
 def open_blob(group: GroupKey, purpose: Purpose, associated: bytes, blob: bytes, sender: str = "peer") -> bytes:
-    """Decrypt a blob of `seal_blob`, called with the same arguments.
-
-    Raises:
-        ProtocolError: the blob is malformed or damaged, or was sealed in another epoch, for another use or with another
-            key.
+    """Decrypt a blob of `seal_blob`, called with the same arguments. Raise `ProtocolError` if the blob is malformed or
+    damaged, or was sealed in another epoch, for another use or with another key.
     """
     start = len(_BLOB_MAGIC) + 4
     if not blob.startswith(_BLOB_MAGIC) or not 0 <= len(blob) - start - KEY_BYTES - _TAG_BYTES <= MAX_BLOB_BYTES:

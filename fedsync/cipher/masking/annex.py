@@ -3,21 +3,20 @@
     context [32] | work [32] | commitment to the own seed [32] | by name of every other silo of the roster: commitment
     to the pair seed [32] | by name likewise: shares, sealed to that silo: nonce [12], AES-GCM ciphertext
 
-*Work* is the amount of work behind the update (`fedsync.cipher.masking.masked_work`). Context and work are the annex's
-head: together with the SHA-256 of the rest they give the annex's digest.
-
-A *commitment* is the SHA-256 of a seed. The annex's digest is in the update's head, and so under its tag and its
-signature. A seed that is later revealed or reconstructed is refused unless the silo had it when it sealed.
+A *commitment* is the SHA-256 of a seed. The annex's digest, of its head (context and work) and the SHA-256 of the rest,
+is under the update's tag and signature. A seed that is revealed later is refused unless the silo had it when it sealed.
 
 *Shares* are of every seed: first the own seed, then the pair seeds by name. Their sealing key follows from the two
-silos' pairs for the run and the context. So the server cannot read shares, and silos know whose shares they are.
+silos' pairs for the run and the context. A seed is the value at 0 of a polynomial modulo a prime above 2^256 with fresh
+uniform coefficients; the share of holder x is the value at x. Fewer than ``threshold`` shares disclose nothing. A
+changed share gives another seed; only the commitment shows it. Source: Shamir 1979, "How to share a secret".
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
@@ -26,11 +25,46 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.masked_work import WorkDone
-from fedsync.cipher.masking.shamir import SECRET_BYTES, SHARE_BYTES, split
 from fedsync.common.errors import SERVER, ProtocolError
 
 CONTEXT_BYTES = DIGEST_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
+
+SECRET_BYTES = 32
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256: every secret of 32 bytes is below it."""
+
+SHARE_BYTES = 33
+
+
+def split(
+    secret: bytes, threshold: int, holders: Iterable[int], draw: Callable[[int], int] = secrets.randbelow
+) -> dict[int, bytes]:
+    """Split a secret of 32 bytes into shares by holder (a number from 1 on), 33 bytes each; else `ValueError`.
+
+    ``threshold`` shares reconstruct the secret. ``draw`` returns a uniform number below its argument.
+    """
+    numbers = list(holders)
+    if len(secret) != SECRET_BYTES or threshold < 1 or not all(0 < number < PRIME for number in numbers):
+        raise ValueError(f"a secret of {SECRET_BYTES} bytes, a threshold and holders from 1 on are needed")
+    coefficients = [int.from_bytes(secret, "little"), *(draw(PRIME) for _ in range(threshold - 1))]
+    values = {number: sum(c * pow(number, n, PRIME) for n, c in enumerate(coefficients)) for number in numbers}
+    return {number: (value % PRIME).to_bytes(SHARE_BYTES, "little") for number, value in values.items()}
+
+
+def join(shares: Mapping[int, bytes]) -> bytes:
+    """Reconstruct the secret, 32 bytes, from ``threshold`` shares by holder; `ValueError` if they do not fit."""
+    values = {holder: int.from_bytes(share, "little") for holder, share in shares.items()}
+    secret = 0
+    for holder, value in values.items():
+        above, below = 1, 1
+        for other in values:
+            if other != holder:
+                above, below = above * other % PRIME, below * (other - holder) % PRIME
+        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
+    if not shares or secret >= 2 ** (8 * SECRET_BYTES):
+        raise ValueError(f"{len(shares)} shares that belong to no secret")
+    return secret.to_bytes(SECRET_BYTES, "little")
 
 
 def commitment(seed: bytes) -> bytes:
@@ -74,7 +108,7 @@ class Annex:
 
     @classmethod
     def unpack(cls, data: bytes, silo: str, sender: str) -> Annex:
-        """Decode the annex of ``silo``'s update; raise `ProtocolError` if ``sender`` sent something else."""
+        """Decode the annex of ``silo``'s update, or raise `ProtocolError` in the name of ``sender``."""
         context, work, own, pairs, sealed = unpack(data, sender, 5)
         names = unpack_named(pairs, sender, DIGEST_BYTES)
         size = _NONCE_BYTES + SHARE_BYTES * (len(names) + 1) + _TAG_BYTES
@@ -96,13 +130,7 @@ class Annex:
 def seal(
     own: SiloKeys, roster: Mapping[str, PublicKeys], threshold: int, context: bytes, work: WorkDone, seeds: Seeds
 ) -> Annex:
-    """Make the annex of one update.
-
-    Args:
-        own: the silo's pair for the run.
-        roster: pair of every silo, this silo included.
-        threshold: number of shares that reconstruct a seed.
-    """
+    """Make the annex of one update; ``own`` and ``roster`` (all silos) have the pairs for the run."""
     holders = {name: number for number, name in enumerate(sorted(roster), 1)}
     names = sorted(seeds.pairs)
     shares = [split(seed, threshold, holders.values()) for seed in (seeds.own, *(seeds.pairs[name] for name in names))]
@@ -117,11 +145,7 @@ def seal(
 
 
 def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> Seeds:
-    """Decrypt this silo's shares of the seeds of ``dealer``, another silo with ``keys`` for the run.
-
-    Raises:
-        ProtocolError: the shares were not sealed for this silo in this context.
-    """
+    """Decrypt this silo's shares of the seeds of ``dealer``; `ProtocolError` if they are not for it in this context."""
     sealed = annex.sealed.get(own.name, b"")
     key = _key(own, dealer, own.name, keys, annex.context)
     try:
@@ -133,5 +157,4 @@ def open_shares(annex: Annex, dealer: str, keys: PublicKeys, own: SiloKeys) -> S
 
 
 def _key(own: SiloKeys, dealer: str, holder: str, other: PublicKeys, context: bytes) -> bytes:
-    """Derive a separate key for each direction and context."""
     return own.agree(other, b"mask shares 1\0" + pack([context, dealer.encode(), holder.encode()]))

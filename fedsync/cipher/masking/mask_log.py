@@ -1,19 +1,15 @@
 """Log of one silo's masks over a run: its pair of keys, the masks used, and the answers about them.
 
-Two updates under one pair mask disclose their difference. Pair masks follow from the run's pairs and the context.
-Another process would compute the same masks again. A *log* is therefore on disk, beside the long-lived keys. It holds
-the pair's private half and every mask ever used. A mask is logged before the data that it blinds can leave. The log is
-not in the trainer's folder: that folder may be cleared, and a server can ask for several.
+Two updates under one pair mask disclose their difference, and another process would compute the same masks again. So a
+mask is logged before the data that it blinds can leave: on disk, beside the long-lived keys, with the pair's private
+half. Seeds of masks are never on disk: other silos can reveal those of a restarted silo.
 
 | state of the log | consequence |
 |---|---|
-| gone, with whatever folder it was in | the pair is gone with it: the silo announces another, and no mask repeats |
+| gone | the pair is gone with it: the silo announces another, and no mask repeats |
 | damaged | nothing is masked: the pair may differ from the announced pair |
-| an older copy | pair masks may repeat, but not the own mask, and the seed of the own mask stays hidden: a list of |
-|  | survivors names the very update, and the others signed the one before (`fedsync.cipher.masking.mask_questions`) |
+| an older copy | pair masks may repeat, but not the own mask: the others signed the list with the update before |
 | not used for a week, when another is made | removed: later possession of the keys discloses no mask |
-
-Seeds of masks are never on disk. A restarted silo cannot reveal them; the other silos can.
 """
 
 from __future__ import annotations
@@ -26,11 +22,9 @@ from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import KEY_BYTES, SiloKeys
-from fedsync.cipher.masking.context import mask_context
-from fedsync.cipher.masking.mask_questions import SignAnswer, SignQuestion, read_question
 from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.masked_work import Limit
+from fedsync.cipher.masking.mask_round import MaskRound, SignAnswer, Survivors, mask_context, read_question
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import taken
@@ -49,19 +43,13 @@ _MAX_BYTES = 2**16
 
 
 class MaskLog:
-    """Log of used masks in one run.
+    """Log of used masks in the run with this digest; in memory where the silo's keys have no folder.
 
-    Args:
-        ring: the silo's keys; the log is a file in their folder, or in memory where they have no folder.
-        run: the run's digest, 32 bytes.
-
-    Raises:
-        ConfigError: the file is damaged or cannot be written.
+    Methods raise `ConfigError` if the file is damaged, has another pair than before, or cannot be written.
     """
 
     def __init__(self, ring: Ring, run: bytes) -> None:
-        self._folder = None if ring.folder is None else ring.folder / _FOLDER
-        self._name = run.hex()
+        self._file = None if ring.folder is None else ring.folder / _FOLDER / run.hex()
         self._used: tuple[int, tuple[int, ...]] = (-1, ())
         with self._held() as file:
             if file is not None and file.exists():
@@ -70,16 +58,14 @@ class MaskLog:
             else:
                 self.pair = fresh_pair(ring.own)
                 self._write(file)
-                _remove_stale(file)
+                others = set() if file is None else set(file.parent.iterdir()) - {file, file.parent / _LOCK}
+                for other in others:
+                    if time.time() - other.stat().st_mtime > _STALE_S:
+                        other.unlink(missing_ok=True)
 
     def enter(self, base: int, attempt: int) -> None:
-        """Log the use of masks; the entry is on disk when this returns.
-
-        Versions only go up, so masks of versions before the newest are never used again.
-
-        Raises:
-            ProtocolError: these masks were used before, or masks of a later version were.
-            ConfigError: the file is damaged, has another pair than before, or cannot be written.
+        """Log the use of masks; the entry is on disk when this returns. Versions only go up. Raise `ProtocolError` if
+        these masks were used before, or masks of a later version were.
         """
         with self._held() as file:
             if file is not None:
@@ -100,18 +86,17 @@ class MaskLog:
 
     @contextmanager
     def _held(self) -> Iterator[Path | None]:
-        if self._folder is None:
+        if self._file is None:
             yield None
             return
-        private_folder(self._folder)
-        path = self._folder / _LOCK
+        path = private_folder(self._file.parent) / _LOCK
         with ExitStack() as stack:
             try:
                 stack.enter_context(taken(path, inf))
             except OSError as error:
                 remedy = "Masks need a folder of keys that this silo can write to"
                 raise ConfigError(str(path), f"cannot be written: {error.strerror}", remedy) from None
-            yield self._folder / self._name
+            yield self._file
 
 
 def kept_pair(ring: Ring, run: bytes) -> SiloKeys | None:
@@ -131,7 +116,6 @@ class Masking:
 
     @property
     def announcement(self) -> bytes:
-        """This silo's announcement to other silos; see `fedsync.cipher.masking.mask_roster`."""
         return announce(self._log.pair, self._run)
 
     @property
@@ -143,49 +127,35 @@ class Masking:
         """Whether the newest update's masks may still have to be removed. Other silos can do so, if enough are left."""
         return bool(self._rounds) and next(reversed(self._rounds)) not in self._revealed
 
-    def begin(self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, limit: Limit) -> MaskRound:
-        """Make masks for the update of an order.
-
-        Args:
-            order: the order; all fields that are the same for all silos of a round are bound.
-            chain: digest of the history that led to the order's base version, 32 bytes.
-            attempt: attempt of the round from this version; see `fedsync.cipher.masking.attempts`.
-            limit: work behind the update, and its largest allowed ratio to the work behind other updates.
+    def begin(
+        self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, work: WorkDone, ratio: float
+    ) -> MaskRound:
+        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`.
 
         Raises:
             ProtocolError: the masks were used before, or the roster does not have this silo's pair.
             ConfigError: the log cannot be written.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
-        masks = MaskRound(self._log.pair, roster, context, limit)
+        masks = MaskRound(self._log.pair, roster, context, work, ratio)
         self._log.enter(order.base_version, attempt)
         self._rounds[context] = order.base_version, masks
-        for old in list(self._rounds)[:-_ROUNDS]:
-            self._forget(old)
+        self._rounds = dict(list(self._rounds.items())[-_ROUNDS:])
+        self._revealed &= self._rounds.keys()
         return masks
 
     def settle(self, version: int) -> None:
         """Forget seeds of updates that began before ``version``: no sum of these updates remains to be opened."""
-        for context, (base, _) in list(self._rounds.items()):
-            if base < version:
-                self._forget(context)
-
-    def _forget(self, context: bytes) -> None:
-        del self._rounds[context]
-        self._revealed.discard(context)
+        self._rounds = {context: made for context, made in self._rounds.items() if made[0] >= version}
 
     def answer(self, payload: Payload) -> Payload:
-        """Sign the list of a sum, or reveal seeds that remove its masks.
-
-        Raises:
-            ProtocolError: the masks are not known here, or the answer would disclose too much; see `MaskRound`.
-        """
+        """Sign the list of a sum, or reveal seeds that remove its masks; `ProtocolError` as in `MaskRound`."""
         question = read_question(payload)
         if question.context not in self._rounds:
             raise ProtocolError(SERVER, "question", "no masks of this context are known here")
         masks = self._rounds[question.context][1]
-        if isinstance(question, SignQuestion):
-            return SignAnswer(question.context, masks.sign(question.survivors)).encode()
+        if isinstance(question, Survivors):
+            return SignAnswer(question.context, masks.sign(question)).encode()
         revealed = masks.reveal(question)
         self._revealed.add(question.context)
         return revealed.encode()
@@ -206,11 +176,3 @@ def _read(file: Path) -> tuple[bytes, tuple[int, tuple[int, ...]]]:
     if len(exchange) != KEY_BYTES or base < -1 or any(attempt < 0 for attempt in attempts):
         raise _damaged(file)
     return exchange, (base, tuple(attempts))
-
-
-def _remove_stale(kept: Path | None) -> None:
-    if kept is None:
-        return
-    for file in kept.parent.iterdir():
-        if file not in (kept, kept.parent / _LOCK) and time.time() - file.stat().st_mtime > _STALE_S:
-            file.unlink(missing_ok=True)

@@ -2,19 +2,13 @@
 
 For each run a silo makes a fresh X25519 pair and *announces* it: the public half and the run's digest, signed together
 under its long-lived key. The server collects announcements and sends all of them, the roster, with each order. Pair
-masks come from these pairs alone. Somebody who obtains a silo's long-lived keys later therefore finds no mask with
-them.
-
-A server may send any roster, but
-
-- it cannot write an announcement: each is signed by a silo that the administrator gave a key;
-- it cannot use an announcement of another run: the signature covers the run's digest;
-- a silo that finds another key than its own under its name takes no part, and no silo signs a list of too few silos;
-- the roster's digest is in the context of masks: between silos that were sent different rosters no mask cancels.
+masks come from these pairs alone, so long-lived keys disclose no mask afterwards. A silo that finds another key than
+its own under its name takes no part. The roster's digest is in the context of masks: between silos that were sent
+different rosters no mask cancels.
 
 The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. Two lists of
-survivors with t signatures each are then impossible. Honest silos sign one list and the k silos sign both, so there are
-at most (n - k) + 2 k = n + k signatures, but two lists need 2 t. The k silos also have fewer than t shares.
+survivors with t signatures each are then impossible: honest silos sign one list and the k silos sign both, so there are
+at most (n - k) + 2 k = n + k signatures. The k silos also have fewer than t shares.
 
 Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """
@@ -41,7 +35,7 @@ def least_survivors(colluding: int) -> int:
 
 
 def threshold(silos: int, colluding: int) -> int:
-    """Number of signatures that a list needs, and of shares that a seed needs, for n silos and k colluding silos."""
+    """Signatures that a list needs, and shares that a seed needs, for n silos and k colluding silos."""
     return (silos + colluding) // 2 + 1
 
 
@@ -69,12 +63,9 @@ def announced(announcement: bytes, signing: bytes, sender: str) -> tuple[bytes, 
 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
-    """Silos that take part in masks.
+    """Silos that take part in masks: for each, the run's X25519 key and the long-lived Ed25519 key.
 
-    Args:
-        keys: by name: the run's X25519 key and the long-lived Ed25519 key.
-        colluding: k.
-        digest: SHA-256 of the announcements.
+    ``colluding`` is k; ``digest`` is the SHA-256 of the announcements.
     """
 
     keys: Mapping[str, PublicKeys]
@@ -91,12 +82,8 @@ class MaskRoster:
 
     @classmethod
     def read(cls, data: bytes, members: Mapping[str, PublicKeys], run: bytes, colluding: int) -> MaskRoster:
-        """Read a roster that the server sent: announcements by name, see `fedsync.cipher.masking.frames`.
-
-        ``members`` are the long-lived keys of all silos that the administrator knows.
-
-        Raises:
-            ProtocolError: an announcement is of an unknown silo, is invalid, or is of another run.
+        """Read the announcements by name that the server sent; ``members`` are all silos' long-lived keys. Raise
+        `ProtocolError` if an announcement is of an unknown silo, is invalid, or is of another run.
         """
         announcements = unpack_named(data, SERVER, ANNOUNCEMENT_BYTES)
         unknown = announcements.keys() - members.keys()

@@ -1,4 +1,11 @@
-"""One silo's part in one masked sum: its seeds, commitments, signature and reveals.
+"""One silo's part in one masked sum (seeds, commitments, signature and reveals), and the messages that remove masks.
+
+    sign       context, survivors: by name the stub of the annex of the update that is in the sum
+    reveal     context, signatures of that list by name, annexes of those survivors that are lost by name
+    signed     context, signature [64]
+    revealed   context, own seeds, shares of the seeds of each lost survivor by name
+
+Questions of the server and answers of silos are `fedsync.cipher.masking.frames`; the first is the word on the left.
 
 | state | next | by |
 |---|---|---|
@@ -7,31 +14,197 @@
 | signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, seeds with silos that |
 |  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
 
-For a silo in the list, nobody reveals its pair seeds with others in the list, nor shares of them. For a silo not in the
-list, nobody reveals its own seed, nor shares of it. At most one list has t signatures
-(`fedsync.cipher.masking.mask_roster`). So the two kinds of mask are never both removed from one update.
+At most one list has t signatures, so the two kinds of mask are never both removed from one update.
 
-Fewer than t shares disclose nothing about a seed. The k silos on the server's side have k shares of each seed. The
-other shares of a seed are given by the rule above only.
+Masks are bound to the *context*: the run's R, and every field of the order, except
+
+| field | reason why it is not bound |
+|---|---|
+| update_id, seed, round | each silo has its own; `round` is a number for people, and training code does not get it |
+| base_version | D of that version is bound |
+| batch_size, max_steps, budget_s | the work done is bounded (`masked_work`); whether there is a budget is bound |
+| behind | it is a name; whether there is a name is bound |
 
 Source: Bonawitz et al. 2017, figure 4, with commitments, and with shares of seeds instead of keys.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from fedsync.cipher.encoding.fields import annex_stub
+import numpy as np
+
+from fedsync.cipher.encoding.fields import ANNEX_HEAD, annex_stub
 from fedsync.cipher.encoding.packing import Slots
-from fedsync.cipher.keys.material import KEY_BYTES, PublicKeys, SiloKeys
+from fedsync.cipher.keys.material import KEY_BYTES, SIGNATURE_BYTES, PublicKeys, SiloKeys, is_signed
 from fedsync.cipher.masking import annex
-from fedsync.cipher.masking.annex import Annex, Seeds
-from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
+from fedsync.cipher.masking.annex import CONTEXT_BYTES, DIGEST_BYTES, SHARE_BYTES, Annex, Seeds
+from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
 from fedsync.cipher.masking.mask_roster import MaskRoster
-from fedsync.cipher.masking.mask_stream import masked
-from fedsync.cipher.masking.masked_work import Limit, comparable
+from fedsync.cipher.masking.masked_work import WorkDone, comparable
+from fedsync.cipher.suites.pad import Numbers
+from fedsync.cipher.suites.suite import BFV_PLAIN
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
+from fedsync.core.orders import WorkOrder
+from fedsync.model.transfer import Payload
+
+_SIGN, _REVEAL, _SIGNED, _REVEALED = b"sign", b"reveal", b"signed", b"revealed"
+_LIST = b"mask survivors 3"
+_STUB_BYTES = ANNEX_HEAD + DIGEST_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """List that survivors are asked to sign: the silos in the sum, with the stubs of their annexes by name.
+
+    An annex has the commitment to a seed that was drawn for this update alone, so a list refers to these very updates.
+    """
+
+    context: bytes
+    annexes: Mapping[str, bytes]
+
+    def encode(self) -> Payload:
+        return _payload(_SIGN, self.context, pack_named(self.annexes))
+
+    def _text(self) -> bytes:
+        return pack([self.context, pack_named(self.annexes)])
+
+    def works(self) -> list[WorkDone]:
+        """Work behind each update; raise `ProtocolError` if a stub is malformed or has another context."""
+        heads = [unpack(stub[:ANNEX_HEAD], SERVER, 2) for stub in self.annexes.values()]
+        if any(context != self.context for context, _ in heads):
+            raise ProtocolError(SERVER, "survivors", "an update with masks of another context is in the list")
+        return [WorkDone.unpack(work, SERVER) for _, work in heads]
+
+    def sign(self, own: SiloKeys) -> bytes:
+        return own.sign(_LIST, self._text())
+
+    def signed_by(self, signing: bytes, signature: bytes) -> bool:
+        return is_signed(signing, _LIST, self._text(), signature)
+
+    def check(self, signatures: Mapping[str, bytes], keys: Mapping[str, PublicKeys], threshold: int) -> None:
+        """Check that enough survivors, and nobody else, signed this list; raise `ProtocolError` otherwise."""
+        if len(signatures) < threshold:
+            raise ProtocolError(SERVER, "survivors", f"{len(signatures)} signatures, {threshold} are needed")
+        for name, signature in signatures.items():
+            if name not in self.annexes or not self.signed_by(keys[name].signing, signature):
+                raise ProtocolError(SERVER, "survivors", f"{name!r} did not sign the same list")
+
+
+@dataclass(frozen=True, slots=True)
+class RevealQuestion:
+    """Request to reveal seeds that remove the masks from a signed sum; ``lost`` are annexes of silent survivors."""
+
+    context: bytes
+    signatures: Mapping[str, bytes]
+    lost: Mapping[str, bytes]
+
+    def encode(self) -> Payload:
+        return _payload(_REVEAL, self.context, pack_named(self.signatures), pack_named(self.lost))
+
+
+@dataclass(frozen=True, slots=True)
+class SignAnswer:
+    """Signature of the list, 64 bytes."""
+
+    context: bytes
+    signature: bytes
+
+    def encode(self) -> Payload:
+        return _payload(_SIGNED, self.context, self.signature)
+
+
+@dataclass(frozen=True, slots=True)
+class RevealAnswer:
+    """Seeds that a survivor reveals: its own, its pair seeds with silos that dropped out, and ``shares`` of the same
+    two kinds of seeds of lost survivors, by name.
+    """
+
+    context: bytes
+    seeds: Seeds
+    shares: Mapping[str, Seeds]
+
+    def encode(self) -> Payload:
+        shares = {name: one.pack() for name, one in self.shares.items()}
+        return _payload(_REVEALED, self.context, self.seeds.pack(), pack_named(shares))
+
+
+def read_question(payload: Payload) -> Survivors | RevealQuestion:
+    """Parse the server's question, or raise `ProtocolError`."""
+    match _frames(payload, SERVER):
+        case [kind, context, annexes] if kind == _SIGN:
+            return Survivors(context, unpack_named(annexes, SERVER, _STUB_BYTES))
+        case [kind, context, signatures, lost] if kind == _REVEAL:
+            named = unpack_named(signatures, SERVER, SIGNATURE_BYTES)
+            return RevealQuestion(context, named, unpack_named(lost, SERVER))
+    raise ProtocolError(SERVER, "question", "not a question about masks")
+
+
+def read_answer(silo: str, payload: Payload) -> SignAnswer | RevealAnswer:
+    match _frames(payload, silo):
+        case [kind, context, signature] if kind == _SIGNED and len(signature) == SIGNATURE_BYTES:
+            return SignAnswer(context, signature)
+        case [kind, context, seeds, shares] if kind == _REVEALED:
+            named = unpack_named(shares, silo)
+            of = {name: Seeds.unpack(data, silo, SHARE_BYTES) for name, data in named.items()}
+            return RevealAnswer(context, Seeds.unpack(seeds, silo), of)
+    raise ProtocolError(silo, "answer", "not an answer about masks")
+
+
+def _payload(*frames: bytes) -> Payload:
+    return np.frombuffer(pack(frames), dtype=np.uint8)
+
+
+def _frames(payload: Payload, sender: str) -> list[bytes]:
+    """Frames of a message; the second is a context."""
+    if payload.dtype != np.uint8 or payload.ndim != 1:
+        raise ProtocolError(sender, "masks", f"{payload.dtype} {payload.shape} instead of bytes")
+    frames = unpack(payload.tobytes(), sender)
+    if len(frames) < 2 or len(frames[1]) != CONTEXT_BYTES:
+        raise ProtocolError(sender, "masks", "a message that is about no masks")
+    return frames
+
+
+def masked(slots: Slots, masks: Sequence[tuple[bytes, bool]], first: int) -> Slots:
+    """Add (True) or subtract (False) the masks that seeds expand to, modulo the suite's t and centred."""
+    keys = [(hmac.digest(seed, b"fedsync mask 1\0slots", "sha256"), added) for seed, added in masks]
+    streams = [(Numbers(key, BFV_PLAIN, first), added) for key, added in keys]
+    half, plain = BFV_PLAIN // 2, np.int64(BFV_PLAIN)
+    out = np.empty_like(slots)
+    # One chunk at a time stays in the cache for any number of masks.
+    for into, chunk in zip(out, slots, strict=True):
+        total = np.remainder(chunk, plain).view(np.uint64)
+        for stream, added in streams:
+            words = stream.chunk()
+            # Fewer than 2^16 numbers below 2^48: no overflow.
+            np.add(total, words if added else np.uint64(BFV_PLAIN) - words, out=total)
+        np.remainder(total, np.uint64(BFV_PLAIN), out=total)
+        np.copyto(into, total.view(np.int64))
+        np.subtract(into, plain, out=into, where=into > half)
+    return out
+
+
+OWN = {"update_id", "seed", "round", "base_version", "batch_size", "max_steps", "budget_s", "behind"}
+"""Fields of an order that are not bound as they are."""
+
+
+def mask_context(run: bytes, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster) -> bytes:
+    """Compute the digest that masks are bound to, 32 bytes.
+
+    ``run`` is the run's digest, ``chain`` the D of the order's base version, ``attempt`` counts from this version.
+    """
+    names = [field.name for field in dataclasses.fields(order) if field.name not in OWN]
+    # A float's repr is exact.
+    said = {name: repr(getattr(order, name)).encode() for name in names}
+    said |= {"budget": str(order.budget_s is None).encode(), "behind": str(order.behind == "").encode()}
+    bound = [b"fedsync mask context 2", run, chain, attempt.to_bytes(8, "little"), roster.digest, pack_named(said)]
+    return hashlib.sha256(pack(bound)).digest()
+
 
 _PAIR = b"mask pair 2\0"
 
@@ -45,42 +218,32 @@ class MaskRound:
     """Masks of one silo for one update. They blind it once, and nothing after the silo signed.
 
     The own mask is drawn here. Pair masks follow from the keys and the context. So a second round with the same keys
-    and context must never be made: see `fedsync.cipher.masking.mask_log`.
-
-    Raises:
-        ProtocolError: the silo is not in the roster with its pair for the run.
+    and context must never be made: see `fedsync.cipher.masking.mask_log`. `ProtocolError` if the silo is not in the
+    roster with its pair for the run.
     """
 
-    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, limit: Limit) -> None:
+    def __init__(self, own: SiloKeys, roster: MaskRoster, context: bytes, work: WorkDone, ratio: float) -> None:
         if roster.keys.get(own.name) != own.public:
             raise ProtocolError(SERVER, "roster", f"{own.name!r} is not in it with the key that it announced")
-        self._own = own
-        self._roster = roster
-        self.context = context
+        self._own, self._roster, self.context = own, roster, context
         self._seeds = Seeds(secrets.token_bytes(KEY_BYTES), pair_seeds(own, roster.keys, context))
-        self._ratio = limit.ratio
-        self.annex = annex.seal(own, roster.keys, roster.threshold, context, limit.work, self._seeds).pack()
+        self._ratio = ratio
+        self.annex = annex.seal(own, roster.keys, roster.threshold, context, work, self._seeds).pack()
         self._survivors: Survivors | None = None
         self._masked = 0
 
     def mask(self, slots: Slots, first: int = 0) -> Slots:
-        """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2.
-
-        ``first`` is the number of the first chunk; chunks come in order, each once, or `PolicyError` is raised.
-        """
+        """Mask slots, int64 [chunks, 4096]; the result looks uniform within +-t/2. Chunks come in order, each once."""
         if first != self._masked or self._survivors is not None:
             raise PolicyError(f"chunk {first} is to be masked after {self._masked}: masks are for one update, once")
         self._masked += len(slots)
-        added = {name: self._own.name < name for name in self._seeds.pairs}
-        pairs = [(seed, added[name]) for name, seed in self._seeds.pairs.items()]
+        pairs = [(seed, self._own.name < name) for name, seed in self._seeds.pairs.items()]
         return masked(slots, [(self._seeds.own, True), *pairs], first)
 
     def sign(self, survivors: Survivors) -> bytes:
-        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked.
-
-        Raises:
-            ProtocolError: this silo's update is not in the list; silos are too few or not of the roster; the work of
-                updates differs too much; or another list was signed before.
+        """Sign the list of updates in the sum, 64 bytes; only one list, whatever is asked. Raise `ProtocolError` if
+        this silo's update is not in the list; silos are too few or not of the roster; the work of updates differs too
+        much; or another list was signed before.
         """
         names = survivors.annexes.keys()
         if self._survivors not in (None, survivors):
@@ -98,11 +261,9 @@ class MaskRound:
         return survivors.sign(self._own)
 
     def reveal(self, question: RevealQuestion) -> RevealAnswer:
-        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here.
-
-        Raises:
-            ProtocolError: too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
-                list.
+        """Reveal seeds and shares that remove the masks, once enough silos signed the list that was signed here. Raise
+        `ProtocolError` if too few silos signed; nothing was signed here; or a lost silo's annex is not the annex in the
+        list.
         """
         survivors = self._survivors
         if survivors is None:

@@ -1,16 +1,14 @@
 """Amounts of work behind masked updates, and the bound within which masks hide an update among others.
 
-A mask hides an update among the updates that it is added to. If one silo does two hundred steps and the others do one,
-the sum is that silo's update. Each update therefore states in its annex the work behind it, and the list of survivors
-repeats these numbers. No silo signs a list in which one update has more than ``work_ratio`` times the work of another.
-The ratio is in the run's specification. Each silo's owner limits it (``seal.work_ratio`` in silo.yaml).
+If one silo does two hundred steps and the others do one, the sum is that silo's update. So each update states its work
+in its annex, the list of survivors repeats it, and no silo signs a list in which one update has more than
+``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
 
 | figure | bounds |
 |---|---|
 | steps | distance that training can cover |
 | samples | weight of an update where the mean is weighed by samples |
-| way | sum of the learning rates of all steps, in units of the order's rate: a schedule makes equal steps unequal; |
-| | times the samples where samples are the update's weight, because the update is as large in the sum |
+| way | sum of the learning rates of all steps, in units of the order's rate, times the samples where they are weights |
 | budget | time that the order tells training code that counts no steps |
 
 An update that only scores is zeros, and no work.
@@ -35,15 +33,7 @@ _POINT = 2**20
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """Work behind an update.
-
-    Args:
-        steps: local steps.
-        samples: samples processed.
-        way: sum of learning rates, in units of the order's rate by 2^-20, times the weight in samples if updates have
-            one.
-        budget: milliseconds that the order allowed, 0 without a limit.
-    """
+    """Work behind an update; ``way`` in units of 2^-20, ``budget`` in milliseconds, 0 without a limit."""
 
     BYTES: ClassVar = _PACKED.size
 
@@ -65,7 +55,6 @@ class WorkDone:
 
     @classmethod
     def unpack(cls, data: bytes, sender: str) -> Self:
-        """Decode what `pack` wrote, or raise `ProtocolError`."""
         if len(data) != cls.BYTES:
             raise ProtocolError(sender, "work", f"{len(data)} bytes, not {cls.BYTES}")
         found = cls(*_PACKED.unpack(data))
@@ -74,35 +63,19 @@ class WorkDone:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Work behind a silo's own update, and the largest allowed ratio of the work of two updates."""
-
-    work: WorkDone
-    ratio: float
-
-
 def comparable(works: Collection[WorkDone], ratio: float) -> bool:
-    """Whether, for every figure, the largest value is at most ``ratio`` times the smallest."""
     return all(max(figure) <= ratio * min(figure) for figure in zip(*map(astuple, works), strict=True))
 
 
 def most_comparable(works: Mapping[Key, Collection[WorkDone]], ratio: float) -> set[Key]:
-    """Select comparable updates: figure by figure the largest set, and among equal sets the set with more work.
-
-    ``works`` has the work of each update, or of all updates in a region's sum.
-    """
+    """Select comparable updates: figure by figure the largest set, and among equal sets the set with more work."""
     left = dict(works)
     for at in range(len(fields(WorkDone))):
-        spans = {key: _span(each, at) for key, each in left.items()}
+        figures = {key: [astuple(work)[at] for work in each] for key, each in left.items()}
+        spans = {key: (min(figure), max(figure)) for key, figure in figures.items()}
         best: set[Key] = set()
         for least in sorted({low for low, _ in spans.values()}, reverse=True):
             fitting = {key for key, (low, high) in spans.items() if least <= low and high <= ratio * least}
             best = max(best, fitting, key=len)
         left = {key: left[key] for key in left if key in best}
     return set(left)
-
-
-def _span(works: Collection[WorkDone], at: int) -> tuple[int, int]:
-    figure = [astuple(work)[at] for work in works]
-    return min(figure), max(figure)

@@ -1,35 +1,20 @@
 """Masks inside the encryption: the server and k silos together see only the sum of the other silos.
 
-All silos share one secret key, so a server with a silo on its side could decrypt every update. With masks, the
-decrypted values are uniform. Before encryption, silo i of a roster adds to its slots, modulo t,
-
-    an own mask from a seed b_i that it draws for this update, and for every other silo j of the roster
-    a pair mask from a seed s_ij that only the two can compute: plus if i < j, minus otherwise.
-
-The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates arrived. Their sum
-keeps their own masks, and their pair masks with silos that dropped out. Survivors reveal the seeds of these masks. If a
-survivor is lost before it reveals, the others reconstruct its seeds from shares (`fedsync.cipher.masking.mask_round`).
-
-Seeds are bound to the *context*: the digest of everything that defines an update and that is the same for all silos of
-a round. A server may order other silos to do something else, such as training at a rate of 1e-30, or from another
-model. Those silos then have another context, and no mask between them and the victim cancels: the sum opens to nothing.
-
-Batch size, number of steps, and the seconds of a budget are not bound, because they differ by design. They are bounded:
-no silo signs a list in which one update has several times the work of another (`fedsync.cipher.masking.masked_work`).
+Before encryption, silo i of a roster adds to its slots, modulo t, an *own mask* from a seed b_i that it draws for this
+update, and for every other silo j a *pair mask* from a seed s_ij that only the two can compute: plus if i < j, minus
+otherwise. The pair masks cancel in the sum of the whole roster. The *survivors* are the silos whose updates arrived.
+They reveal the seeds of their own masks, and of their pair masks with silos that dropped out. Seeds of survivors that
+are lost before they reveal come from shares. `docs/internals/cryptography/masks.md` has the attacks.
 
 | part | protects against |
 |---|---|
-| context | a server that gives other silos work that moves nothing; lists, rosters and runs that differ between silos |
-| pairs made for one run (`roster`) | an attacker who obtains the long-lived keys afterwards |
-| bound of work (`work`) | a server that lets the others do next to nothing, so that the sum is its victim's update |
+| context (`mask_round`) | a server that gives other silos work that moves nothing; lists, rosters, runs that differ |
+| pairs made for one run (`mask_roster`) | an attacker who obtains the long-lived keys afterwards |
+| bound of work (`masked_work`) | a server that lets the others do next to nothing, so that the sum shows its victim |
 | own masks | a server that has a silo's update and claims that the silo dropped out |
-| one list, t signatures (`mask_round`) | a server that shows two lists to two groups, for both kinds of a silo's mask |
-| shares (`annex`) | silos that are lost between upload and reveal |
-| commitments (`annex`) | silos and a server that reveal other seeds than were used |
+| one list, t signatures (`mask_round`) | a server that shows two lists, for both kinds of a silo's mask |
+| shares, commitments (`annex`) | silos that are lost before they reveal; other seeds than were used |
 | log of used masks (`mask_log`) | a server that asks twice, and disks that are restored to an older state |
-
-Not covered: a silo may mask with other seeds than it committed to, or deal or reveal invalid shares. The first spoils
-the sum, the second leaves the sum closed; neither opens anything.
 
 Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine learning", section 4, and
 section 6.2 for the active adversary.
@@ -43,9 +28,8 @@ from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import pack, pack_named, unpack, unpack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.mask_stream import masked
-from fedsync.cipher.suites.suite import Form, Member, Sealer, Words
+from fedsync.cipher.masking.mask_round import MaskRound, masked
+from fedsync.cipher.suites.suite import Member, Sealer, Words
 from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 
 
@@ -57,8 +41,7 @@ class Unmasker:
         members: members of the sum, whose tag has been checked: the tag covers their annexes' digests.
 
     Raises:
-        ProtocolError: an annex or a seed is missing; or differs from the sealed annex or the commitment; or the updates
-            have different contexts.
+        ProtocolError: an annex or a seed is missing or another than was committed to, or contexts differ.
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:
@@ -87,7 +70,6 @@ class Unmasker:
 
 
 def pack_opening(annexes: Mapping[str, bytes], seeds: Mapping[str, Seeds]) -> bytes:
-    """Encode annex and seeds of each survivor for `Unmasker`."""
     return pack_named({name: pack([annex, seeds[name].pack()]) for name, annex in annexes.items()})
 
 
@@ -98,19 +80,10 @@ def own_seeds(opening: bytes) -> dict[str, bytes]:
 
 
 class Masked:
-    """Sealer (`bfv` with the form `MASKED`) that masks before sealing and unmasks after opening.
-
-    ``round`` may be None for a sealer that only opens, ``unmasker`` for a sealer that only seals.
-    """
+    """Sealer that masks before sealing with ``round``, and unmasks after opening with ``unmasker``."""
 
     def __init__(self, inner: Sealer, round: MaskRound | None = None, unmasker: Unmasker | None = None) -> None:
-        self._inner = inner
-        self._round = round
-        self._unmasker = unmasker
-
-    @property
-    def form(self) -> Form:
-        return self._inner.form
+        self._inner, self._round, self._unmasker = inner, round, unmasker
 
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         if self._round is None:

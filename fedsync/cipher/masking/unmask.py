@@ -14,21 +14,16 @@ So the slowest silos delay nothing: with t answers the sum is open, whichever ot
 
 from __future__ import annotations
 
+import secrets
+from collections import Counter
 from collections.abc import Mapping
 
 from fedsync.cipher.encoding.fields import annex_stub
-from fedsync.cipher.masking.annex import Annex, Seeds
-from fedsync.cipher.masking.mask_questions import (
-    RevealAnswer,
-    RevealQuestion,
-    SignAnswer,
-    SignQuestion,
-    Survivors,
-    read_answer,
-)
-from fedsync.cipher.masking.mask_roster import threshold
+from fedsync.cipher.masking.annex import Annex, Seeds, join
+from fedsync.cipher.masking.frames import pack_named
+from fedsync.cipher.masking.mask_roster import RUN_BYTES, threshold
+from fedsync.cipher.masking.mask_round import RevealAnswer, RevealQuestion, SignAnswer, Survivors, read_answer
 from fedsync.cipher.masking.masks import pack_opening
-from fedsync.cipher.masking.shamir import join
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.model.transfer import Payload
@@ -39,9 +34,7 @@ logger = foreign.logger(__name__)
 class Unmasking:
     """Collector of the seeds that open one masked sum; the module has its states.
 
-    Args:
-        annexes: annexes of the updates in the sum, by silo; all of one context.
-        signing: silos' Ed25519 keys by name.
+    ``annexes`` are those of the sum, by silo, all of one context; ``signing`` the silos' Ed25519 keys.
     """
 
     def __init__(self, annexes: Mapping[str, bytes], signing: Mapping[str, bytes], colluding: int) -> None:
@@ -55,8 +48,7 @@ class Unmasking:
         self._threshold = threshold(len(names), colluding)
         self._list = Survivors(first.context, {name: annex_stub(data) for name, data in annexes.items()})
         self._signatures: dict[str, bytes] = {}
-        self._first: set[str] = set()
-        self._lost: set[str] = set()
+        self._first, self._lost = set[str](), set[str]()
         self._asked: dict[str, list[set[str]]] = {}
         self._told: dict[str, Seeds] = {}
         self._shares: dict[str, dict[int, Seeds]] = {name: {} for name in annexes}
@@ -84,17 +76,14 @@ class Unmasking:
         if not self._first:
             due = [name for name in self._data if name not in self._asked and name not in self._lost]
             self._asked.update((name, []) for name in due)
-            return dict.fromkeys(due, SignQuestion(self._list).encode())
+            return dict.fromkeys(due, self._list.encode())
         missing = self._data.keys() - self._helpers - self._told.keys()
         due = [name for name in self._helpers if not any(missing <= asked for asked in self._asked[name])]
         for name in due:
             self._asked[name].append(missing)
         lost = {name: self._data[name] for name in missing}
-        return dict.fromkeys(due, RevealQuestion(self._list.context, self._quorum, lost).encode())
-
-    @property
-    def _quorum(self) -> dict[str, bytes]:
-        return dict(list(self._signatures.items())[: self._threshold])
+        quorum = dict(list(self._signatures.items())[: self._threshold])
+        return dict.fromkeys(due, RevealQuestion(self._list.context, quorum, lost).encode())
 
     def answer(self, silo: str, payload: Payload) -> None:
         """Take a silo's answer, or raise `ProtocolError` if it is false; answers about earlier sums are ignored."""
@@ -105,16 +94,13 @@ class Unmasking:
             raise ProtocolError(silo, "answer", "nobody asked")
         match answer:
             case SignAnswer(_, signature):
-                self._signed(silo, signature)
+                if not self._list.signed_by(self._signing[silo], signature):
+                    raise ProtocolError(silo, "signature", "it is not that of the list of survivors")
+                self._signatures[silo] = signature
+                if len(self._signatures) == self._threshold:
+                    self._first = set(self._signatures)
             case RevealAnswer():
                 self._revealed(silo, answer)
-
-    def _signed(self, silo: str, signature: bytes) -> None:
-        if not self._list.signed_by(self._signing[silo], signature):
-            raise ProtocolError(silo, "signature", "it is not that of the list of survivors")
-        self._signatures[silo] = signature
-        if len(self._signatures) == self._threshold:
-            self._first = set(self._signatures)
 
     def _revealed(self, silo: str, answer: RevealAnswer) -> None:
         if answer.shares.keys() not in self._asked.get(silo, []):
@@ -127,7 +113,6 @@ class Unmasking:
             self._shares[name][self._numbers[silo]] = shares
 
     def give_up(self, silo: str) -> None:
-        """Mark a silo as lost; the other silos are asked for its seeds."""
         self._lost |= {silo} & self._data.keys()
 
     def opening(self) -> bytes | None:
@@ -139,9 +124,8 @@ class Unmasking:
                 annex.check(seeds[name], set(self._dropped), name)
             except (ProtocolError, ValueError) as error:
                 helpers = ", ".join(sorted(self._helpers))
-                logger.warning(
-                    "shares of %s's masks, from %s, are not of what it committed to: %s", name, helpers, error
-                )
+                told = "shares of %s's masks, from %s, are not of what it committed to: %s"
+                logger.warning(told, name, helpers, error)
                 return None
         return pack_opening(self._data, seeds)
 
@@ -151,3 +135,71 @@ class Unmasking:
         own = join({number: shares.own for number, shares in chosen.items()})
         pairs = {other: join({n: shares.pairs[other] for n, shares in chosen.items()}) for other in self._dropped}
         return Seeds(own, pairs)
+
+
+_SAME, _ATTEMPTS = 2, 2**31
+
+
+class Attempts:
+    """Attempts at one version under masks: the numbers of the silos' next updates.
+
+    A silo's masks of one attempt blind one update only, and all updates in a sum belong to one attempt. So a failed
+    order is first repeated in the same attempt, which helps wherever the silo failed before it sealed. After a second
+    failure, the silo may have sealed already. It continues in a separate attempt, whose update no sum needs, and takes
+    part again from the next version on.
+    """
+
+    def __init__(self) -> None:
+        self._version = self._first = 0
+        self._orders: dict[str, int] = {}
+
+    def begin(self, silo: str, version: int) -> int:
+        if version != self._version:
+            self._version, self._first, self._orders = version, 0, {}
+        self._orders[silo] = self._orders.get(silo, 0) + 1
+        return self.of(silo, version)
+
+    def of(self, silo: str, version: int) -> int:
+        """Attempt of the silo's newest order; 0 where no order began with this version."""
+        if version != self._version:
+            return 0
+        return self._first + max(0, self._orders.get(silo, 0) - _SAME)
+
+    def restart(self, version: int) -> None:
+        """Continue from ``version`` in another process, with unused attempts: not all earlier orders are known."""
+        self._version, self._first, self._orders = version, secrets.randbelow(_ATTEMPTS), {}
+
+
+class Announcements:
+    """Rosters of silos that announce, leave and return.
+
+    Masks cancel only between silos that were sent the same roster. So the roster stays fixed for the duration of a
+    version, also if a silo leaves. A silo that joins meanwhile gets a roster that includes it, and its update cannot be
+    added to the others. It is part of the next version's roster.
+
+    Attributes:
+        here: checked announcement of each present silo.
+    """
+
+    def __init__(self) -> None:
+        self.here: dict[str, bytes] = {}
+        self._fixed: dict[str, bytes] | None = None
+
+    def put(self, silo: str, announcement: bytes) -> None:
+        self.here[silo] = announcement
+
+    def leave(self, silo: str) -> None:
+        self.here.pop(silo, None)
+
+    def renew(self) -> None:
+        self._fixed = None
+
+    def roster(self, silo: str) -> bytes:
+        """Roster to send to a silo, without silos that announce another run than most."""
+        if self._fixed is None:
+            self._fixed = dict(self.here)
+        same = self._fixed.get(silo) == self.here.get(silo)
+        found = self._fixed if same else self.here
+        runs = Counter(announcement[:RUN_BYTES] for announcement in found.values())
+        run = max(sorted(runs), key=runs.__getitem__, default=b"")
+        return pack_named({name: one for name, one in found.items() if one.startswith(run)})

@@ -25,7 +25,6 @@ class Chain:
         return self.first + len(self.links)
 
     def continues(self, version: int) -> bool:
-        """Whether links continue from this version, or it is the newest."""
         return self.first <= version <= self.newest
 
     def since(self, version: int) -> tuple[Link, ...]:
@@ -40,10 +39,8 @@ class Chain:
         self.paused += 1
 
     def undo(self, back_to: int) -> None:
-        """Add a version that reverts everything added since ``back_to``.
-
-        Raises:
-            PolicyError: a part is forgotten, or is an UNDO link itself.
+        """Add a version that reverts everything added since ``back_to``; `PolicyError` if a part is forgotten, or an
+        UNDO.
         """
         if not self.continues(back_to):
             raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")

@@ -13,10 +13,10 @@ from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.encoding.catch_up import WINDOW
 from fedsync.cipher.keys.keywrap import ServerKeys
 from fedsync.cipher.masking.annex import Annex
-from fedsync.cipher.masking.attempts import Attempts
 from fedsync.cipher.masking.masked_work import WorkDone, most_comparable
+from fedsync.cipher.masking.unmask import Attempts
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.suites.suite import Adder
+from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
 from fedsync.core.checkpoint_state import Names, fill, named
@@ -38,7 +38,6 @@ class Update:
     """Sealed update that waits for its commit, or a region's sum.
 
     Args:
-        message: the message as received.
         envelope: sealed part; for a region's sum, the aggregate that names all members.
         clear: values in the clear; for a region's sum, the members' mean.
         scale: number of the grid on which its silos had to seal.
@@ -83,17 +82,13 @@ class Inbox:
     """Checks and store of ordered updates."""
 
     def __init__(self, plan: EncryptionPlan, keys: ServerKeys, adder: Adder, files: ArrayKeeper) -> None:
-        self._plan = plan
-        self._keys = keys
-        self._adder = adder
-        self._files = files
+        self._plan, self._keys, self._adder, self._files = plan, keys, adder, files
         self._attempts = Attempts()
         self._ordered: dict[str, _Ordered] = {}
         self._pending: dict[str, Update] = {}
         self._spoiled: set[str] = set()
 
     def begin(self, update_id: str, version: int, scale: int) -> None:
-        """Register an order that starts from ``version``, on the ``scale``-th grid that silos agreed on."""
         silo = update_id.rpartition("/")[0]
         attempt = self._attempts.begin(silo, version) if self._plan.masked else 0
         self._ordered[update_id] = _Ordered(version, scale, attempt)
@@ -118,11 +113,8 @@ class Inbox:
         self._pending[update_id] = Update(update, envelope, clear, ordered.scale, (envelope,), masks)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep the sum of a region's updates, after every check that needs no key.
-
-        Raises:
-            ProtocolError: a member was not ordered, is present already, or is not its silo's; or members cannot be in
-                one sum.
+        """Keep the sum of a region's updates, after every check that needs no key. Raise `ProtocolError` if a member
+        was not ordered, is present already, or is not its silo's; or members cannot be in one sum.
         """
         if not update_ids or len(set(update_ids)) != len(update_ids):
             raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")
@@ -166,7 +158,6 @@ class Inbox:
         return read.context, roster
 
     def greeting(self, silo: str, greeting: Payload) -> wire.Envelope:
-        """Read a silo's statement about the size of its updates, or raise `ProtocolError`."""
         return self._read(silo, f"{silo}/0", _Ordered(0, 0, 0), greeting, 1)
 
     def key_of(self, silo: str) -> bytes:
@@ -196,8 +187,8 @@ class Inbox:
         the first.
         """
         named = tuple(update_ids)
-        parts = [update_id for update_id in named if update_id in self._pending and not self._whole(update_id, named)]
-        for update_id in parts:
+        here = {update_id: self._pending[update_id].update_ids for update_id in named if update_id in self._pending}
+        for update_id in [update_id for update_id, members in here.items() if not set(members) <= set(named)]:
             self._spoil(update_id)
         for update_id in self._spoiled.intersection(named):
             logger.warning("%s is in a region's sum with one that does not count: it does not count either", update_id)
@@ -230,9 +221,6 @@ class Inbox:
             usual = {min(pair for pair in usual if pair[0] == number) for number in most}
         _drop(taken, lambda update: (of(update), word(update)) not in usual, why)
 
-    def _whole(self, update_id: str, named: Sequence[str]) -> bool:
-        return set(self._pending[update_id].update_ids) <= set(named)
-
     def _spoil(self, update_id: str) -> None:
         """Drop a region's sum, because one of its updates does not count."""
         update = self._pending.get(update_id)
@@ -253,7 +241,6 @@ class Inbox:
         return {**named(self, _NAMES), "pending": pending}
 
     def restore(self, state: Mapping[str, Any], version: int) -> None:
-        """Continue from another inbox's `state`, at ``version`` of the model."""
         fill(self, _NAMES, state)
         for update_ids, (sender, message) in state["pending"].items():
             if len(update_ids) > 1:
@@ -287,3 +274,39 @@ def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelop
         else:
             logger.warning("%s means another model, run or specification than most: its greeting does not count", name)
     return usual
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Updates of a commit, and regions' sums (``summed``: whether there is one).
+
+    ``by_grid`` has the envelopes that may be added up; ``singles`` all updates, of which those from a region's sum have
+    no words; ``clear`` the change of the values in the clear, float32 [clear values].
+    """
+
+    by_grid: Mapping[bytes, list[wire.Envelope]]
+    singles: tuple[wire.Envelope, ...]
+    clear: Vector
+    summed: bool
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(single.head.members[0] for single in self.singles)
+
+    @classmethod
+    def of(cls, updates: Mapping[str, Update], weights: Mapping[str, float], clear_values: int) -> Gathered:
+        """Group the counting updates; they are scaled up for the weight of updates that do not count.
+
+        ``updates`` has each update by the ids of all that it contains; ``weights`` may cover more updates.
+        """
+        share = sum(weights[update_id] for update_id in updates) / sum(weights.values())
+        clear = np.zeros(clear_values, dtype=np.float32)
+        by_grid: dict[bytes, list[wire.Envelope]] = {}
+        singles: list[wire.Envelope] = []
+        apart = list(dict.fromkeys(updates.values()))
+        for update in apart:
+            by_grid.setdefault(update.grid, []).append(update.envelope)
+            singles += update.singles
+            weight = sum(weights[update_id] for update_id in update.update_ids)
+            clear += np.float32(weight / share) * update.clear
+        return cls(by_grid, tuple(singles), clear, len(apart) < len(singles))

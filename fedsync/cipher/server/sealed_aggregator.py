@@ -1,12 +1,9 @@
 """Server's side under encryption: adds sealed updates and keeps the sums, without a key.
 
-The model lives at the silos. The server keeps the commits since some version as a chain of *links*, one for each
-version. It sends each silo the links that the silo lacks. A link's additions never change and are never merged with
-another's. So all silos add the same sums in the same order and have the same model to the last bit.
-
-A sum can be opened only if all its updates were quantised on one grid. Silos agree on the next grid whenever the
-updates of a *quorum* were committed since the last agreement. Updates sealed before that and committed later form a
-separate sum.
+The model lives at the silos. The server keeps the commits since some version as a chain of *links*, and sends each silo
+the links that it lacks. A link's additions never change and are never merged with another's, so all silos have the
+same model to the last bit. A sum can be opened only if all its updates were quantised on one grid. Silos agree on the
+next grid whenever the updates of a *quorum* were committed; updates sealed before form a separate sum.
 """
 
 from __future__ import annotations
@@ -19,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, Start, attesters
-from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
+from fedsync.cipher.encoding.catch_up import CatchUp, LinkEntry, SignedSnapshot, Start, attesters
 from fedsync.cipher.keys.keywrap import ServerKeys
-from fedsync.cipher.masking.announcements import Announcements
 from fedsync.cipher.masking.mask_roster import announced, least_survivors
 from fedsync.cipher.masking.masks import own_seeds
-from fedsync.cipher.masking.unmask import Unmasking
+from fedsync.cipher.masking.unmask import Announcements, Unmasking
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.server.chain import Chain, members_of, total
-from fedsync.cipher.server.commit_inputs import Brought, Gathered
-from fedsync.cipher.server.inbox import Inbox, usual_greetings
+from fedsync.cipher.server.inbox import Gathered, Inbox, usual_greetings
 from fedsync.cipher.server.snapshots import KeptSnapshot, Snapshots
-from fedsync.cipher.suites.suite import Adder
+from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import LaterVersion, PolicyError, ProtocolError, RunError
 from fedsync.core.actions import Commit
@@ -97,10 +91,7 @@ class EncryptedAggregator:
         evidence: Evidence | None = None,
         folder: Path | None = None,
     ) -> None:
-        self._plan = plan
-        self._keys = keys
-        self._adder = Adder(plan.form)
-        self._evidence = evidence
+        self._plan, self._keys, self._adder, self._evidence = plan, keys, Adder(plan.form), evidence
         self._files = ArrayKeeper(folder)
         self._inbox = Inbox(plan, keys, self._adder, self._files)
         self._chain = Chain()
@@ -109,12 +100,11 @@ class EncryptedAggregator:
         self._initial = None if initial is None else self._files.keep(as_bytes(initial))
         self._calibrations: dict[str, wire.Envelope] = {}
         self._calibration: Payload | None = None
-        self._scale = 0
-        self._since_scale = 0
+        self._scale = self._since_scale = 0
         self._savepoint: int | None = None
         self._made: dict[tuple[int, int, bytes], Payload] = {}
         self._announcements = Announcements()
-        self._unmasking: tuple[Unmasking, Brought] | None = None
+        self._unmasking: tuple[Unmasking, LinkEntry, tuple[Member, ...]] | None = None
 
     # Joining silos, and catch-ups for them.
 
@@ -133,11 +123,8 @@ class EncryptedAggregator:
         return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """Register a present silo. Its statement about the size of its updates counts until the first order.
-
-        Raises:
-            ProtocolError: the greeting is malformed, or missing while it counts; the silo has no key; or the silo
-                cannot hold that version.
+        """Register a present silo. Its statement about the size of its updates counts until the first order. Raise
+        `ProtocolError` if the greeting is malformed, or missing while it counts; or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
             self.holds(silo, version)
@@ -164,13 +151,10 @@ class EncryptedAggregator:
         self.give_up(silo)
 
     def holds(self, silo: str, version: int) -> None:
-        """Record the version that a silo holds.
+        """Record the version that a silo holds, or raise `ProtocolError` if the version or the silo does not exist.
 
         A version that no link continues, as after a restored disk, counts as none. The silo then gets the model from
         the beginning, or a snapshot.
-
-        Raises:
-            ProtocolError: the version or the silo does not exist.
         """
         self._inbox.key_of(silo)
         if not -1 <= version <= self._chain.newest:
@@ -224,10 +208,8 @@ class EncryptedAggregator:
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """Everything from the beginning to a version or the newest, uint8 [bytes], for parties that were in no round.
-
-        Raises:
-            PolicyError: the first links are forgotten.
+        """Everything from the beginning to a version or the newest, uint8 [bytes]; `PolicyError` if links are
+        forgotten.
         """
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
@@ -257,47 +239,42 @@ class EncryptedAggregator:
         self._inbox.put_sum(relay, update_ids, payload)
 
     def commit(self, commit: Commit) -> None:
-        """Add the updates of a commit; sealed values are already weighted, values in the clear are weighted here.
-
-        Raises:
-            PolicyError: the commit cannot be made from sums alone.
-        """
+        """Add the updates of a commit; sealed values are already weighted, values in the clear are weighted here."""
         if commit.toward:
             raise PolicyError("a server without the model cannot move it towards the silos' models")
         updates = self._inbox.take(commit.weights, self._chain.newest)
         gathered = Gathered.of(updates, commit.weights, self._plan.clear_values)
         version, chunks, members = self._chain.newest + 1, self._plan.chunks, gathered.members
         sums = tuple(self._total(envelopes, version, chunks) for _, envelopes in sorted(gathered.by_grid.items()))
-        brought = Brought(LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear))), members)
+        entry = LinkEntry(version, sums, self._files.keep(as_bytes(gathered.clear)))
         least = max(self._plan.members, least_survivors(self._plan.colluding) if self._plan.masked else 1)
         if len(members) < least:
-            logger.warning(
-                "a sum of %d silos would tell too much: it stays closed, and the commit brings nothing", len(members)
-            )
+            why = "would tell too much: it stays closed, and the commit brings nothing"
+            logger.warning("a sum of %d silos %s", len(members), why)
             self._pause()
             return
         if self._evidence is not None and not gathered.summed:
             singles = gathered.singles
             roster = self._announcements.roster(singles[0].head.sender) if self._plan.masked else b""
-            self._evidence.begin(version, singles, self._plan.members, bytes(brought.entry.clear), roster)
+            self._evidence.begin(version, singles, self._plan.members, bytes(entry.clear), roster)
         elif self._evidence is not None:
             self._evidence.without("regions' relays send sums")
         if self._plan.masked:
             annexes = {single.head.sender: single.head.annex for single in gathered.singles}
-            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), brought
+            self._unmasking = Unmasking(annexes, self._keys.senders, self._plan.colluding), entry, members
             self._close()
         else:
-            self._add(brought)
+            self._add(entry, members)
 
-    def _add(self, brought: Brought) -> None:
+    def _add(self, entry: LinkEntry, members: tuple[Member, ...]) -> None:
         """Start the next version and, after enough votes of silos, the next grid."""
-        self._chain.add(brought.entry)
+        self._chain.add(entry)
         if self._evidence is not None:
-            self._evidence.settle(own_seeds(bytes(brought.entry.reveals)) if self._plan.masked else {})
-        self._since_scale += len(brought.members)
+            self._evidence.settle(own_seeds(bytes(entry.reveals)) if self._plan.masked else {})
+        self._since_scale += len(members)
         if self._since_scale >= self._plan.quorum:
             self._since_scale, self._scale = 0, self._scale + 1
-        self._snapshots.attest(brought.members)
+        self._snapshots.attest(members)
         self._forget()
         self._renew()
 
@@ -333,7 +310,7 @@ class EncryptedAggregator:
     def _close(self) -> None:
         if self._unmasking is None:
             return
-        unmasking, brought = self._unmasking
+        unmasking, entry, members = self._unmasking
         opening = unmasking.opening() if unmasking.done else None
         if opening is None and not unmasking.done and not unmasking.closed:
             return
@@ -342,7 +319,7 @@ class EncryptedAggregator:
             logger.warning("masks do not come off: the commit brings nothing, and silos go on")
             self._pause()
         else:
-            self._add(replace(brought, entry=replace(brought.entry, reveals=opening)))
+            self._add(replace(entry, reveals=opening), members)
 
     def keep_best(self, version: int) -> None:
         """Do nothing: silos have the models."""
@@ -355,7 +332,6 @@ class EncryptedAggregator:
         self._savepoint = self._chain.newest
 
     def rollback(self) -> None:
-        """Add a version that reverts everything added since the savepoint."""
         self._chain.undo(self._savepoint or 0)
         self._savepoint = self._chain.newest
         self._renew()
@@ -367,7 +343,6 @@ class EncryptedAggregator:
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether enough links follow the last snapshot to make another worthwhile."""
         return self._chain.newest - self._snapshots.newest > max(MAX_LINKS, 3 * len(self._held))
 
     @property
@@ -375,10 +350,8 @@ class EncryptedAggregator:
         return self._plan.layout.nbytes * self._plan.most_models + MAX_SNAPSHOT_EXTRA
 
     def put_snapshot(self, silo: str, version: int, snapshot: Payload) -> None:
-        """Keep a sealed model, once attested, for silos that hold no version at which links begin.
-
-        Raises:
-            ProtocolError: the snapshot is too large, not signed by the silo, or of a version at which no link begins.
+        """Keep a sealed model, once attested, for silos that hold no version at which links begin. Raise
+        `ProtocolError` if the snapshot is too large, not signed by the silo, or of a version at which no link begins.
         """
         if snapshot.dtype != np.uint8 or len(snapshot) > self.snapshot_bytes:
             raise ProtocolError(silo, "snapshot", f"{len(snapshot)} bytes, at most {self.snapshot_bytes}")
@@ -391,7 +364,6 @@ class EncryptedAggregator:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget links before a snapshot, as soon as the snapshot may be relied on."""
         kept = self._snapshots.settle(len(self._chain.links))
         if kept is None:
             return
@@ -410,8 +382,3 @@ class EncryptedAggregator:
         if state["unmasking"]:
             self._pause()
         self._inbox.restore(state["inbox"], self._chain.newest)
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """First and newest version that links connect."""
-        return self._chain.first, self._chain.newest

@@ -1,8 +1,7 @@
 """Sealed models from silos for silos that join, and the server's choice which to rely on.
 
-The server cannot read a snapshot, and its author may lie. Later updates of a silo are bound to the chain of sums and
-states that the silo followed. So updates that start from the snapshot's version, or a later one, attest the snapshot. A
-silo that begins with a snapshot requires such updates. Their silos and the author must be at least half of all silos.
+The server cannot read a snapshot, and its author may lie. Updates that start from its version, or a later one, attest
+it: they are bound to the chain. Their silos and the author must be at least half of all silos.
 
 | state of a snapshot | condition | links before it |
 |---|---|---|
@@ -34,10 +33,8 @@ class KeptSnapshot:
 
 
 class Snapshots:
-    """Snapshot that joining silos begin with, and a newer candidate to replace it.
-
-    Args:
-        needed: number of silos that must attest a snapshot, its author included.
+    """Snapshot that joining silos begin with, and a newer candidate; ``needed`` silos, the author included, must
+    attest.
     """
 
     def __init__(self, needed: int) -> None:
@@ -57,7 +54,6 @@ class Snapshots:
         self.candidate, self.attesters = snapshot, {snapshot.silo}
 
     def attest(self, members: Iterable[Member]) -> None:
-        """Count updates that were committed after the candidate."""
         if self.candidate is not None:
             self.attesters |= {one.silo for one in members if one.round >= self.candidate.version}
 
@@ -71,10 +67,8 @@ class Snapshots:
                 return None
             if not self._warned:
                 self._warned = True
-                logger.warning(
-                    "fewer than %d silos have attested a snapshot in %d versions: what is older is forgotten, and a "
-                    "silo without a model can join only once they have",
-                    *(self._needed, links),
-                )
+                then = "what is older is forgotten, and a silo without a model can join only once they have"
+                told = "fewer than %d silos have attested a snapshot in %d versions: %s"
+                logger.warning(told, self._needed, links, then)
         self.relied, self.candidate = chosen, None
         return chosen

@@ -1,8 +1,8 @@
-"""Log of the newest versions that a silo reached in each run, and their D, beside the silo's keys.
+"""Logs beside the silo's keys: the newest versions that it reached in each run, with their D, and evaluated models.
 
-A silo follows one chain of a run. Its memory of the chain is in the trainer's folder. That folder may be cleared, and a
-server can ask for several. The newest D are therefore also kept here. They prevent a second chain in another folder, or
-after the first folder is gone. They are logged before the model of their version is on disk or used.
+A silo follows one chain of a run. Its memory of the chain is in the trainer's folder, which may be cleared, and a
+server can ask for several. The logged D prevent a second chain. They are on disk before the model of their version is
+used.
 
 A run gets another name when its server lost a checkpoint. It may then continue from a version older than the newest
 that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
@@ -14,23 +14,34 @@ that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
 | a name that another has followed | no more |
 
 Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of the current epoch, the
-`KEPT_RUNS` newest runs stay. Of older runs, the log keeps only that they existed and are over.
+`KEPT_RUNS` newest runs stay; of older runs the log keeps only that they are over.
+
+A silo evaluates each model at most once on the same samples for the server: two sums with the same evaluation, but with
+different other silos, would disclose the difference. And the test split is only for the result of a run.
+
+| split | a silo evaluates | unless |
+|---|---|---|
+| validation | the newest model, when an order brings it | it evaluated the model before |
+| test | each subject once, in an order that changes nothing | it evaluated the same model there before |
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from pathlib import Path
 
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.suites.suite import DIGEST_BYTES
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import private_folder, read_private, write_private
+from fedsync.common.files import OWNER_FILE, private_folder, read_private, write_atomically, write_private
 from fedsync.common.locks import taken
+from fedsync.core.orders import Split, Subject, WorkOrder
 
 logger = foreign.logger(__name__)
 
@@ -45,6 +56,7 @@ CHAINS = "chains"
 """Folder beside the silo's keys, with a file for each run in which the silo reached a version."""
 
 _LOCK, _OVER = "chains.lock", "over"
+_ASKED, _ASKED_LOCK, _ASKED_FILE, _KEPT_ASKED = "asked", "asked.lock", "asked.json", 64
 _MAX_BYTES = 2**11
 _MAX_OVER_BYTES = 2**20
 _NAME_DIGITS = 16
@@ -73,9 +85,10 @@ class _Entries:
 
 
 class ChainLog:
-    """Chain log of one run, a file in the folder of the silo's keys, or in memory where they have no folder.
+    """Chain log of one run R (`fedsync.cipher.silo.history`), which has this name now.
 
-    ``run`` is R, see `fedsync.cipher.silo.history`; ``name`` is the run's present name.
+    It is a file in the folder of the silo's keys, or in memory where they have no folder. `ConfigError` if the file is
+    damaged or cannot be written, or the run is no longer followed.
     """
 
     def __init__(self, ring: Ring, run: bytes, name: str) -> None:
@@ -88,11 +101,7 @@ class ChainLog:
 
     @property
     def followed(self) -> dict[int, bytes]:
-        """D by version, of the versions that the run must lead to; empty before the first version.
-
-        Raises:
-            ConfigError: the file is damaged, or the run is no longer followed.
-        """
+        """D by version, of the versions that the run must lead to; empty before the first version."""
         entries = self._read()
         if entries is None:
             return {}
@@ -102,16 +111,8 @@ class ChainLog:
         oldest = min(entries.chains)
         return {oldest: entries.chains[oldest]}
 
-    def check(self) -> None:
-        """Check that the run is followed under this name; raises as `followed`."""
-        _ = self.followed
-
     def enter(self, known: Mapping[int, bytes]) -> None:
-        """Log the newest of the ``known`` D by version; the log is on disk when this returns.
-
-        Raises:
-            ConfigError: the log cannot be written, or the run continued under another name meanwhile.
-        """
+        """Log the newest of the ``known`` D by version; the log is on disk when this returns."""
         with self._held():
             entries = self._read() or _Entries((self._name,), {})
             if entries.names[-1] != self._name:
@@ -171,7 +172,6 @@ class ChainLog:
             (self._folder / f"{self._epoch}-{run}").unlink(missing_ok=True)
 
     def _over(self) -> set[bytes]:
-        """R of the runs that are over; nothing else is known of them."""
         path = None if self._folder is None else self._folder / f"{self._epoch}-{_OVER}"
         if path is None or not path.exists():
             return set()
@@ -182,12 +182,85 @@ class ChainLog:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        if self._folder is None:
+        with _locked(self._folder, None if self._folder is None else self._folder.parent / _LOCK):
             yield
+
+
+@contextmanager
+def _locked(place: Path | None, lock: Path | None) -> Iterator[None]:
+    if lock is None:
+        yield
+        return
+    try:
+        with taken(lock, inf):
+            yield
+    except OSError as error:
+        remedy = "Encrypted runs need a folder of keys that this silo can write to"
+        raise ConfigError(str(place), f"cannot be written: {error.strerror}", remedy) from error
+
+
+@dataclass(slots=True)
+class Asked:
+    """Record of evaluated models in a file, or in memory: each model's digest, and the update that carried its result.
+
+    ``rounds`` has the newest last, ``tests`` is by subject.
+    """
+
+    file: Path | None
+    rounds: list[tuple[str, str]] = field(default_factory=list)
+    tests: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
+        """Record of run R: beside the silo's keys; where they have no folder, beside the file of its state, or in
+        memory.
+        """
+        if ring.folder is None:
+            return cls(None if state is None else state.parent / _ASKED_FILE)
+        folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"
+        for old in folder.iterdir():
+            # A run without a chain log is over, or has reached no version: it has asked for no evaluation.
+            if old.name not in (name, _ASKED_LOCK) and not (ring.folder / CHAINS / old.name).exists():
+                old.unlink(missing_ok=True)
+        return cls(folder / name)
+
+    def _read(self) -> None:
+        """Read the file. An unreadable file counts as if every subject had been tested."""
+        if self.file is None or not self.file.exists():
             return
         try:
-            with taken(self._folder.parent / _LOCK, inf):
-                yield
-        except OSError as error:
-            remedy = "Encrypted runs need a folder of keys that this silo can write to"
-            raise ConfigError(str(self._folder), f"cannot be written: {error.strerror}", remedy) from error
+            about = json.loads(self.file.read_bytes())
+            self.rounds = [(str(model), str(update)) for model, update in about["rounds"]]
+            self.tests = {str(name): (str(one[0]), str(one[1])) for name, one in about["tests"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            self.tests = {subject.value: ("", "") for subject in Subject}
+
+    def admits(self, order: WorkOrder, model: str) -> bool:
+        """Whether the result of an order may leave; if so, it is recorded on disk (`ConfigError` if that fails).
+
+        A repeated order is admitted again, because it finds the same. ``model`` is the digest of the evaluated model.
+        """
+        with _locked(self.file, None if self.file is None else self.file.parent / _ASKED_LOCK):
+            self._read()
+            return self._admits(order, model)
+
+    def _admits(self, order: WorkOrder, model: str) -> bool:
+        found = model, order.update_id
+        if order.split is Split.VALIDATION:
+            if order.subject is not Subject.LAST:
+                return False
+            if found in self.rounds:
+                return True
+            if model in dict(self.rounds):
+                return False
+            self.rounds = [*self.rounds, found][-_KEPT_ASKED:]
+        else:
+            if self.tests.get(order.subject.value) == found:
+                return True
+            if not order.scores_only or order.subject.value in self.tests or model in dict(self.tests.values()):
+                return False
+            self.tests[order.subject.value] = found
+        if self.file is not None:
+            text = json.dumps({"rounds": self.rounds, "tests": self.tests})
+            write_atomically(self.file, text.encode(), OWNER_FILE)
+        return True

@@ -7,37 +7,29 @@
 | declared speed, room in memory, largest batch that fitted | yes | batch sizes follow from them |
 | steps, samples and seconds of an order, speeds in its course | yes | the server orders and times them |
 | seconds of overhead | their sum | one part is the evaluation, which takes longer for more samples |
-| training loss, evaluation | in the header | the server gets pools, see below |
+| training loss, evaluation, squared norm of the update | in the header | the server gets pools, see below |
 | training samples held | in the header, as a weight | a public number replaces them: ``cipher.examples`` |
 | test samples held | in the header | |
-| squared norm of the update, where the server tunes the run | in the header | the server gets pools, see below |
 | other figures (`WorkReport.metrics`) | no | no decision uses them |
 | answer to `EvaluateModel` | pools | the model is not examined: the server could choose it |
 
-A version may hold the updates of few silos or of one silo, whose figures its sums would disclose. So silos add up the
-figures of successive versions. They tell the server once all silos of a quorum are included. If some silos stay away,
-twice as many updates as the quorum, from more than half of its silos, suffice. Then a new pool begins, so no two pools
-share an update. All silos see the same versions, so all have the same pools.
+Silos add up the figures of successive versions. They tell the server once all silos of a quorum are included, or twice
+as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share an
+update. If all silos of a quorum evaluated for one version, its evaluations alone are published. If not all silos of a
+version evaluated, none of its evaluations counts. Results on the test split are published separately for each model,
+and always of the same silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the
+number of samples behind them. `docs/internals/cryptography/metrics.md` has the attacks.
 
-If all silos of a quorum evaluated for one version, its evaluations alone are published. This includes the last version
-of a run, whose score comes in a version that changes nothing (`fedsync.evaluation.final_evaluation`).
-
-Results on the test split are published separately for each model, and always of the same silos (`Panel`). Otherwise the
-server could leave one silo out of the second answer, for a model that hardly differs from the first: the server decides
-how silos train.
-
-A silo evaluates no model twice for the server, and none if the server says so. If not all silos of a version evaluated,
-no evaluation of the version counts. Otherwise the server could ask all silos but one twice.
-
-Published figures are means of four digits. A silo's training loss counts once for each update, however many samples the
-server ordered, and so does the squared norm of the update. Otherwise the server could give the other silos one sample
-each. Longer fractions would disclose the number of samples behind them.
+The pools also choose the *best* model, so all silos keep the same one; it is in the state's digest. A kept model has a
+file beside the silo's state, which is written before the state names it, and removed after the state names another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,9 +39,13 @@ from fedsync.cipher.encoding.tally import Tally, evaluations_together, total
 from fedsync.cipher.suites.suite import Member
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
+from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.report_checks import usable
+from fedsync.evaluation.best_version import Leader, Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, number
+from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
+from fedsync.model.layout import Vector
 
 logger = foreign.logger(__name__)
 
@@ -61,12 +57,9 @@ class FigurePool:
     """Sums over the updates since the last published pool.
 
     Args:
-        silos: silos whose updates are in the pool.
-        updates: number of these updates.
-        loss: sum of their mean training losses; None where not all reported a loss.
-        evaluators: those of ``silos`` whose evaluations are in the pool.
+        loss: sum of the silos' mean training losses; None where not all reported a loss.
+        evaluators: those of ``silos`` whose evaluations are summed in ``evaluation``.
         evaluated: newest version that one of them evaluated; -1 for none.
-        evaluation: sums of these evaluations.
         began: newest version when the pool began.
         offered: newest evaluated version whose model silos can still keep: the version at which the pool began, or a
             version that was the newest when its evaluation came; -1 for none.
@@ -82,28 +75,17 @@ class FigurePool:
     offered: int = -1
 
     def after(
-        self,
-        version: int,
-        tally: Tally,
-        members: Sequence[Member],
-        quorum: int,
-        metrics: Sequence[AnyMetric] = (),
+        self, version: int, tally: Tally, members: Sequence[Member], quorum: int, metrics: Sequence[AnyMetric] = ()
     ) -> tuple[FigurePool, PooledFigures | None]:
-        """Add ``version`` to the pool; return the pool, and the published figures if they are of enough silos.
+        """Add ``version``, with the tally and the members of all its sums, to the pool.
 
-        Args:
-            tally: tally of all sums of the version; it holds no answer to another question than that of rounds.
-            members: members of all sums.
-            quorum: number of silos whose figures are enough.
+        Return the pool, and the published figures if they are of enough silos. ``tally`` is of the question of rounds.
         """
         silos, bases = frozenset(member.silo for member in members), {member.round for member in members}
         least = fewest(quorum)
         counts = _counts(tally, silos, least)
         pool = replace(
-            self,
-            silos=self.silos | silos,
-            updates=self.updates + tally.count,
-            loss=total((self.loss, tally.loss)),
+            self, silos=self.silos | silos, updates=self.updates + tally.count, loss=total((self.loss, tally.loss))
         )
         if tally.evaluation is not None and counts:
             # Where all silos evaluated, earlier evaluations of few silos are dropped unpublished.
@@ -119,14 +101,10 @@ class FigurePool:
             )
         if len(pool.silos) < max(2, quorum) and (len(pool.silos) < least or pool.updates < 2 * quorum):
             return pool, None
-        return FigurePool(), pool._figures(version, least, metrics)
-
-    def _figures(self, version: int, least: int, metrics: Sequence[AnyMetric]) -> PooledFigures:
-        """Published figures at this version, of at least ``least`` silos."""
         score = None
-        if self.evaluation is not None and self.evaluation.samples and len(self.evaluators) >= least:
-            score = _score(self.evaluated if self.offered < 0 else self.offered, self.evaluation, metrics)
-        return PooledFigures(version, _mean(self.loss, self.updates), score)
+        if pool.evaluation is not None and pool.evaluation.samples and len(pool.evaluators) >= least:
+            score = _score(pool.evaluated if pool.offered < 0 else pool.offered, pool.evaluation, metrics)
+        return FigurePool(), PooledFigures(version, _mean(pool.loss, pool.updates), score)
 
     def to_json(self) -> list[Any]:
         """Encode for a silo's file; floats are restored bit by bit."""
@@ -140,18 +118,16 @@ class FigurePool:
         """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, updates, loss, evaluators, sums, evaluated, began, offered = value
         names = frozenset(str(silo) for silo in silos), frozenset(str(silo) for silo in evaluators)
-        found = None if sums is None else _evaluation(*sums)
+        found = None
+        if sums is not None:
+            summed, correct, samples, each = sums
+            statistics = {str(key): tuple(map(float, values)) for key, values in each.items()}
+            found = Evaluation(number_or_none(summed), number_or_none(correct), int(samples), sums=statistics)
         versions = int(evaluated), found, int(began), int(offered)
         return cls(names[0], int(updates), number_or_none(loss), names[1], *versions)
 
 
-def _evaluation(loss: Any, correct: Any, samples: Any, sums: Any) -> Evaluation:
-    statistics = {str(key): tuple(float(one) for one in values) for key, values in sums.items()}
-    return Evaluation(number_or_none(loss), number_or_none(correct), int(samples), sums=statistics)
-
-
 def number_or_none(value: Any) -> float | None:
-    """Figure from JSON; raise `TypeError` or `ValueError` if it is malformed."""
     return None if value is None else float(value)
 
 
@@ -174,7 +150,6 @@ class Panel:
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Panel:
-        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed."""
         silos, samples = value
         return cls(frozenset(str(silo) for silo in silos), int(samples))
 
@@ -221,10 +196,8 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros.
-
-    Raises:
-        ConfigError: there are more samples than a header can count.
+    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros. Raise `ConfigError` if there are
+    more samples than a header can count.
     """
     known = {one.key: one for one in statistics}
     found = usable(silo, evaluation, known)
@@ -237,3 +210,70 @@ def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Sta
             problem = f"{key} counts {max(found.sums[key]):g} samples in one cell, at most {MAX_CELL}"
             raise ConfigError("evaluation", problem, "Evaluate on fewer samples")
     return found
+
+
+FOLDER = "models"
+"""Folder beside the silo's state."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptModel:
+    """Model of an earlier version, float32 [values], with its SHA-256 (hexadecimal); ``score`` None is pending."""
+
+    version: int
+    model: Vector
+    digest: str
+    score: Score | None = None
+
+    @classmethod
+    def of(cls, version: int, model: Vector, score: Score | None = None) -> KeptModel:
+        return cls(version, model, digest(model).hex(), score)
+
+    def to_json(self) -> list[Any]:
+        score = self.score
+        told = None if score is None else [score.version, score.accuracy, score.loss, dict(score.metrics)]
+        return [self.version, self.digest, told]
+
+    @classmethod
+    def from_json(cls, value: list[Any], model: Vector) -> KeptModel:
+        """Decode what `to_json` wrote; raise `TypeError` or `ValueError` if it is malformed or of another model."""
+        version, expected, told = value
+        if digest(model).hex() != expected:
+            raise ValueError(f"another model than that of version {version}")
+        if told is None:
+            return cls(int(version), model, expected)
+        scored, accuracy, loss, metrics = told
+        numbers = {str(name): float(number) for name, number in metrics.items()}
+        score = Score(int(scored), number_or_none(accuracy), number_or_none(loss), numbers)
+        return cls(int(version), model, expected, score)
+
+    def in_file(self, folder: Path) -> KeptModel:
+        """Store the model in a file and return a copy that maps it; raise `ConfigError` if the disk refuses."""
+        file = file_of(folder, self.to_json())
+        lies = file_part(self.model)
+        if lies is None or lies.path != file:
+            private_folder(folder)
+            write_pieces(file, pieces(self.model), OWNER_FILE)
+        return replace(self, model=map_file(file, np.float32))
+
+
+def surpasses(score: Score, best: KeptModel | None, rule: Selection) -> bool:
+    leader = Leader()
+    if best is not None and best.score is not None:
+        leader = leader.after(rule, best.score, {}, ())
+    return leader.after(rule, score, {}, ()).score is score
+
+
+def file_of(folder: Path, kept: list[Any]) -> Path:
+    """File of the model that `KeptModel.to_json` described."""
+    version, expected, _ = kept
+    # Named by the model's digest: a version may repeat in a run that lost its newest checkpoint.
+    name = hashlib.sha256(f"{int(version)} {expected}".encode()).hexdigest()
+    return folder / f"{name[:32]}.bin"
+
+
+def remove_others(folder: Path, kept: Iterable[KeptModel]) -> None:
+    if folder.is_dir():
+        known = {file_of(folder, each.to_json()) for each in kept}
+        for file in set(folder.iterdir()) - known:
+            file.unlink(missing_ok=True)

@@ -8,13 +8,10 @@
     D_0 = H(R, C_0, A_0)            C_0 is the content of the calibration
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
-Each update names, under its tag, the D of the version that it starts from. A silo that accepts another silo's update
-therefore knows that both took the same sums in the same order and have the same model to the last bit. A server that
-tells silos different stories gets updates that do not fit together. A silo remembers the last `WINDOW` versions. It
-refuses updates that started earlier, and undoing of links that were added earlier. D covers everything that a silo
-remembers. So a silo that begins with another silo's snapshot has the same past as the silos that attest the snapshot.
-
-The effect of each link is remembered, too: only added links can be undone, in reverse order, and once.
+Each update names, under its tag, the D of the version that it starts from. So a silo that accepts another silo's update
+knows that both took the same sums in the same order and have the same model to the last bit. A silo remembers the last
+`WINDOW` versions, and refuses older updates and undoing of older links. Only added links can be undone, in reverse
+order, and once. D covers everything that a silo remembers, so a silo that begins with a snapshot has the same past.
 """
 
 from __future__ import annotations
@@ -68,12 +65,8 @@ def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Effect of one version.
-
-    Args:
-        kind: kind of the link that led to the version; for version 0 `LinkKind.EMPTY`.
-        content: C.
-        counted: S, bit i for sum i of an ADD link.
+    """Effect of one version: kind of its link (`LinkKind.EMPTY` for version 0), C, and S: bit i for sum i of an ADD
+    link.
     """
 
     kind: LinkKind
@@ -89,10 +82,8 @@ class LinkRecords:
     last: tuple[LinkRecord, ...]
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], counted: int = 0) -> LinkRecords:
-        """Append one version; arguments as for `link_content` and `LinkRecord`.
-
-        Raises:
-            ProtocolError: an UNDO link reverts something other than the last remaining additions, or reverts twice.
+        """Append one version; arguments as for `link_content` and `LinkRecord`. Raise `ProtocolError` if an UNDO link
+        reverts something other than the last remaining additions, or reverts twice.
         """
         if kind is LinkKind.UNDO:
             self._check_undo(entries)
@@ -123,12 +114,9 @@ class LinkRecords:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Memory of a run at a silo; the module has the theory.
+    """Memory of a run R at a silo; the module has the theory.
 
-    Args:
-        run: R.
-        records: effects of the last versions; empty before there is a model.
-        chains: D of each of these versions.
+    ``chains`` are D of the versions in ``records``, which is empty before there is a model.
     """
 
     MOST_BYTES: ClassVar = _HEAD.size + WINDOW * _RECORD.size
@@ -143,7 +131,7 @@ class History:
         return History(self.run, LinkRecords(0, (LinkRecord(LinkKind.EMPTY, calibration),)), (chain,))
 
     def after(self, kind: LinkKind, entries: Sequence[tuple[int, bytes]], state: bytes, counted: int = 0) -> History:
-        """History one version later, with A_v; other arguments and errors as in `LinkRecords.after`."""
+        """History one version later, with A_v (``state``); other arguments and errors as in `LinkRecords.after`."""
         records = self.records.after(kind, entries, counted)
         kept = len(records.last) - 1
         return History(self.run, records, self.chains[-kept:])._led_to(state)

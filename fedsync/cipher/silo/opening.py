@@ -15,14 +15,9 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 | values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
 | a change of the model beyond `MOST`, by a header that claims so | its values |
 
-A spoiled sum changes nothing, at any silo, and the run continues. The decision depends on authenticated data and on the
-silo's own state, which all silos of one D share. The set of added sums is remembered (S of
-`fedsync.cipher.silo.history`), so that a later undo reverts no more. Nobody is told about it: a silo that spoils sums
-costs the run its updates, and the silo's log names these updates.
-
-Where the run has an optimizer, the optimizer turns a link's change into the model's step; see
-`fedsync.model.server_optimizer`. Its moments are in the state, and so in what silos attest. UNDO links are then
-refused: no silo knows the earlier moments.
+A spoiled sum changes nothing, at any silo, and the run continues. The set of added sums is remembered (S of
+`fedsync.cipher.silo.history`), so that a later undo reverts no more. Where the run has an optimizer, it turns a link's
+change into the model's step; its moments are in the state, and UNDO links are refused: no silo knows earlier moments.
 """
 
 from __future__ import annotations
@@ -34,19 +29,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedsync.cipher.encoding import tally
-from fedsync.cipher.encoding.catch_up import LinkKind
-from fedsync.cipher.encoding.integrity import Authentic
+from fedsync.cipher.encoding import catch_up, tally
+from fedsync.cipher.encoding.catch_up import LinkKind, Start
+from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid, needed_exponents
 from fedsync.cipher.encoding.tally import ROUNDS, Tally
 from fedsync.cipher.keys.keyring import Ring
-from fedsync.cipher.masking.masks import Masked, Unmasker
+from fedsync.cipher.keys.material import Purpose
+from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool, answer
-from fedsync.cipher.silo.history import History, added_content
-from fedsync.cipher.silo.kept_model import KeptModel, surpasses
-from fedsync.cipher.silo.reading import ReadEntry, ReadLink, admit, members_of
+from fedsync.cipher.silo.figure_pool import FigurePool, KeptModel, answer, surpasses
+from fedsync.cipher.silo.history import History, added_content, run_digest
+from fedsync.cipher.silo.reading import CatchUpReader, ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
@@ -55,9 +50,10 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import give_back, spans
-from fedsync.model.control_downlink import serial_of
+from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.server_optimizer import Backing, ServerOptimizer
+from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
 
@@ -70,10 +66,9 @@ MOST = 2.0**64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Opened:
-    """Effect of one entry.
+    """Effect of one entry on the model: ``change`` is float32 [values], a private array.
 
     Args:
-        change: change of the model, float32 [values], a private array.
         tally: tally of the headers; None if no sum counts.
         counted: sums that count.
         shown: exponents of the tensors that the largest values need, as for a single update; empty if no sum counts.
@@ -84,7 +79,6 @@ class _Opened:
     tally: Tally | None = None
     counted: tuple[int, ...] = ()
     shown: tuple[int, ...] = ()
-    mean: float = 0.0
     spoiled: tuple[str, ...] = ()
 
 
@@ -92,18 +86,13 @@ class Opener:
     """Opener of what `fedsync.cipher.silo.reading.CatchUpReader` read; it changes only the states that it returns."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, pipeline: Pipeline) -> None:
-        self._plan = plan
-        self._ring = ring
-        self._sealer = sealer
-        self._pipeline = pipeline
+        self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline
 
     def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
-        """Make version 0. A spoiled calibration is ignored; silos then agree on exponents after their first updates.
+        """Make version 0 of run R from the model before any training, and from silos' headers with the size of their
+        updates.
 
-        Args:
-            calibration: silos' headers with the size of their updates.
-            model: model before any training.
-            run: R.
+        A spoiled calibration is ignored; silos then agree on exponents after their first updates.
         """
         plan, members = self._plan, calibration.head.members
         first = plan.first_exponents
@@ -257,7 +246,10 @@ class Opener:
         ``spoiled`` receives the chosen sums that turn out to be spoiled; the result is then useless.
         """
         plan, weighting = self._plan, self._plan.weighting
-        grids, (sealer, pipeline) = self._grids(state), self._unmasked(entry.unmasker)
+        grids, sealer, pipeline = self._grids(state), self._sealer, self._pipeline
+        if entry.unmasker is not None:
+            sealer = Masked(self._sealer, unmasker=entry.unmasker)
+            pipeline = Serial(sealer)
         tallies: dict[int, Tally] = {}
         for index in chosen:
             one = entry.sums[index]
@@ -282,12 +274,6 @@ class Opener:
 
     def _grids(self, state: ReplicaState) -> dict[bytes, QuantizationGrid]:
         return state.scales.grids(self._plan, self._ring.group)
-
-    def _unmasked(self, unmasker: Unmasker | None) -> tuple[Sealer, Pipeline]:
-        if unmasker is None:
-            return self._sealer, self._pipeline
-        sealer = Masked(self._sealer, unmasker=unmasker)
-        return sealer, Serial(sealer)
 
     def _tally(self, slots: Slots, sealed: Authentic) -> Tally:
         return tally.read(slots, len(sealed.head.members), self._plan.cap, self._plan.header, SERVER)
@@ -322,3 +308,33 @@ def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, 
     ids = ", ".join(member.update_id for member in members)
     text = "version %d: the %s of %s brings nothing, one of them spoiled it: %s"
     logger.warning(text, version, what, ids, error.detail)
+
+
+def model_of(
+    plan: EncryptionPlan, ring: Ring, sealer: Sealer, run: str, specification: bytes, received: Payload, first: Vector
+) -> Vector:
+    """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], where nothing was kept of
+    it.
+
+    Nothing is opened before everything is verified. The result equals, to the last bit, the model of a silo that was in
+    the run and has the same sums. ``received`` is a `CatchUp` from the beginning of the ``run`` whose ``specification``
+    has this SHA-256; ``first`` is the model before any training.
+
+    Raises:
+        ProtocolError: ``received`` is something else.
+        SpoiledSum: silos meant another run.
+    """
+    digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
+    reader = CatchUpReader(plan, ring, Authenticator(ring.group.derive(Purpose.TAG), plan.form), digest)
+    whole = catch_up.decode(received)
+    if whole.start is not Start.HELD or whole.base != -1:
+        raise ProtocolError(SERVER, "catch-up", "it does not begin with the first version")
+    read = reader.read(whole, None)
+    if read.calibration is None:
+        raise ProtocolError(SERVER, "catch-up", "it has no calibration")
+    opener = Opener(plan, ring, sealer, Serial(sealer))
+    state = opener.begin(read.calibration, first, digest)
+    for link in read.links:
+        state, _ = opener.follow(state, link)
+    reader.check_claims(read, state.history.known(), None, None)
+    return state.model

@@ -1,16 +1,12 @@
 """Reader of the server's catch-ups, in three steps, before any part is opened.
 
-1. *Decode*: every sum and the calibration are cut out and have the right form.
-2. *Authenticate*: every sum is what its members sealed, by `Authenticator`. From here on, the members' statements about
-themselves are true, or the members' own lies.
-3. *Place*: each link fits the links before it. Members are silos of the group, new, enough, and built on versions that
-this silo knows; an UNDO link reverts what was added last.
+1. *Decode*: every sum and the calibration are cut out and have the right form. 2. *Authenticate*: every sum is what its
+members sealed, by `Authenticator`. 3. *Place*: each link fits the links before it. Members are silos of the group, new,
+enough, and built on versions that this silo knows; an UNDO link reverts what was added last.
 
-Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. An attacker who can make a silo decrypt
-what no silo sealed, and sees whether decryption succeeds, learns the key bit by bit.
-
-For versions within the catch-up, a silo computes D only after it opened the links that lead there. So only the end
-shows which of the members built on this silo's past: `ClaimedPasts`.
+Only data that passed all steps is opened, in `fedsync.cipher.silo.opening`. For versions within the catch-up, a silo
+computes D only after it opened the links that lead there. So only the end shows which of the members built on this
+silo's past: `alike_members`.
 """
 
 from __future__ import annotations
@@ -60,60 +56,36 @@ class ReadLink:
         return tuple((entry.version, entry.content) for entry in self.entries)
 
 
-class ClaimedPasts:
-    """Claims of the links' members about the versions that they began with.
-
-    A silo may name any D under its tag. An update that names another D than this silo has is only ignored. But if more
-    silos do so than may lie (``lying``), this silo itself has another past.
-    """
-
-    def __init__(self, links: Sequence[ReadLink], lying: int) -> None:
-        added = (entry for link in links if link.kind is LinkKind.ADD for entry in link.entries)
-        self._members = [member for entry in added for member in entry.members]
-        self._lying = lying
-
-    def check(self, known: Mapping[int, bytes]) -> None:
-        """Check that other silos reached the ``known`` versions with the same past, or raise `SpoiledSum`."""
-        others = {one.silo: one.round for one in self._members if known.get(one.round, one.chain) != one.chain}
-        if len(others) > self._lying:
-            raise other_chain(min(others.values()), sorted(others))
-
-    def attesters(self, version: int, known: Mapping[int, bytes]) -> set[str]:
-        """Silos that began with this version or a later one and, as far as is known, have the same past."""
-        late = (one for one in self._members if one.round >= version)
-        return {one.silo for one in late if known.get(one.round, one.chain) == one.chain}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadCatchUp:
     """Verified catch-up; ``calibration`` is present where it begins with version 0."""
 
     calibration: Authentic | None
     links: tuple[ReadLink, ...]
-    claims: ClaimedPasts
+
+    @property
+    def members(self) -> list[Member]:
+        """Updates that are added, each with its claim about the version that it began with."""
+        added = (entry for link in self.links if link.kind is LinkKind.ADD for entry in link.entries)
+        return [member for entry in added for member in entry.members]
 
 
 class CatchUpReader:
     """Reader of catch-ups in the run with digest R (``run``), see `fedsync.cipher.silo.history`."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, authenticator: Authenticator, run: bytes) -> None:
-        self._plan = plan
-        self._ring = ring
-        self._authenticator = authenticator
-        self._run = run
+        self._plan, self._ring, self._authenticator, self._run = plan, ring, authenticator, run
 
     def read(self, received: CatchUp, base: ReplicaState | None, author: str | None = None) -> ReadCatchUp:
-        """Verify that silos sealed the whole catch-up; nothing is opened.
+        """Verify that silos sealed the whole catch-up; nothing is opened. `ProtocolError` if a part fails a check.
 
-        Args:
-            base: state that the catch-up continues; None where it begins with version 0.
-            author: author of the snapshot that ``base`` is from.
-
-        Raises:
-            ProtocolError: a part fails a check.
+        ``base`` is the state that it continues, None for version 0; ``author`` made the snapshot that ``base`` is from.
         """
         decoded = None if base is not None else self._calibration(received.calibration)
-        sums = [[self._sums(entry) for entry in link.entries] for link in received.links]
+        sums = [
+            [[self._decode(one, entry.version, self._plan.chunks) for one in entry.sums] for entry in link.entries]
+            for link in received.links
+        ]
         calibration = None if decoded is None else self._authenticator.authenticate(decoded, SERVER)
         links = tuple(
             ReadLink(link.kind, tuple(map(self._entry, link.entries, envelopes)))
@@ -125,7 +97,7 @@ class CatchUpReader:
                 detail = f"{', '.join(others)} mean another run: another specification, name or key epoch"
                 raise SpoiledSum(SERVER, "chain", detail)
         self._place(links, base)
-        read = ReadCatchUp(calibration, links, ClaimedPasts(links, self._lying))
+        read = ReadCatchUp(calibration, links)
         self.check_claims(read, {} if base is None else base.history.known(), base, author)
         return read
 
@@ -134,15 +106,13 @@ class CatchUpReader:
     ) -> None:
         """Check that others have the same past, and that enough silos attest a snapshot: its author may lie.
 
-        ``known`` are D by version, of the versions that the silo has reached; other arguments are as for `read`.
-
-        Raises:
-            SpoiledSum: too many silos have another past, or too few attest the snapshot.
+        ``known`` are D of the versions that the silo has reached; other arguments are as for `read`. Raise `SpoiledSum`
+        if too many silos have another past, or too few attest the snapshot.
         """
-        read.claims.check(known)
+        alike = alike_members(read.members, known, self._lying)
         if base is None or author is None:
             return
-        found = len(read.claims.attesters(base.version, known) | {author})
+        found = len({one.silo for one in alike if one.round >= base.version} | {author})
         needed = attesters(len(self._ring.group.members))
         if found < needed:
             raise SpoiledSum(SERVER, "snapshot", f"{found} silos stand for that of {author}, {needed} must")
@@ -166,9 +136,6 @@ class CatchUpReader:
         self._enough(members)
         return envelope
 
-    def _sums(self, entry: LinkEntry) -> list[wire.Envelope]:
-        return [self._decode(one, entry.version, self._plan.chunks) for one in entry.sums]
-
     def _decode(self, data: Piece, version: int, chunks: int) -> wire.Envelope:
         plan, group = self._plan, self._ring.group
         expected = wire.Expected(
@@ -180,19 +147,15 @@ class CatchUpReader:
     # Authenticate.
 
     def _entry(self, entry: LinkEntry, envelopes: Sequence[wire.Envelope]) -> ReadEntry:
+        if self._plan.masked and len(envelopes) != 1:
+            raise ProtocolError(SERVER, "reveals", f"{len(envelopes)} sums under masks of one round")
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
         if self._plan.noise is not None and len(sums) != 1:
             raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
-        return ReadEntry(entry.version, content, sums, clear, self._unmasker(entry, sums))
-
-    def _unmasker(self, entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker | None:
-        if not self._plan.masked:
-            return None
-        if len(sums) != 1:
-            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
-        return Unmasker(bytes(entry.reveals), sums[0].head.members)
+        unmasker = Unmasker(bytes(entry.reveals), sums[0].head.members) if self._plan.masked else None
+        return ReadEntry(entry.version, content, sums, clear, unmasker)
 
     # Place.
 
@@ -231,13 +194,22 @@ def check_alike(known: Mapping[int, bytes], others: Mapping[int, bytes]) -> None
             raise other_chain(version)
 
 
+def alike_members(members: Sequence[Member], known: Mapping[int, bytes], lying: int) -> list[Member]:
+    """Members that, as far as is ``known`` (D by version), have this silo's past.
+
+    A silo may name any D under its tag. An update that names another D than this silo has is only ignored. But if more
+    silos do so than may lie, this silo itself has another past: `SpoiledSum`.
+    """
+    others = {one.silo: one.round for one in members if known.get(one.round, one.chain) != one.chain}
+    if len(others) > lying:
+        raise other_chain(min(others.values()), sorted(others))
+    return [one for one in members if known.get(one.round, one.chain) == one.chain]
+
+
 def other_chain(version: int, silos: Sequence[str] = ("other silos",)) -> SpoiledSum:
-    """Error for silos that reached one version with different pasts."""
-    detail = (
-        f"{', '.join(silos)} did not come to version {version} as this silo did: by other sums, from another first "
-        f"model, or with arithmetic of another kind of processor"
-    )
-    return SpoiledSum(SERVER, "chain", detail)
+    who = f"{', '.join(silos)} did not come to version {version} as this silo did"
+    why = "by other sums, from another first model, or with arithmetic of another kind of processor"
+    return SpoiledSum(SERVER, "chain", f"{who}: {why}")
 
 
 def members_of(sums: Sequence[Authentic]) -> tuple[Member, ...]:

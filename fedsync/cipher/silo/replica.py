@@ -28,19 +28,16 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.mask_log import Masking
 from fedsync.cipher.masking.mask_roster import MaskRoster
-from fedsync.cipher.masking.masked_work import Limit, WorkDone
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.chain_log import ChainLog
-from fedsync.cipher.silo.evaluated_models import Asked
-from fedsync.cipher.silo.figure_pool import countable
+from fedsync.cipher.silo.chain_log import Asked, ChainLog
+from fedsync.cipher.silo.figure_pool import KeptModel, countable
 from fedsync.cipher.silo.history import History, run_digest
-from fedsync.cipher.silo.kept_model import KeptModel
 from fedsync.cipher.silo.opening import Opener
-from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, check_alike, clear_values
-from fedsync.cipher.silo.replica_state import ReplicaState, Scales
-from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_message, seal_pieces
-from fedsync.cipher.silo.snapshot import open_snapshot, seal_snapshot
+from fedsync.cipher.silo.reading import CatchUpReader, check_alike, clear_values
+from fedsync.cipher.silo.replica_state import ReplicaState, Scales, open_snapshot, seal_snapshot
+from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_pieces
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, PolicyError, ProtocolError
@@ -75,16 +72,13 @@ class EncryptedReplica:
         plan: the silo's own plan, not the server's claim.
         examples: training samples that the silo holds.
         initial: makes the model before any training.
-        measure: makes an update as an order of this silo may produce, float32 [layout.size]; returns update, local
-            steps and samples.
+        measure: makes an update as an order may produce, float32 [layout.size]; returns it, its steps and samples.
         file: file of the state; updates are sealed in its folder. None keeps everything in memory.
         run: name of the run; masks and sealed data are valid in one run only.
         pipeline: seals and opens unmasked data; by default ``sealer`` in the current thread.
         specification: SHA-256 of the run's specification as the server sent it.
-        first_model: SHA-256 of the first model, hexadecimal, if a model other than the task's own may be sent;
-            `ANY_MODEL` accepts any model.
-        origin: name under which the run began, if it has another name now. The server then lost versions that silos
-            saw: masks are new, and data sealed earlier belongs to the same run.
+        first_model: SHA-256 of another first model than the task's that may be sent, hexadecimal, or `ANY_MODEL`.
+        origin: name under which the run began, if it has another now: masks are new, sealed data is the same run's.
         way: sum of the learning rates of an order's first steps, in units of the order's.
         seeded: noise on updates comes from the seeds of orders, which only virtual time may do.
     """
@@ -107,16 +101,10 @@ class EncryptedReplica:
         *,
         seeded: bool = False,
     ) -> None:
-        self._plan = plan
-        self._ring = ring
-        self._sealer = sealer
-        self._pipeline = pipeline or Serial(sealer)
-        self._examples = examples
-        self._initial = initial
+        self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline or Serial(sealer)
+        self._examples, self._initial, self._pinned, self._file = examples, initial, first_model, file
         self._measure, self._way, self._seeded = measure, way, seeded
-        self._file = file
         self._files = ArrayKeeper(None if file is None else file.parent / SEALED)
-        self._pinned = first_model
         group = ring.group
         # Versions may repeat under another name of the run, but masks must not.
         self._run, self._masked_run = (
@@ -193,13 +181,15 @@ class EncryptedReplica:
         votes = self._plan.first_exponents
         if self._plan.noise is None:
             update, steps, samples = self._measure()
-            votes = self._needed(self._plan.divide(update)[0], self._factor(steps, samples))
+            sealed, factor = self._plan.divide(update)[0], self._factor(steps, samples)
+            votes = needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
         member = Member(f"{self._ring.own.name}/0", 0, secrets.token_bytes(NONCE_BYTES), self._run)
         first = self._plan.grid(self._plan.first_exponents)
         slots = first.header_only(tally.build(Contribution(1, votes), self._plan.cap, self._plan.statistics))
         annex = b"" if self._masking is None else self._masking.announcement
         head, signing = self._head(member, first, 1, annex=annex), self._ring.own.signing
-        return _bytes(seal_message(head, [slots], Serial(self._sealer), self._authenticator, signing))
+        parts = seal_pieces(head, [slots], Serial(self._sealer), self._authenticator, signing)
+        return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear.
@@ -216,7 +206,7 @@ class EncryptedReplica:
         weight = weighting.weight(self._examples, report.samples, report.precision)
         factor = self._factor(report.steps, report.samples, report.precision)
         sealed, clear = plan.divide(update)
-        votes = self._needed(sealed, factor) if plan.noise is None else plan.first_exponents
+        votes = needed_exponents(sealed, plan.sealed, factor, plan.bits) if plan.noise is None else plan.first_exponents
         progress = weighting.progress(report.steps)
         own = Contribution(weight, votes, progress, *self._figures(order, report))
         header = tally.build(own, plan.cap, plan.statistics)
@@ -229,7 +219,7 @@ class EncryptedReplica:
         if self._masking is not None and self._roster is not None:
             counts = report.samples if weighting.by == "samples" else 1
             work = WorkDone.of(order, report, counts * self._way(order, report.steps))
-            masks = self._masking.begin(order, chain, self._attempt, self._roster, Limit(work, plan.work_ratio))
+            masks = self._masking.begin(order, chain, self._attempt, self._roster, work, plan.work_ratio)
             pipeline, annex = Serial(Masked(self._sealer, masks)), masks.annex
         clipped = 0
 
@@ -276,14 +266,10 @@ class EncryptedReplica:
 
     @property
     def pooled(self) -> tuple[PooledFigures, ...] | None:
-        """Pools that silos found together in the last received commits, where figures are sealed; see `FigurePool`.
-
-        They are of versions before the present version: sums take a commit to return.
-        """
+        """Pools that silos found together in the last received commits, where figures are sealed."""
         return self._pooled if self._plan.seal_metrics else None
 
     def disclosed(self, report: WorkReport) -> WorkReport:
-        """Part of a report that the server gets; see `fedsync.cipher.silo.figure_pool`."""
         if not self._plan.seal_metrics:
             return report
         # Seconds of an evaluation, times the speed, would disclose its number of samples.
@@ -296,21 +282,16 @@ class EncryptedReplica:
         return self._masking.answer(question)
 
     def snapshot(self) -> Payload:
-        """Seal the present model and its history for other silos."""
-        return _bytes(seal_snapshot(self._ring, self._plan, self._state))
+        return np.frombuffer(seal_snapshot(self._ring, self._plan, self._state), dtype=np.uint8)
 
     def _factor(self, steps: int, samples: int, precision: int | None = None) -> float:
         """Multiplier of an update before rounding: n_i / (cap |a_i|)."""
         plan = self._plan
         weight = plan.weighting.weight(self._examples, samples, precision)
         if weight > plan.cap:
-            raise ConfigError(
-                "aggregation.weight", f"{weight} samples, at most {plan.cap} can be sealed", "Weigh by silo"
-            )
+            problem = f"{weight} samples, at most {plan.cap} can be sealed"
+            raise ConfigError("aggregation.weight", problem, "Weigh by silo")
         return weight / plan.cap / plan.weighting.progress(steps)
-
-    def _needed(self, sealed: Vector, factor: float) -> tuple[int, ...]:
-        return needed_exponents(sealed, self._plan.sealed, factor, self._plan.bits)
 
     def _head(
         self, member: Member, grid: QuantizationGrid, chunks: int, attempt: int = 0, annex: bytes = b""
@@ -337,9 +318,9 @@ class EncryptedReplica:
         if received.version != version or version < 0:
             raise ProtocolError(SERVER, "version", f"the catch-up leads to version {received.version}, not {version}")
         roster = self._read_roster(received)
-        self._chain_log.check()
+        followed = self._chain_log.followed
         if self._state.version != version:  # else a repeated order: its content was applied already
-            state, pooled = self._follow(received)
+            state, pooled = self._follow(received, {**self._state.history.known(), **followed})
             self._chain_log.enter(state.history.known())
             if self._file is not None:
                 state = state.save(self._file)
@@ -359,17 +340,20 @@ class EncryptedReplica:
             raise OtherVersion(self._state.version, received.base, self._masking.announcement)
         return roster
 
-    def _follow(self, received: CatchUp) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
+    def _follow(self, received: CatchUp, followed: dict[int, bytes]) -> tuple[ReplicaState, tuple[PooledFigures, ...]]:
         """Apply the catch-up; return the new state and the pools published on the way."""
         base, author = self._base(received)
-        followed = {**self._state.history.known(), **self._chain_log.followed}
         newest = max(followed, default=-1)
         if received.version < newest:
             detail = f"it leads to version {received.version}, and this silo has been at {newest}"
             raise ProtocolError(SERVER, "version", detail)
         read = self._reader.read(received, base, author)
         # Everything was verified as sealed by silos: now it may be opened.
-        state = base or self._begin(received, read)
+        state = base
+        if state is None:
+            if read.calibration is None:
+                raise PolicyError("a catch-up from the beginning was read without its calibration")
+            state = self._opener.begin(read.calibration, self._first_model(received), self._run)
         known = state.history.known()
         check_alike(known, followed)
         pooled: list[PooledFigures] = []
@@ -399,11 +383,6 @@ class EncryptedReplica:
         author, state = open_snapshot(self._ring, self._plan, self._run, bytes(received.model), received.base)
         return state, author
 
-    def _begin(self, received: CatchUp, read: ReadCatchUp) -> ReplicaState:
-        if read.calibration is None:
-            raise PolicyError("a catch-up from the beginning was read without its calibration")
-        return self._opener.begin(read.calibration, self._first_model(received), self._run)
-
     def _first_model(self, received: CatchUp) -> Vector:
         """Model before any training: the task's own, or the model that the silo's owner pinned."""
         if received.start is Start.HELD:
@@ -414,7 +393,3 @@ class EncryptedReplica:
             detail = f"SHA-256 {found}, which the owner of this silo has not pinned (first_model)"
             raise ProtocolError(SERVER, "first model", detail)
         return model
-
-
-def _bytes(data: bytes | bytearray) -> Payload:
-    return np.frombuffer(data, dtype=np.uint8)

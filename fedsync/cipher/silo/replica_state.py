@@ -1,8 +1,21 @@
-"""State that a silo keeps between two orders under encryption, and its format in files and snapshots."""
+"""State that a silo keeps between two orders under encryption, and its format in files and snapshots.
+
+A *snapshot* is a silo's state, sealed for silos that join, and signed by its author:
+
+    `fedsync.cipher.encoding.catch_up.SignedSnapshot`, and in it under AES-GCM with a key of the group:
+    bytes of the state [8], `ReplicaState.whole`, zeros
+
+The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs what it sealed, and
+the server checks the signature, too. An error behind a valid signature is then the author's lie, and no forgery of the
+server's. The state's digest must be the newest D of its own history. A silo that begins with the state requires updates
+of other silos whose D builds on it: see `fedsync.cipher.silo.reading`. Zeros make all snapshots of a run equally long:
+the number of digits of exponents and losses would disclose something to the server.
+"""
 
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +24,18 @@ from typing import Any, Self
 
 import numpy as np
 
+from fedsync.cipher.encoding.catch_up import SignedSnapshot
 from fedsync.cipher.encoding.packing import MAX_EXPONENT, MIN_EXPONENT
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally, next_exponents, together, votes_spared
-from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.keys.keyring import Ring
+from fedsync.cipher.keys.material import GroupKey, Purpose, open_blob, seal_blob
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.figure_pool import FigurePool, Panel
+from fedsync.cipher.silo.figure_pool import FOLDER, FigurePool, KeptModel, Panel, file_of, remove_others
 from fedsync.cipher.silo.history import History, digest_of
-from fedsync.cipher.silo.kept_model import FOLDER, KeptModel, file_of, remove_others
 from fedsync.common import foreign
 from fedsync.common.checksums import checksum, undigested
+from fedsync.common.errors import SERVER, ProtocolError, SpoiledSum
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.orders import Evaluation, Score
 from fedsync.model.chunked_arrays import map_file
@@ -58,8 +73,7 @@ class Scales:
     Args:
         exponents: exponents of the tensors, one tuple for each change, the newest last, at most `MAX_GRIDS`.
         count: updates added since the last agreement, including those that could not be opened.
-        voters: votes of each silo since then, one with each opened update.
-        votes: sum of their tallies, or None.
+        voters: votes of each silo since then, one with each opened update; ``votes`` is the sum of their tallies.
         shown: exponent of each tensor that the largest value of their sums needs; empty where there are no votes.
     """
 
@@ -80,13 +94,8 @@ class Scales:
         """Count the updates of one commit; silos agree on new exponents after ``quorum`` updates.
 
         A silo can claim more votes than it has, at the cost of others'. So votes raise an exponent only as far as the
-        values in the sum of these updates confirm, or as on a remembered grid.
-
-        Args:
-            count: number of updates.
-            tally: sum of the headers of the opened updates, or None.
-            shown: exponents that their sum needs; empty where there is none.
-            voters: silo of each opened update.
+        values in the sum of these updates confirm (``shown``), or as on a remembered grid. ``tally`` sums the headers
+        of the opened updates, which ``voters`` sent.
         """
         if plan.noise is not None:
             return self
@@ -115,10 +124,8 @@ class ReplicaState:
         version: version of the model, -1 before the first.
         model: float32 [values].
         added: newest serials of each silo's added updates, ascending, so that no update is added twice.
-        pool: figures that do not cover enough silos yet.
+        pool: figures that do not cover enough silos yet; ``offered`` is the older model that their score may belong to.
         best: best model, with its score; None before there is one.
-        offered: older model that the score of ``pool`` may belong to.
-        moments: memory of the run's optimizer, if it has one.
         panel: silos whose test samples the answers cover; None before the first published answer.
         counted: where silos keep control variates, the serial of each silo's newest update in a version.
     """
@@ -159,10 +166,9 @@ class ReplicaState:
             "votes": None if votes is None else [votes.count, votes.tensors, votes.votes.tolist()],
             "added": dict(self.added),
             "pool": self.pool.to_json(),
-            "best": None if self.best is None else self.best.to_json(),
-            "offered": None if self.offered is None else self.offered.to_json(),
-            "panel": None if self.panel is None else self.panel.to_json(),
         }
+        kept = {"best": self.best, "offered": self.offered, "panel": self.panel}
+        about |= {name: None if each is None else each.to_json() for name, each in kept.items()}
         if self.moments.vectors:
             about["moments"] = [self.moments.steps, *self.moments.powers]
         if self.counted:
@@ -210,9 +216,8 @@ class ReplicaState:
     ) -> ReplicaState:
         """Decode `whole` or `pieces`, for bytes that a holder of the group key wrote.
 
-        Args:
-            values: number of the model's values.
-            folder: folder of the models of earlier versions; None: they follow the newest model in ``data``.
+        ``folder`` has the models of earlier versions; None: they follow the newest model, of ``values`` values, in
+        ``data``.
 
         Raises:
             OSError: a model in ``folder`` is missing.
@@ -258,13 +263,11 @@ class ReplicaState:
         return replace(self, best=best, offered=offered)._mapped(file)
 
     def _mapped(self, file: Path) -> Self:
-        size, nbytes = self.model.size, self.model.nbytes
+        size, nbytes, count = self.model.size, self.model.nbytes, 1 + len(self.moments.vectors)
         if not size:
             return self
-        begins = file.stat().st_size - nbytes * (1 + len(self.moments.vectors))
-        model, *vectors = (
-            map_file(file, "<f4", begins + each * nbytes, size) for each in range(1 + len(self.moments.vectors))
-        )
+        begins = file.stat().st_size - nbytes * count
+        model, *vectors = (map_file(file, "<f4", begins + each * nbytes, size) for each in range(count))
         return replace(self, model=model, moments=replace(self.moments, vectors=tuple(vectors)))
 
     @classmethod
@@ -280,12 +283,8 @@ class ReplicaState:
                 raise ValueError("its checksum does not fit")
             return cls.from_bytes(body, values, header, file.parent / FOLDER, optimizer)._mapped(file)
         except (OSError, ValueError) as error:
-            logger.warning(
-                "%s is damaged: %s. This silo begins without a model, and the server sends it what it needs; if it "
-                "happens again, check the disk",
-                file,
-                error,
-            )
+            remedy = "This silo begins without a model, and the server sends it what it needs"
+            logger.warning("%s is damaged: %s. %s; if it happens again, check the disk", file, error, remedy)
             return None
 
 
@@ -325,3 +324,46 @@ def _models(
         if model.size != values or not np.isfinite(model).all():
             raise ValueError("a model that is not finite, or of another size")
         yield model
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> bytes:
+    pieces = state.whole
+    length = sum(map(len, pieces))
+    most = ReplicaState.most_bytes(plan, ring.group.members)
+    filled = b"".join((_LENGTH.pack(length), *pieces, bytes(max(most - length, 0))))
+    sealed = seal_blob(ring.group, Purpose.SNAPSHOT, _bound_to(plan), filled)
+    return SignedSnapshot.make(ring.own, state.history.run, state.version, sealed)
+
+
+def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
+    """Open a snapshot of ``version``; return author and state. Other silos must still attest that the run reached it.
+
+    Raises:
+        ProtocolError: no silo of this group made the snapshot.
+        SpoiledSum: a silo made it, but for another run or version, or it is malformed.
+    """
+    read = SignedSnapshot.read(data, SERVER)
+    author = ring.group.members.get(read.author)
+    if author is None or not read.is_of(author.signing):
+        raise ProtocolError(SERVER, "snapshot", f"not signed by {read.author!r}, whose it is said to be")
+    try:
+        content = open_blob(ring.group, Purpose.SNAPSHOT, _bound_to(plan), bytes(read.sealed), read.author)
+        (length,) = _LENGTH.unpack_from(content)
+        end = _LENGTH.size + length
+        body = memoryview(content)[_LENGTH.size : end]
+        state = ReplicaState.from_bytes(body, plan.layout.size, plan.header, optimizer=plan.optimizer)
+    except (ProtocolError, ValueError, struct.error) as error:
+        raise SpoiledSum(read.author, "snapshot", str(error)) from error
+    found = state.history.run, state.version, read.run, read.version
+    if found != (run, version, run, version) or not state.history.fits(ring.group.conceal(state.digest)):
+        detail = f"of version {state.version}, announced as {version}, or not what its history led to"
+        raise SpoiledSum(read.author, "snapshot", detail)
+    return read.author, state
+
+
+def _bound_to(plan: EncryptionPlan) -> bytes:
+    """Data that a snapshot is bound to: the model's layout and its sealing."""
+    return plan.grid(plan.first_exponents).digest

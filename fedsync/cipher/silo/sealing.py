@@ -41,16 +41,10 @@ class Serial:
         self._sealer = sealer
 
     def seal(self, portions: Iterable[Slots], member: Member) -> Iterator[Words]:
-        first = 0
-        for slots in portions:
-            yield self._sealer.seal(slots, member, first)
-            first += len(slots)
+        return (self._sealer.seal(slots, member, first) for first, slots in _numbered(portions))
 
     def open(self, portions: Iterable[Words], members: Sequence[Member], sender: str) -> Iterator[Slots]:
-        first = 0
-        for words in portions:
-            yield self._sealer.open(words, members, first, sender)
-            first += len(words)
+        return (self._sealer.open(words, members, first, sender) for first, words in _numbered(portions))
 
 
 class Pool:
@@ -98,11 +92,7 @@ class Pool:
 
 
 def seal_pieces(
-    head: Head,
-    portions: Iterable[Slots],
-    pipeline: Pipeline,
-    authenticator: Authenticator,
-    signing: bytes | None,
+    head: Head, portions: Iterable[Slots], pipeline: Pipeline, authenticator: Authenticator, signing: bytes | None
 ) -> Iterator[bytes | memoryview]:
     """Yield the sealed message of one update, in order, a few chunks at a time; the head announces the size.
 
@@ -116,21 +106,6 @@ def seal_pieces(
         yield writer.payload(words)
     sealed = replace(head, members=(replace(member, digest=writer.digest),))
     yield writer.trailer(authenticator.tag(hasher.value(), sealed))
-
-
-def seal_message(
-    head: Head,
-    portions: Iterable[Slots],
-    pipeline: Pipeline,
-    authenticator: Authenticator,
-    signing: bytes | None,
-) -> bytearray:
-    """Seal like `seal_pieces`, into memory."""
-    message, at = bytearray(head.nbytes), 0
-    for piece in seal_pieces(head, portions, pipeline, authenticator, signing):
-        message[at : at + len(piece)] = piece
-        at += len(piece)
-    return message
 
 
 def open_portions(

@@ -7,11 +7,22 @@ security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
 The noise of a sum grows with the number of summands. Past the limit, decryption fails silently and totally, so the code
 bounds the number.
 
+This process encrypts one vector itself, takes everything around the words from it, which is constant, and checks it
+field by field. Afterwards the constant parts are only written, never read: a peer sends words only. So no length, size
+or flag that a peer chose ever reaches the library.
+
+    TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2)
+    SEAL        header [16]: magic 5ea1, header size, version, compression, reserved, total bytes
+    zstd        frame of raw blocks, because words look random; left out in the bytes written here
+    ciphertext  parameters' hash [32], NTT flag [1], polynomials [8], degree [8], primes [8], scale [8], correction [8],
+                then an array: header [16], words [8], the words
+
 Source: Fan and Vercauteren 2012 (eprint 2012/144); Microsoft SEAL; TenSEAL.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,18 +31,142 @@ import numpy as np
 import tenseal
 
 from fedsync.cipher.encoding.packing import SLOTS, Slots
-from fedsync.cipher.suites.seal_format import (
-    PREFIX_BYTES,
-    CompressedError,
-    FormatError,
-    checked_prefix,
-    copy_words,
-    seal_bytes,
-    unpacked,
-    vector_head,
-)
 from fedsync.cipher.suites.suite import BFV, BFV_PLAIN, Adder, Form, Member, Words, check_additions
 from fedsync.common.errors import ConfigError, RunError
+
+_SEAL_HEADER = struct.Struct("<HBBBBHQ")
+_FIELDS = struct.Struct("<32sBQQQdQ")
+_MAGIC, _ZSTD_MAGIC = 0xA15E, b"\x28\xb5\x2f\xfd"
+_PLAIN, _ZSTD = 0, 2
+PREFIX_BYTES = _FIELDS.size + _SEAL_HEADER.size + 8
+"""Bytes of a ciphertext in front of its words."""
+
+
+def varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
+# Head of a vector with one ciphertext: its number of values, and the tag of SEAL's bytes.
+_VECTOR_HEAD = b"\x0a" + varint(len(varint(SLOTS))) + varint(SLOTS) + b"\x12"
+
+
+class FormatError(ValueError):
+    """Error: the library wrote a format that this module does not know."""
+
+
+class CompressedError(FormatError):
+    """Error: the library compressed words, which almost never happens to random words. Remedy: encrypt again."""
+
+
+def seal_bytes(vector: bytes) -> memoryview:
+    """SEAL's bytes inside TenSEAL's bytes of a vector with one ciphertext; `FormatError` if there are none."""
+    if not vector.startswith(_VECTOR_HEAD):
+        found, expected = vector[: len(_VECTOR_HEAD)].hex(), _VECTOR_HEAD.hex()
+        raise FormatError(f"a vector begins with {found}, expected {expected}")
+    length, start = read_varint(vector, len(_VECTOR_HEAD))
+    if start + length > len(vector):
+        raise FormatError("a vector ends early")
+    return memoryview(vector)[start : start + length]
+
+
+def unpacked(data: memoryview) -> list[memoryview]:
+    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces.
+
+    Raises:
+        FormatError: the header differs from the known header.
+        CompressedError: a zstd block is compressed.
+    """
+    magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(data)
+    if (magic, header, reserved, total) != (_MAGIC, _SEAL_HEADER.size, 0, len(data)):
+        raise FormatError(f"SEAL's header is {bytes(data[: _SEAL_HEADER.size]).hex()}")
+    body = data[_SEAL_HEADER.size :]
+    if compression == _PLAIN:
+        return [body]
+    if compression != _ZSTD:
+        raise FormatError(f"SEAL used compression {compression}")
+    return _raw_blocks(body)
+
+
+def _raw_blocks(frame: memoryview) -> list[memoryview]:
+    """Content of a zstd frame (RFC 8878) with raw blocks only."""
+    if bytes(frame[:4]) != _ZSTD_MAGIC:
+        raise FormatError("no zstd frame")
+    descriptor = frame[4]
+    single = descriptor >> 5 & 1
+    size_bytes = (1 if single else 0, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (1 - single) + (0, 1, 2, 4)[descriptor & 3] + size_bytes
+    blocks: list[memoryview] = []
+    last = False
+    while not last:
+        if at + 3 > len(frame):
+            raise FormatError("a zstd frame ends early")
+        head = int.from_bytes(frame[at : at + 3], "little")
+        last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
+        if kind != 0:
+            raise CompressedError("a zstd block is compressed")
+        blocks.append(frame[at + 3 : at + 3 + size])
+        at += 3 + size
+    return blocks
+
+
+def copy_words(pieces: list[memoryview], into: memoryview) -> None:
+    """Copy the bytes behind a ciphertext's prefix from ``pieces``; `FormatError` if they do not fill ``into``."""
+    at = -PREFIX_BYTES
+    for piece in pieces:
+        rest = piece[max(-at, 0) :]
+        start = max(at, 0)
+        at += len(piece)
+        if at > len(into):
+            break
+        into[start : start + len(rest)] = rest
+    if at != len(into):
+        raise FormatError(f"a ciphertext has words of {at} bytes, expected {len(into)}")
+
+
+def checked_prefix(body: bytes) -> bytes:
+    """Bytes in front of a ciphertext's words; `FormatError` unless the fields fit two polynomials modulo one prime."""
+    if len(body) != PREFIX_BYTES + 8 * BFV.words:
+        raise FormatError(f"a ciphertext has {len(body)} bytes, expected {PREFIX_BYTES + 8 * BFV.words}")
+    _, *found = _FIELDS.unpack_from(body)
+    if found != [0, 2, SLOTS, 1, 1.0, 1]:
+        raise FormatError(f"a ciphertext's fields are {found}")
+    magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(body, _FIELDS.size)
+    (words,) = struct.unpack_from("<Q", body, PREFIX_BYTES - 8)
+    array = (magic, header, compression, reserved, total, words)
+    if array != (_MAGIC, _SEAL_HEADER.size, _PLAIN, 0, _SEAL_HEADER.size + 8 + 8 * BFV.words, BFV.words):
+        raise FormatError(f"an array's header is {array}")
+    return body[:PREFIX_BYTES]
+
+
+def vector_head(sample: bytes, prefix: bytes) -> bytes:
+    """Bytes that must precede words so that TenSEAL reads an uncompressed vector.
+
+    ``sample`` is a vector that TenSEAL wrote; its version numbers are reused. ``prefix`` comes from `checked_prefix`.
+    """
+    major, minor = seal_bytes(sample)[3:5]
+    total = _SEAL_HEADER.size + len(prefix) + 8 * BFV.words
+    header = _SEAL_HEADER.pack(_MAGIC, _SEAL_HEADER.size, major, minor, _PLAIN, 0, total)
+    return _VECTOR_HEAD + varint(total) + header + prefix
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read the number at ``at``; return it and the next field's start. `FormatError` if it has more than 35 bits."""
+    number = 0
+    for shift in range(0, 35, 7):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at
+    raise FormatError("a vector's lengths cannot be read")
+
 
 _VECTOR = tenseal._ts_cpp.BFVVector
 _ATTEMPTS = 8
@@ -39,13 +174,9 @@ _ATTEMPTS = 8
 
 def new_context() -> bytes:
     """Create a context with its secret key and nothing else, 43 KB: the group's secret."""
+    symmetric = tenseal.ENCRYPTION_TYPE.SYMMETRIC
     context = tenseal.context(
-        tenseal.SCHEME_TYPE.BFV,
-        SLOTS,
-        BFV_PLAIN,
-        coeff_mod_bit_sizes=[60, 16],
-        encryption_type=tenseal.ENCRYPTION_TYPE.SYMMETRIC,
-        n_threads=1,
+        tenseal.SCHEME_TYPE.BFV, SLOTS, BFV_PLAIN, coeff_mod_bit_sizes=[60, 16], encryption_type=symmetric, n_threads=1
     )
     secret: bytes = context.serialize(
         save_public_key=False, save_secret_key=True, save_galois_keys=False, save_relin_keys=False
@@ -54,31 +185,21 @@ def new_context() -> bytes:
 
 
 class Bfv:
-    """Sealer with the group's BFV context.
+    """Sealer with the group's BFV context, which the library parses: it must come from the administrator, signed.
 
-    Args:
-        context: context of `new_context`. The library parses it, so it must come from the administrator, signed.
-        form: `BFV`, or `MASKED` where the slots are already masked.
+    ``form`` is `BFV`, or `MASKED` where the slots are already masked.
 
     Raises:
-        ConfigError: ``context`` is no such context.
+        ConfigError: ``context`` is none of `new_context`.
         RunError: the library writes ciphertexts in a format that this version does not know.
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:
         self._context, self._head = _opened(context)
-        self._form = form
         self._adder = Adder(form)
 
-    @property
-    def form(self) -> Form:
-        return self._form
-
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
-        """Encrypt one ciphertext a chunk, uint64 [chunks, 8192], with fresh randomness from the library.
-
-        ``slots`` are int64 [chunks, 4096], within +-2^47; the other arguments are not used.
-        """
+        """Encrypt one ciphertext a chunk, uint64 [chunks, 8192]; ``slots``, int64 [chunks, 4096], lie within +-2^47."""
         words = np.empty((len(slots), BFV.words), dtype=np.uint64)
         for into, row in zip(words, slots, strict=True):
             self._encrypt(row.tolist(), into)
@@ -104,7 +225,6 @@ class Bfv:
 
 
 def _opened(secret: bytes) -> tuple[Any, bytes]:
-    """Load the library's context and the constant head of its vectors; errors as in `Bfv`."""
     try:
         # One thread: the library's thread pool would not survive a fork.
         loaded = tenseal.context_from(secret, n_threads=1)
@@ -114,9 +234,8 @@ def _opened(secret: bytes) -> tuple[Any, bytes]:
     except FormatError as error:
         raise RunError(f"TenSEAL {tenseal.__version__} writes ciphertexts in an unknown way: {error}") from None
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(
-            "group secret", f"no context of this suite: {error}", "Ask the administrator for a new one"
-        ) from None
+        problem = f"no context of this suite: {error}"
+        raise ConfigError("group secret", problem, "Ask the administrator for a new one") from None
 
 
 def _probe(context: Any) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hmac
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -29,13 +29,10 @@ _ZEROS = bytes(1 << 16)
 
 
 class Keystream:
-    """Pseudorandom words: uniform to anyone without the key, and the same for all who have the key.
+    """Pseudorandom words, by AES-256 in counter mode: uniform to anyone without the key, the same for all who have it.
 
-    AES-256 in counter mode: as fast as memory with AES instructions.
-
-    Args:
-        key: 32 bytes. Each key has one use only: the counter starts at a fixed value.
-        start: number of words to skip, even.
+    Each key, of 32 bytes, has one use only: the counter starts at a fixed value. ``start`` is the number of words to
+    skip, even.
     """
 
     def __init__(self, key: bytes, start: int = 0) -> None:
@@ -52,12 +49,9 @@ class Keystream:
 
 
 class Numbers:
-    """Chunks of numbers that look uniform below a modulus to anyone without the key.
+    """Chunks of numbers that look uniform below a modulus, slightly below a power of 256, to anyone without the key.
 
-    Args:
-        key: as for `Keystream`.
-        modulus: slightly below a power of 256.
-        first: number of the first chunk.
+    ``first`` is the number of the first chunk; ``key`` is as for `Keystream`.
     """
 
     def __init__(self, key: bytes, modulus: int, first: int) -> None:
@@ -78,25 +72,16 @@ class Numbers:
 def redraw(numbers: Words, modulus: int, key: bytes, chunk: int) -> None:
     """Replace numbers at or above the modulus, in place, by others of the same key; about 1 of 2^34 numbers is."""
     for slot in np.flatnonzero(numbers >= np.uint64(modulus)).tolist():
-        numbers[slot] = next(number for number in _draws(key, modulus, chunk, slot) if number < modulus)
-
-
-def _draws(key: bytes, modulus: int, chunk: int, slot: int) -> Iterator[int]:
-    attempt = 0
-    while True:
-        text = b"again" + b"".join(number.to_bytes(8, "little") for number in (chunk, slot, attempt))
-        yield int.from_bytes(hmac.digest(key, text, "sha256")[: modulus.bit_length() // 8], "little")
-        attempt += 1
+        number, attempt = modulus, 0
+        while number >= modulus:
+            text = b"again" + b"".join(each.to_bytes(8, "little") for each in (chunk, slot, attempt))
+            number = int.from_bytes(hmac.digest(key, text, "sha256")[: modulus.bit_length() // 8], "little")
+            attempt += 1
+        numbers[slot] = number
 
 
 class Pad:
-    """Sealer of the suite ``pad``.
-
-    Args:
-        key: 32 bytes that the silos share and the server does not have, used for nothing else.
-    """
-
-    form = PAD
+    """Sealer of the suite ``pad``; the silos share the key, the server does not have it, and it has no other use."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

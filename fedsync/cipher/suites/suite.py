@@ -41,8 +41,7 @@ class Form:
         kind: name in configuration files.
         code: number on the wire; never reuse a number, nor 2, which belonged to a removed suite.
         slot_bits: bits of a slot, sign included, that `Packing` may fill.
-        modulus: modulus of a chunk's words, a prime.
-        words: words of a chunk.
+        modulus: modulus of a chunk's ``words``, a prime.
         additions: updates that may be summed before decryption could fail.
     """
 
@@ -79,7 +78,6 @@ FORMS = {form.kind: form for form in (BFV, PAD, MASKED)}
 
 
 def form_of(kind: str) -> Form:
-    """Return the form of a suite by its name in configuration files; raise `ConfigError` for an unknown name."""
     if kind not in FORMS:
         raise ConfigError("cipher.kind", f"there is no suite {kind!r}", f"Choose one of {', '.join(FORMS)}")
     return FORMS[kind]
@@ -87,7 +85,7 @@ def form_of(kind: str) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Public description of one update in a sum.
+    """Public description of one update in a sum; `ValueError` if a byte string has the wrong length.
 
     Args:
         update_id: id in the order; ``<silo>/0`` for a calibration.
@@ -96,9 +94,6 @@ class Member:
         chain: digest of the history that led the sender to its base, 32 bytes; for a calibration, the run's digest.
         digest: SHA-256 of the update's words; `NO_DIGEST` until the update is sealed.
         annex: digest of the annex that came with the update; `NO_DIGEST` without an annex.
-
-    Raises:
-        ValueError: a byte string has the wrong length.
     """
 
     update_id: str
@@ -122,23 +117,15 @@ class Member:
 class Sealer(Protocol):
     """Silo's half of a suite, with the group's secret. Chunks can be sealed and opened in any portions."""
 
-    @property
-    def form(self) -> Form: ...
-
     def seal(self, slots: Slots, member: Member, first: int = 0) -> Words:
         """Hide chunks, int64 [chunks, 4096], each slot of at most ``form.slot_bits`` bits.
 
-        The nonce of ``member`` must be fresh. ``first`` is the number of the first chunk in the update; the header
-        chunk is 0.
+        The nonce of ``member`` must be fresh. ``first`` is the number of the first chunk; the header chunk is 0.
         """
 
     def open(self, words: Words, members: Sequence[Member], first: int = 0, sender: str = "server") -> Slots:
-        """Decrypt sums of slots, int64 [chunks, 4096].
-
-        ``words``, uint64 [chunks, words of a chunk], were summed by `Adder.add`; they are checked here again.
-
-        Raises:
-            ProtocolError: words are out of range, or there are more members than can be added.
+        """Decrypt sums of slots, int64 [chunks, 4096], from words that `Adder.add` summed; they are checked again.
+        Raise `ProtocolError` if words are out of range, or there are more members than can be added.
         """
 
 
@@ -154,20 +141,16 @@ class Adder:
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
     def check(self, words: Words, sender: str, number: int = 0) -> None:
-        """Check that words can be sealed chunks; ``number`` is the first chunk's number in its message, for errors.
-
-        Raises:
-            ProtocolError: the type or shape is wrong, or a word is not below its modulus.
+        """Check that words can be sealed chunks, or raise `ProtocolError`; ``number`` is that of the first,
+        for errors.
         """
         if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != self.form.words:
-            raise ProtocolError(
-                sender, "chunks", f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
-            )
+            detail = f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
+            raise ProtocolError(sender, "chunks", detail)
         for first in range(0, len(words), _GROUP):
             if words[first : first + _GROUP].max() >= self._modulus:
-                raise ProtocolError(
-                    sender, "words", f"chunks {number + first}.. have words that are not below the modulus"
-                )
+                detail = f"chunks {number + first}.. have words that are not below the modulus"
+                raise ProtocolError(sender, "words", detail)
 
     def fault(self, words: Words, sender: str, hashed: Hash | None = None) -> ProtocolError | None:
         """First error of `check` in words that may lie in a file; reads them once and feeds them to ``hashed``."""
@@ -184,10 +167,7 @@ class Adder:
         return found
 
     def add(self, total: Words, words: Words) -> None:
-        """Add ``words`` to ``total`` in place; both must have passed `check`.
-
-        Words do not show how many updates a sum has: the caller counts, see `check_additions`.
-        """
+        """Add ``words`` to ``total`` in place; both must have passed `check`. The caller counts the summands."""
         if total.shape != words.shape:
             raise PolicyError(f"words {words.shape} are to be added to {total.shape}")
         for first in range(0, len(total), _GROUP):
@@ -205,11 +185,7 @@ class Adder:
 
 
 def check_additions(members: Sequence[Member], limit: int, sender: str) -> None:
-    """Check that a sum holds updates, no update or nonce twice, and at most ``limit`` (`Form.limit`).
-
-    Raises:
-        ProtocolError: a check fails.
-    """
+    """Check that a sum holds updates, no update or nonce twice, and at most ``limit``, or raise `ProtocolError`."""
     if not 1 <= len(members) <= limit:
         raise ProtocolError(sender, "additions", f"{len(members)} updates in one sum, at most {limit} open")
     if len({member.update_id for member in members}) != len(members):

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedsync.config.sections.section import Section
-from fedsync.model.plain_wire import FP32, Wire, WireFormat
-from fedsync.model.wire_formats import Bf16, Fp16, Int8, TopK
+from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat
 
 Format = Literal["fp32", "bf16", "fp16", "int8"]
 

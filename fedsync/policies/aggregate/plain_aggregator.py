@@ -14,7 +14,7 @@ from fedsync.core.orders import Subject, WorkOrder
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import PublicModel
 from fedsync.model.chunked_arrays import give_back, spans
-from fedsync.model.control_downlink import ControlledModel, key_of, serial_of
+from fedsync.model.control_variates import ControlledModel, key_of, serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
 from fedsync.model.server_optimizer import Backing, Moments, Part, ServerOptimizer

@@ -53,7 +53,7 @@ def emulated_rings(config: StrategyConfig, cluster: ClusterConfig, home: Path) -
     """Make keys for emulated silos; return the folder for `KEYS` and the server's file, or None without encryption."""
     if isinstance(config.cipher, PlainConfig):
         return None
-    from fedsync.cipher.keys.emulated import emulated_keys
+    from fedsync.cipher.keys.authority import emulated_keys
 
     made = emulated_keys([silo.name for silo in cluster.silos], home / "keys", config.seed)
     return home / "keys" / "silos", made.server_file

@@ -190,7 +190,7 @@ def kept_state(
     Raises `RunError` if a copy is damaged, and `ConfigError` if the task has changed since the run.
     """
     from fedsync.cipher.encoding.tally import HeaderForm
-    from fedsync.cipher.silo.kept_model import FOLDER
+    from fedsync.cipher.silo.figure_pool import FOLDER
     from fedsync.cipher.silo.replica_state import ReplicaState
 
     plan = spec.encryption_plan(layout)

@@ -51,7 +51,7 @@ def open_survey(survey: SealedSurvey, identity: Identity, ring: Ring, owner: Own
         SpoiledSum: silos sealed for another survey.
         OwnerRefusal: the survey seals too little.
     """
-    from fedsync.cipher.silo.opened_sums import model_of
+    from fedsync.cipher.silo.opening import model_of
     from fedsync.cipher.suites import open_suite
 
     spec = RunSpec.parse(survey.spec)

@@ -23,8 +23,7 @@ from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
-from fedsync.privacy.accounting import LEAST_NOISE
-from fedsync.privacy.privacy_plan import PrivacyPlan
+from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy

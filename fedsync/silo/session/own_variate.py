@@ -25,7 +25,7 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import give_back
-from fedsync.model.control_downlink import serial_of
+from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica
 from fedsync.silo.session.vector_file import VectorFile

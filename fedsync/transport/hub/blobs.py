@@ -36,10 +36,13 @@ class Upload:
     gone: bool = False
     """The upload was taken or dropped."""
     digest: str = ""
-    idle: asyncio.Event = field(default_factory=lambda: _set(asyncio.Event()))
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no connection sends."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while bytes are written, so that a reported offset stays valid."""
+
+    def __post_init__(self) -> None:
+        self.idle.set()
 
     def end(self) -> None:
         """Stop all connections of the upload; bytes of a write in progress are deleted."""
@@ -84,13 +87,11 @@ class Blobs:
             (self._blobs / digest).unlink(missing_ok=True)
 
     def expect(self, silo: str, most: int) -> str:
-        """Allow a silo one upload of at most ``most`` bytes; return the ticket."""
         ticket = secrets.token_hex(16)
         self._expected[ticket] = Upload(silo, most, self._uploads / ticket)
         return ticket
 
     def upload(self, ticket: str, silo: str) -> Upload | None:
-        """Return the upload of a ticket if it belongs to this silo."""
         found = self._expected.get(ticket)
         return found if found is not None and found.silo == silo else None
 
@@ -108,8 +109,3 @@ class Blobs:
         if found is not None:
             found.end()
             found.path.unlink(missing_ok=True)
-
-
-def _set(event: asyncio.Event) -> asyncio.Event:
-    event.set()
-    return event

@@ -23,7 +23,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from threading import RLock
-from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
@@ -146,7 +145,9 @@ class Door:
         if queued is None:
             return Response(status_code=410 if self.over else 204)
         payload = queued.question.payload
-        blob, beside = (payload, b"") if isinstance(payload, Blob) else (Blob("", 0), _bytes(payload))
+        blob, beside = payload if isinstance(payload, Blob) else Blob("", 0), b""
+        if payload is not None and not isinstance(payload, Blob):
+            beside = payload.tobytes()
         spec, text, most = queued.question.spec.encode(), queued.question.text.encode(), queued.question.most
         head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec))
         return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
@@ -188,7 +189,9 @@ class Door:
         length = _length(request, head.text + most)
         if length < head.text:
             raise HTTPException(400, headers=_CLOSE)
-        body = await _body(request, length)
+        body = b"".join([piece async for piece in _pieces(request, length)])
+        if len(body) != length:
+            raise HTTPException(400, headers=_CLOSE)
         with self._lock:
             queued = session.queued.get(head.number)
             if queued is None:
@@ -212,11 +215,8 @@ class Door:
     async def _blob(self, request: Request, session: HubSession) -> Response:
         digest = str(request.path_params["digest"])
         found = self._blobs.find(digest)
-        asked = any(
-            isinstance(each.question.payload, Blob) and each.question.payload.digest == digest
-            for each in list(session.queued.values())
-        )
-        if found is None or not asked:
+        payloads = [each.question.payload for each in list(session.queued.values())]
+        if found is None or not any(isinstance(each, Blob) and each.digest == digest for each in payloads):
             raise HTTPException(404)
         path, size = found
         begin, span = 0, request.headers.get("range", "")
@@ -224,12 +224,8 @@ class Door:
             begin = _number(span.removeprefix("bytes=").removesuffix("-"))
             if not span.startswith("bytes=") or not span.endswith("-") or begin >= size:
                 raise HTTPException(416)
-        return StreamingResponse(
-            _spans(path, begin, size, session),
-            status_code=206 if span else 200,
-            headers={"content-length": str(size - begin)},
-            media_type="application/octet-stream",
-        )
+        status, headers = 206 if span else 200, {"content-length": str(size - begin)}
+        return StreamingResponse(_spans(path, begin, size, session), status, headers, "application/octet-stream")
 
     def _expected(self, request: Request, session: HubSession) -> Upload:
         upload = self._blobs.upload(str(request.path_params["ticket"]), session.silo)
@@ -319,15 +315,7 @@ async def _pieces(request: Request, length: int) -> AsyncIterator[bytes]:
             yield piece
 
 
-async def _body(request: Request, length: int) -> bytes:
-    body = b"".join([piece async for piece in _pieces(request, length)])
-    if len(body) != length:
-        raise HTTPException(400, headers=_CLOSE)
-    return body
-
-
 async def _write(upload: Upload, mine: int, pieces: list[bytes]) -> None:
-    """Append pieces, unless a newer connection replaced this one."""
     async with upload.lock:
         if upload.writer != mine:
             raise HTTPException(409, headers=_CLOSE)
@@ -370,7 +358,3 @@ async def _spans(path: Path, begin: int, size: int, session: HubSession) -> Asyn
         give_back(whole)
     finally:
         session.open -= 1
-
-
-def _bytes(payload: Any) -> bytes:
-    return b"" if payload is None else bytes(memoryview(payload).cast("B"))

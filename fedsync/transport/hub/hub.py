@@ -26,6 +26,9 @@ QUIET_S, STRANGER_S = 75.0, 10.0
 and before."""
 
 _HEAD_BYTES = 16_384
+_MOST_PEERS = 4096
+"""Largest number of connections, including unauthenticated ones."""
+
 _START_S = 60.0
 _CLOSE_S, _TELL_S = 2.0, 2.0
 
@@ -34,17 +37,15 @@ class Hub:
     """Server end of the connection to silos: sends questions, receives answers.
 
     Sessions are on disk: after a restart in the same folder, silos continue with their next request.
-    ``most_connections`` includes unauthenticated ones.
     """
 
-    def __init__(self, folder: Path, most_connections: int = 4096) -> None:
+    def __init__(self, folder: Path) -> None:
         private_folder(folder)
         self._lock = threading.RLock()
         self._sessions, self._blobs = Sessions(folder / "sessions.json"), Blobs(folder)
         self._sessions.dropped = self._forget_ticket
         self._deliveries: SimpleQueue[SiloAnswer] = SimpleQueue()
         self._door = Door(self._sessions, self._blobs, self._delivered, self._lock)
-        self._most = most_connections
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._socket: Path | None = None
@@ -72,7 +73,7 @@ class Hub:
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
             ssl_certfile=certificate, ssl_keyfile=key, http=_Deadlines, log_level="critical", access_log=False,
             timeout_keep_alive=int(QUIET_S), backlog=2048, lifespan="off", interface="asgi3", server_header=False,
-            date_header=False, limit_concurrency=self._most, h11_max_incomplete_event_size=_HEAD_BYTES, ws="none",
+            date_header=False, limit_concurrency=_MOST_PEERS, h11_max_incomplete_event_size=_HEAD_BYTES, ws="none",
         )  # fmt: skip
         self._server = uvicorn.Server(config)
         failure: list[BaseException] = []
@@ -137,17 +138,14 @@ class Hub:
             return self._sessions.returns(silo)
 
     def strike_off(self, silo: str) -> None:
-        """Delete a silo's secrets and questions."""
         with self._lock:
             self._sessions.strike_off(silo)
 
     # Questions and answers.
 
     def send(self, silo: str, question: SiloQuestion) -> str | None:
-        """Send a question; return its name, or None if the silo has no session.
-
-        Raises:
-            PolicyError: the payload is too large for a message, or too many questions are unanswered.
+        """Send a question; return its name, or None if the silo has no session. Raise `PolicyError` if the payload is
+        too large for a message, or too many questions are unanswered.
         """
         payload = question.payload
         if payload is not None and not isinstance(payload, Blob) and payload.nbytes > BESIDE_BYTES:
@@ -189,7 +187,6 @@ class Hub:
         return self._blobs.publish(payload)
 
     def asked_blobs(self) -> set[str]:
-        """Return the digests of blobs in unanswered questions."""
         with self._lock:
             return self._sessions.blobs
 

@@ -8,13 +8,9 @@
 | any | a new invitation | invited; the present session continues until the new join is used |
 | any | it is struck off | unknown: its secrets and questions are deleted |
 
-| state of a question | until | next state |
-|---|---|---|
-| queued | its answer arrives, in any order | answered: delivered to the server once, and deleted |
-| queued | the server drops it | dropped: a late answer is acknowledged and ignored |
-
-Questions stay until they are answered, so a connection failure loses none. A silo sends the number of its last received
-question and gets the later questions. Numbers of a session only grow, also across a restart of the server.
+A question is queued until it is answered, delivered to the server once, or dropped by the server: a late answer is
+acknowledged and ignored. So a connection failure loses none. A silo sends the number of its last received question and
+gets the later ones. Numbers of a session only grow, also across a restart of the server.
 """
 
 from __future__ import annotations
@@ -44,10 +40,7 @@ MOST_QUEUED = 16
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Unanswered question, with its number in the session and its name at the server.
-
-    ``ticket`` admits the upload of a large answer; empty for none.
-    """
+    """Unanswered question, with its number in the session, its name at the server, and the ticket of a large answer."""
 
     number: int
     name: str
@@ -79,7 +72,6 @@ class HubSession:
     """Callback that ends the wait of the held request."""
 
     def after(self, number: int) -> Queued | None:
-        """Return the first unanswered question after ``number``."""
         return next((each for each in list(self.queued.values()) if each.number > number), None)
 
 
@@ -142,7 +134,6 @@ class Sessions:
         return self._by_secret.get(digest_of(secret)) if secret else None
 
     def strike_off(self, silo: str) -> None:
-        """Delete a silo's session; the silo may be invited again."""
         session = self._by_silo.pop(silo, None)
         if session is not None:
             self._drop(session)
@@ -178,7 +169,6 @@ class Sessions:
 
     @property
     def blobs(self) -> set[str]:
-        """Digests of blobs in unanswered questions."""
         payloads = (each.question.payload for one in self._by_silo.values() for each in one.queued.values())
         return {payload.digest for payload in payloads if isinstance(payload, Blob)}
 
@@ -201,7 +191,6 @@ class Sessions:
         return name
 
     def forget(self, name: str) -> Queued | None:
-        """Delete a question whose answer is no longer expected; return it if it was queued."""
         silo, _, number = name.rpartition("/")
         session = self._by_silo.get(silo)
         return None if session is None else session.queued.pop(int(number), None)

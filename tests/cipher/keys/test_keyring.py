@@ -11,13 +11,14 @@ import pytest
 from fedsync.cipher.keys.authority import (
     ADMINISTRATOR_FILE,
     SERVER_FILE,
+    emulated_keys,
+    emulated_rings,
     issue,
     issued_folder,
     new_authority,
     open_authority,
     rotate,
 )
-from fedsync.cipher.keys.emulated import emulated_keys, emulated_rings
 from fedsync.cipher.keys.keyring import (
     GROUP_FILE,
     SILO_FILE,

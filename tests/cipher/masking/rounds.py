@@ -7,16 +7,15 @@ from dataclasses import dataclass, field, replace
 from fedsync.cipher.encoding.fields import annex_stub
 from fedsync.cipher.keys.material import PublicKeys, SiloKeys
 from fedsync.cipher.masking.frames import pack_named
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
+from fedsync.cipher.masking.mask_round import (
+    MaskRound,
     RevealQuestion,
     SignAnswer,
-    SignQuestion,
     Survivors,
     read_question,
 )
-from fedsync.cipher.masking.mask_roster import MaskRoster, announce, fresh_pair
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.masked_work import Limit, WorkDone
+from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.model.transfer import Payload
 
@@ -36,11 +35,11 @@ def roster(names: Collection[str] = NAMES, colluding: int = 1) -> MaskRoster:
     return MaskRoster.read(pack_named(announcements(names)), MEMBERS, RUN, colluding)
 
 
-WORK = Limit(WorkDone(5, 40, 5 * 2**20, 0), 4.0)
+WORK = (WorkDone(5, 40, 5 * 2**20, 0), 4.0)
 
 
 def rounds(names: Collection[str] = NAMES, context: bytes = CONTEXT, colluding: int = 1) -> dict[str, MaskRound]:
-    return {name: MaskRound(PAIRS[name], roster(names, colluding), context, WORK) for name in names}
+    return {name: MaskRound(PAIRS[name], roster(names, colluding), context, *WORK) for name in names}
 
 
 def survivors_of(of: Mapping[str, MaskRound], names: Collection[str]) -> Survivors:
@@ -51,8 +50,8 @@ def survivors_of(of: Mapping[str, MaskRound], names: Collection[str]) -> Survivo
 def answer(own: MaskRound, payload: Payload) -> Payload:
     """What an honest silo answers."""
     question = read_question(payload)
-    if isinstance(question, SignQuestion):
-        return SignAnswer(own.context, own.sign(question.survivors)).encode()
+    if isinstance(question, Survivors):
+        return SignAnswer(own.context, own.sign(question)).encode()
     return own.reveal(question).encode()
 
 
@@ -65,7 +64,7 @@ class Carried:
 
     of: Mapping[str, MaskRound]
     names: Collection[str] = NAMES
-    lost: Callable[[str, SignQuestion | RevealQuestion], bool] = lambda name, question: False
+    lost: Callable[[str, Survivors | RevealQuestion], bool] = lambda name, question: False
     colluding: int = 1
     gone: set[str] = field(default_factory=set)
     asked: list[tuple[str, type]] = field(default_factory=list)

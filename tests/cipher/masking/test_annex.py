@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from fedsync.cipher.masking.annex import Annex, open_shares
-from fedsync.cipher.masking.mask_questions import RevealAnswer, RevealQuestion, Survivors
-from fedsync.cipher.masking.mask_round import MaskRound
+from fedsync.cipher.masking.mask_round import MaskRound, RevealAnswer, RevealQuestion, Survivors
 from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, LONG, NAMES, PAIRS, WORK, roster, rounds, survivors_of
 
@@ -57,14 +56,14 @@ def test_an_update_of_the_same_context_is_what_shares_are_told_of() -> None:
 
 def test_shares_of_an_update_in_another_context_are_not_told() -> None:
     """Of that one the others may have told the other kind of mask."""
-    elsewhere = MaskRound(PAIRS["silo4"], roster(), OTHER, WORK)
+    elsewhere = MaskRound(PAIRS["silo4"], roster(), OTHER, *WORK)
     with pytest.raises(ProtocolError, match="of another context"):
         told(rounds(), elsewhere)
 
 
 def test_shares_of_an_update_under_another_roster_are_not_told() -> None:
     """A roster of fewer silos has a lower threshold."""
-    smaller = MaskRound(PAIRS["silo4"], roster(("silo0", "silo1", "silo4")), CONTEXT, WORK)
+    smaller = MaskRound(PAIRS["silo4"], roster(("silo0", "silo1", "silo4")), CONTEXT, *WORK)
     with pytest.raises(ProtocolError, match="of another context"):
         told(rounds(), smaller)
 

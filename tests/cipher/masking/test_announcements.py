@@ -1,7 +1,7 @@
 """Silos of one round are sent one roster, whoever comes and goes meanwhile."""
 
-from fedsync.cipher.masking.announcements import Announcements
 from fedsync.cipher.masking.frames import unpack_named
+from fedsync.cipher.masking.unmask import Announcements
 
 RUN = bytes(32)
 ONE, TWO = (RUN + bytes([number] * 96) for number in (1, 2))

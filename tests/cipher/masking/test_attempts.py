@@ -2,7 +2,7 @@
 
 import pickle
 
-from fedsync.cipher.masking.attempts import Attempts
+from fedsync.cipher.masking.unmask import Attempts
 
 
 def test_an_order_is_repeated_once_in_the_attempt_of_the_others_and_then_in_others() -> None:

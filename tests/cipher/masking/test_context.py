@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.cipher.masking.context import OWN, mask_context
+from fedsync.cipher.masking.mask_round import OWN, mask_context
 from fedsync.core.orders import Split, Subject, WorkOrder
 from tests.cipher.make import order
 from tests.cipher.masking.rounds import RUN, roster

@@ -157,7 +157,7 @@ def test_seeds_of_few_rounds_are_remembered(federation: Federation) -> None:
     federation.begin("a", 0)
     masking, roster = federation.silos["a"]._masking, federation.silos["a"]._roster
     assert masking is not None and roster is not None
-    rounds = [masking.begin(order("a/1", 0), RUN, attempt, roster, WORK) for attempt in range(8)]
+    rounds = [masking.begin(order("a/1", 0), RUN, attempt, roster, *WORK) for attempt in range(8)]
     assert [one for _, one in masking._rounds.values()] == rounds[-4:]
 
 

@@ -12,15 +12,14 @@ from fedsync.cipher.encoding.packing import Slots
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.masking.annex import Annex
 from fedsync.cipher.masking.mask_log import mask_context
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_round import (
     RevealAnswer,
     RevealQuestion,
-    SignQuestion,
     Survivors,
+    masked,
     read_answer,
     read_question,
 )
-from fedsync.cipher.masking.mask_stream import masked
 from fedsync.cipher.suites import open_suite
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
@@ -229,7 +228,7 @@ def _greedy(federation: Federation, orders: dict[str, WorkOrder]) -> tuple[dict[
         signatures = {"d": survivors.sign(own.pair)}
         for name in "abcd":
             try:
-                answer = read_answer(name, federation.silos[name].answer(SignQuestion(survivors).encode()))
+                answer = read_answer(name, federation.silos[name].answer(survivors.encode()))
             except ProtocolError:
                 continue
             signatures[name] = answer.signature  # type: ignore[union-attr]
@@ -357,9 +356,9 @@ def test_silos_of_another_run_have_other_masks_and_keys(tmp_path: Path) -> None:
     assert silo._masking is not None
     other = type(silo._masking)(open_ring(federation.keys.silos["a"]), bytes(32))
     assert other.pair.exchange != silo._masking.pair.exchange
-    assert read_question(SignQuestion(Survivors(bytes(32), {})).encode()).context == bytes(32)
+    assert read_question(Survivors(bytes(32), {}).encode()).context == bytes(32)
     with pytest.raises(ProtocolError, match="no masks of this context"):
-        silo.answer(SignQuestion(Survivors(bytes(32), {})).encode())
+        silo.answer(Survivors(bytes(32), {}).encode())
     for nonsense in (b"", b"[]", b"{}", bytes(40)):
         with pytest.raises(ProtocolError):
             silo.answer(np.frombuffer(nonsense, dtype=np.uint8))

@@ -10,8 +10,7 @@ from fedsync.cipher.encoding.fields import annex_digest
 from fedsync.cipher.encoding.packing import SLOTS, Slots
 from fedsync.cipher.masking.annex import Annex, Seeds
 from fedsync.cipher.masking.frames import unpack, unpack_named
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.mask_stream import masked
+from fedsync.cipher.masking.mask_round import MaskRound, masked
 from fedsync.cipher.masking.masks import Masked, Unmasker, pack_opening
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.suite import BFV_PLAIN, MASKED, Member, Words
@@ -200,7 +199,7 @@ def test_a_silo_that_commits_to_one_seed_and_masks_with_another_is_seen_when_it_
 def test_each_context_has_its_own_masks() -> None:
     zeros = np.zeros((1, SLOTS), np.int64)
     contexts = [hashlib.sha256(text).digest() for text in (b"1", b"1", b"2")]
-    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context, WORK) for context in contexts)
+    one, again, other = (MaskRound(PAIRS["silo0"], roster(), context, *WORK) for context in contexts)
     assert one._seeds.pairs == again._seeds.pairs
     assert not set(one._seeds.pairs.values()) & set(other._seeds.pairs.values())
     found = [own.mask(zeros) for own in (one, again, other)]
@@ -228,4 +227,3 @@ def test_what_a_masked_sealer_lacks_it_says() -> None:
         Masked(inner()).seal(np.zeros((1, SLOTS), np.int64), member(0))
     with pytest.raises(PolicyError):
         Masked(inner()).open(np.zeros((1, MASKED.words), np.uint64), [Member("silo0/1", 0, bytes(16), bytes(32))])
-    assert Masked(inner()).form is MASKED

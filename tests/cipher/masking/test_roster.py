@@ -94,12 +94,12 @@ def test_a_key_with_which_no_secret_can_be_agreed_on_is_refused() -> None:
 
 
 def test_who_is_not_in_the_roster_with_its_own_key_takes_no_part() -> None:
-    MaskRound(PAIRS["silo0"], roster(), CONTEXT, WORK)
+    MaskRound(PAIRS["silo0"], roster(), CONTEXT, *WORK)
     for own in (fresh_pair(LONG["silo0"]), LONG["silo0"]):
         with pytest.raises(ProtocolError, match="not in it with the key that it announced"):
-            MaskRound(own, roster(), CONTEXT, WORK)
+            MaskRound(own, roster(), CONTEXT, *WORK)
     with pytest.raises(ProtocolError, match="not in it"):
-        MaskRound(PAIRS["silo0"], roster(NAMES[1:]), CONTEXT, WORK)
+        MaskRound(PAIRS["silo0"], roster(NAMES[1:]), CONTEXT, *WORK)
 
 
 # Frames.

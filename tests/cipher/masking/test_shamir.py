@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsync.cipher.masking.shamir import PRIME, SECRET_BYTES, join, split
+from fedsync.cipher.masking.annex import PRIME, SECRET_BYTES, join, split
 
 
 def _number(value: int, size: int = SECRET_BYTES) -> bytes:

@@ -8,19 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsync.cipher.masking.annex import Annex, Seeds, open_shares
+from fedsync.cipher.masking.annex import Annex, Seeds, join, open_shares
 from fedsync.cipher.masking.frames import unpack, unpack_named
-from fedsync.cipher.masking.mask_questions import (
+from fedsync.cipher.masking.mask_round import (
+    MaskRound,
     RevealAnswer,
     RevealQuestion,
     SignAnswer,
-    SignQuestion,
     Survivors,
     read_answer,
     read_question,
 )
-from fedsync.cipher.masking.mask_round import MaskRound
-from fedsync.cipher.masking.shamir import join
 from fedsync.cipher.masking.unmask import Unmasking
 from fedsync.common.errors import ProtocolError
 from tests.cipher.masking.rounds import CONTEXT, MEMBERS, NAMES, PAIRS, WORK, Carried, answer, rounds, survivors_of
@@ -45,11 +43,11 @@ def test_all_seeds_come_together_without_a_word_too_many(survivors: tuple[str, .
     opening = carried.run()
     assert [seeds_in(opening, name) for name in survivors] == [expected(of, name, survivors) for name in survivors]
     asked = [kind for _, kind in carried.asked]
-    assert asked.count(SignQuestion) == len(survivors) and asked.count(RevealQuestion) == 4
+    assert asked.count(Survivors) == len(survivors) and asked.count(RevealQuestion) == 4
 
 
 @pytest.mark.parametrize("victim", NAMES)
-@pytest.mark.parametrize("kind", [SignQuestion, RevealQuestion])
+@pytest.mark.parametrize("kind", [Survivors, RevealQuestion])
 def test_one_of_five_lost_before_it_signs_or_before_it_reveals_costs_nothing(victim: str, kind: type) -> None:
     of = rounds()
     opening = Carried(of, lost=lambda name, question: name == victim and isinstance(question, kind)).run()
@@ -79,7 +77,7 @@ def test_lost_after_another_helper_revealed_shares_are_asked_for_again() -> None
 
 def test_two_of_five_or_one_of_three_are_too_many() -> None:
     for lost in ({"silo1", "silo4"}, {"silo0", "silo1"}):
-        for kind in (SignQuestion, RevealQuestion):
+        for kind in (Survivors, RevealQuestion):
             of = rounds()
             carried = Carried(of, lost=lambda name, question: name in lost and isinstance(question, kind))  # noqa: B023
             assert carried.run() is None
@@ -238,7 +236,7 @@ def test_no_shares_of_who_is_not_in_the_list_are_told(lost: str) -> None:
 def test_shares_of_another_update_of_the_same_silo_are_not_told() -> None:
     of = rounds()
     signatures = signed(of, NAMES, NAMES)
-    again = MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, WORK)
+    again = MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, *WORK)
     with pytest.raises(ProtocolError, match="not the one in the list"):
         of["silo0"].reveal(RevealQuestion(CONTEXT, signatures, {"silo4": again.annex}))
 
@@ -247,7 +245,7 @@ def test_a_silo_whose_book_was_set_back_masks_twice_alike_and_the_second_update_
     """The pair masks are the same. But the others signed the list with the first update, and sign no other."""
     of = rounds()
     signatures = signed(of, NAMES, NAMES)
-    again = MaskRound(PAIRS["silo0"], of["silo0"]._roster, CONTEXT, WORK)
+    again = MaskRound(PAIRS["silo0"], of["silo0"]._roster, CONTEXT, *WORK)
     assert again._seeds.pairs == of["silo0"]._seeds.pairs and again._seeds.own != of["silo0"]._seeds.own
     second = survivors_of({**of, "silo0": again}, NAMES)
     again.sign(second)
@@ -297,7 +295,7 @@ def test_answers_about_another_sum_change_nothing_and_others_are_refused() -> No
     server.answer("silo0", SignAnswer(bytes(32), bytes(64)).encode())
     with pytest.raises(ProtocolError, match="nobody asked"):
         server.answer("silo4", SignAnswer(CONTEXT, bytes(64)).encode())
-    for nonsense in (b"", b"{}", bytes(100), SignQuestion(survivors_of(of, FOUR)).encode().tobytes()):
+    for nonsense in (b"", b"{}", bytes(100), survivors_of(of, FOUR).encode().tobytes()):
         with pytest.raises(ProtocolError):
             server.answer("silo0", np.frombuffer(nonsense, dtype=np.uint8))
         if nonsense[4:8] != b"sign":
@@ -312,7 +310,7 @@ def test_shares_that_fit_nothing_leave_the_sum_closed(caplog: pytest.LogCaptureF
     of = rounds()
     carried = Carried(of, lost=lambda name, question: name == "silo4")
     annex = Annex.unpack(of["silo4"].annex, "silo4", "silo4")
-    again = Annex.unpack(MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, WORK).annex, "silo4", "silo4")
+    again = Annex.unpack(MaskRound(PAIRS["silo4"], of["silo4"]._roster, CONTEXT, *WORK).annex, "silo4", "silo4")
     of["silo4"].annex = replace(annex, sealed=again.sealed).pack()
     carried = Carried(of, lost=carried.lost)
     assert carried.run() is None

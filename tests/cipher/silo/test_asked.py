@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cipher.silo.evaluated_models import Asked
+from fedsync.cipher.silo.chain_log import Asked
 from fedsync.core.orders import Split, Subject, WorkOrder
 from tests.cipher.make import order
 
@@ -19,38 +19,38 @@ def asking(
 
 
 def test_a_model_is_evaluated_once_in_rounds(tmp_path: Path) -> None:
-    asked = Asked.load(tmp_path / "asked.json")
+    asked = Asked(tmp_path / "asked.json")
     assert asked.admits(asking(1), "m1") and asked.admits(asking(2), "m2")
-    for each in (asked, Asked.load(tmp_path / "asked.json")):
+    for each in (asked, Asked(tmp_path / "asked.json")):
         assert not each.admits(asking(3), "m1") and not each.admits(asking(3), "m2")
         assert each.admits(asking(2), "m2"), "the same order, which was killed before its update left"
 
 
 def test_of_rounds_the_last_ones_are_remembered(tmp_path: Path) -> None:
-    asked = Asked.load(tmp_path / "asked.json")
+    asked = Asked(tmp_path / "asked.json")
     for number in range(1, 200):
         assert asked.admits(asking(number), f"m{number}")
     assert len((tmp_path / "asked.json").read_bytes()) < 10_000
-    assert not Asked.load(tmp_path / "asked.json").admits(asking(200), "m199")
+    assert not Asked(tmp_path / "asked.json").admits(asking(200), "m199")
 
 
 @pytest.mark.parametrize("again", [asking(2, Subject.LAST, Split.TEST, 0), asking(2, Subject.BEST, Split.TEST, 0)])
 def test_the_test_split_is_for_one_model_of_each_kind(again: WorkOrder, tmp_path: Path) -> None:
-    asked = Asked.load(tmp_path / "asked.json")
+    asked = Asked(tmp_path / "asked.json")
     first = asking(1, Subject.LAST, Split.TEST, 0)
     assert asked.admits(first, "m1") and asked.admits(first, "m1")
-    for each in (asked, Asked.load(tmp_path / "asked.json")):
+    for each in (asked, Asked(tmp_path / "asked.json")):
         assert not each.admits(again, "m1")
         assert each.admits(again, "m2") == (again.subject is Subject.BEST)
 
 
 def test_what_was_found_in_rounds_does_not_count_on_the_test_split() -> None:
-    asked = Asked.load(None)
+    asked = Asked(None)
     assert asked.admits(asking(1), "m1") and asked.admits(asking(2, Subject.LAST, Split.TEST, 0), "m1")
 
 
 def test_orders_that_train_and_rounds_of_other_models_tell_nothing() -> None:
-    asked = Asked.load(None)
+    asked = Asked(None)
     assert not asked.admits(asking(1, Subject.LAST, Split.TEST), "m1")
     assert not asked.admits(asking(1, Subject.BEST), "m2")
 
@@ -58,6 +58,6 @@ def test_orders_that_train_and_rounds_of_other_models_tell_nothing() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": 1, "tests": {}}', '{"rounds": [], "tests": {"last": 1}}'])
 def test_a_record_that_is_damaged_counts_as_if_all_had_been_asked(text: str, tmp_path: Path) -> None:
     (tmp_path / "asked.json").write_text(text)
-    asked = Asked.load(tmp_path / "asked.json")
+    asked = Asked(tmp_path / "asked.json")
     assert not any(asked.admits(asking(1, subject, Split.TEST, 0), "m1") for subject in Subject)
     assert asked.admits(asking(2), "m2"), "and the run goes on"

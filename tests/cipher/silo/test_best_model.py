@@ -12,7 +12,7 @@ import pytest
 
 from fedsync.cipher.encoding.catch_up import Start, decode
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.kept_model import FOLDER
+from fedsync.cipher.silo.figure_pool import FOLDER
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.core.orders import Evaluation
 from fedsync.evaluation.best_version import Selection
@@ -128,7 +128,7 @@ def test_whenever_a_trainer_is_killed_it_comes_to_the_same(dies: str, tmp_path: 
     victim = made.silos["b"] = made.copy("b", file)
     patch = pytest.MonkeyPatch()
     place = {
-        "model": "fedsync.cipher.silo.kept_model.write_pieces",
+        "model": "fedsync.cipher.silo.figure_pool.write_pieces",
         "state": "fedsync.cipher.silo.replica_state.write_pieces",
         "others": "fedsync.cipher.silo.replica_state.remove_others",
     }[dies]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedsync.cipher.silo.kept_model import KeptModel
+from fedsync.cipher.silo.figure_pool import KeptModel
 from fedsync.core.orders import Score
 
 MODEL = np.arange(3, dtype=np.float32)

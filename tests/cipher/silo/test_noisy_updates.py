@@ -11,7 +11,7 @@ import pytest
 from fedsync.cipher.encoding import tally
 from fedsync.cipher.encoding.silo_noise import SiloNoise
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.server.commit_inputs import Gathered
+from fedsync.cipher.server.inbox import Gathered
 from fedsync.common.errors import ProtocolError
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, plan
 

@@ -13,7 +13,7 @@ from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo import snapshot
+from fedsync.cipher.silo import replica_state
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import ProtocolError, SpoiledSum
@@ -119,8 +119,8 @@ def test_who_was_killed_came_late_or_took_a_snapshot_agrees_to_the_bit(kind: str
     found += [resumed._state, newest(federation, 4)]
 
     ring = open_ring(federation.keys.silos["b"])
-    sealed = snapshot.seal_snapshot(ring, federation.plan, killed._state)
-    _, opened = snapshot.open_snapshot(ring, federation.plan, killed._run, sealed, 3)
+    sealed = replica_state.seal_snapshot(ring, federation.plan, killed._state)
+    _, opened = replica_state.open_snapshot(ring, federation.plan, killed._run, sealed, 3)
     joiner = federation.copy("d")
     joiner._state = opened
     joiner.receive(CatchUp(Start.HELD, 3, 4, tuple(links[3:])).encode(), 4)
@@ -240,7 +240,7 @@ def lied(federation: Federation, state: ReplicaState, moments: Moments) -> Catch
     history = History(known.run, records, known.chains[:-1]).after(
         last.kind, ((version, last.content),), concealed, last.counted
     )
-    sealed = snapshot.seal_snapshot(ring, federation.plan, replace(state, history=history))
+    sealed = replica_state.seal_snapshot(ring, federation.plan, replace(state, history=history))
     whole = catch_up.decode(federation.aggregator.outgoing("d"))
     return CatchUp(Start.SNAPSHOT, version, whole.version, whole.links[version:], sealed)
 
@@ -278,7 +278,7 @@ def test_all_snapshots_of_a_run_have_one_length(kind: str, tmp_path: Path) -> No
         silo = federation.copy("d")
         silo.receive(replace(whole, version=version, links=whole.links[:version]).encode(), version)
         assert sum(map(len, silo._state.whole)) < ReplicaState.most_bytes(federation.plan, ring.group.members)
-        lengths.add(len(snapshot.seal_snapshot(ring, federation.plan, silo._state)))
+        lengths.add(len(replica_state.seal_snapshot(ring, federation.plan, silo._state)))
     assert len(lengths) == 1
 
 

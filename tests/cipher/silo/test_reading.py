@@ -16,9 +16,9 @@ from fedsync.cipher.encoding.tally import Contribution, build
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import SiloKeys
 from fedsync.cipher.silo.history import History, digest_of
-from fedsync.cipher.silo.reading import CatchUpReader, ClaimedPasts, ReadEntry, ReadLink
+from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, ReadEntry, ReadLink, alike_members
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
-from fedsync.cipher.silo.sealing import Serial, seal_message
+from fedsync.cipher.silo.sealing import Serial, seal_pieces
 from fedsync.cipher.suites.suite import PAD, Member
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from tests.cipher.given_keys import group_of
@@ -117,10 +117,11 @@ def test_an_update_from_a_version_that_is_not_remembered_is_refused(base: int, c
 def test_more_silos_than_may_lie_came_another_way() -> None:
     links = [adding(5, of("a/2", 4, b"1" * 32), of("b/2", 4, RUN))]
     assert refuses(links, state(4)) == ""
-    ClaimedPasts(links, 1).check({4: RUN})
+    members = ReadCatchUp(None, tuple(links)).members
+    alike_members(members, {4: RUN}, 1)
     with pytest.raises(SpoiledSum, match="a did not come"):
-        ClaimedPasts(links, 0).check({4: RUN})
-    ClaimedPasts(links, 0).check({3: RUN})  # of a version that it does not know it says nothing
+        alike_members(members, {4: RUN}, 0)
+    alike_members(members, {3: RUN}, 0)  # of a version that it does not know it says nothing
 
 
 @pytest.mark.parametrize("version", [3, 5])
@@ -132,7 +133,7 @@ def test_masks_of_one_round_are_on_one_sum() -> None:
     masked = reader("masked")
     sums = tuple(envelope for _ in range(2) for envelope in adding(1, of("a/1")).entries[0].sums)
     with pytest.raises(ProtocolError, match="2 sums under masks"):
-        masked._unmasker(LinkEntry(1, (b"", b""), reveals=b""), sums)
+        masked._entry(LinkEntry(1, (b"", b""), reveals=b""), sums)
 
 
 # Calibrations, which silos that lie have sealed.
@@ -157,7 +158,9 @@ def calibration(federation: Federation, names: str = "ab", **changes: Any) -> by
         slots = grid.header_only(build(Contribution(1, federation.plan.first_exponents), federation.plan.cap))
         slots[0, -1] = beyond
         sealer = Serial(silo._sealer)
-        made = seal_message(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None)
+        made = bytearray(
+            b"".join(seal_pieces(silo._head(member, grid, 1, attempt), [slots], sealer, silo._authenticator, None))
+        )
         expected = wire.Expected(
             wire.Kind.UPDATE, PAD, federation.plan.packing, name, member.round, attempt, server._keys.epoch,
             server._keys.fingerprint, None, 1,

@@ -11,7 +11,7 @@ from fedsync.cipher.encoding.integrity import Authenticator
 from fedsync.cipher.encoding.packing import Packing, Slots
 from fedsync.cipher.encoding.quantization import QuantizationGrid
 from fedsync.cipher.encoding.sealed_wire import Kind, decode
-from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_message
+from fedsync.cipher.silo.sealing import Pipeline, Pool, Serial, open_portions, seal_pieces
 from fedsync.cipher.suites.suite import Adder
 from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Layout
@@ -31,7 +31,7 @@ def round_trip(pipeline: Pipeline, slots: Slots, kind: str) -> Slots:
     own = member(0, round_=7)
     of = head(kind, len(slots), (own,))
     authenticator = Authenticator(TAG_KEY, of.form)
-    message = seal_message(of, portions(slots), pipeline, authenticator, KEYS.signing)
+    message = bytearray(b"".join(seal_pieces(of, portions(slots), pipeline, authenticator, KEYS.signing)))
     envelope = decode(message, expected(of))
     spans = authenticator.authenticate(envelope, "server").spans()
     return np.concatenate(list(open_portions(spans, envelope.head.members, pipeline, "server")))
@@ -66,7 +66,7 @@ def test_sealing_takes_the_message_and_little_more(kind: str) -> None:
     pipeline, authenticator = Serial(sealer(kind)), Authenticator(TAG_KEY, of.form)
     tracemalloc.start()
     made = (slots for slots, _ in grid.encode(own, values, 1.0, np.random.default_rng(0)))
-    message = seal_message(of, made, pipeline, authenticator, KEYS.signing)
+    message = bytearray(b"".join(seal_pieces(of, made, pipeline, authenticator, KEYS.signing)))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(message) <= 2.2 * values.nbytes

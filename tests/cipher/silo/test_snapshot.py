@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 
 from fedsync.cipher.encoding import catch_up
-from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkKind, Start
-from fedsync.cipher.encoding.signed_snapshot import SignedSnapshot
+from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkKind, SignedSnapshot, Start
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import Purpose, seal_blob
-from fedsync.cipher.silo import reading
-from fedsync.cipher.silo import snapshot as snapshots
+from fedsync.cipher.silo import reading, replica_state
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
@@ -51,7 +49,7 @@ def from_snapshot(
     federation: Federation, state: ReplicaState, author: str = "b", links: tuple[Link, ...] | None = None
 ) -> CatchUp:
     """What a joiner is sent, with a snapshot that ``author`` made of this state."""
-    sealed = snapshots.seal_snapshot(open_ring(federation.keys.silos[author]), federation.plan, state)
+    sealed = replica_state.seal_snapshot(open_ring(federation.keys.silos[author]), federation.plan, state)
     links = federation.aggregator._chain.links[AT:] if links is None else links
     return CatchUp(Start.SNAPSHOT, AT, AT + len(links), tuple(links), sealed)
 
@@ -127,7 +125,7 @@ def test_another_s_name_is_not_taken(federation: Federation) -> None:
 def _cut(federation: Federation) -> bytes:
     """Sealed with the group's key, and no state."""
     ring = open_ring(federation.keys.silos["b"])
-    return seal_blob(ring.group, Purpose.SNAPSHOT, snapshots._about(federation.plan), bytes(9))
+    return seal_blob(ring.group, Purpose.SNAPSHOT, replica_state._bound_to(federation.plan), bytes(9))
 
 
 @pytest.mark.parametrize("what", ["no blob", "no state", "another run"])
@@ -167,7 +165,9 @@ def test_all_snapshots_of_a_run_are_equally_long(federation: Federation) -> None
         added={name: tuple(range(10**9, 10**9 + 64)) for name in "abcd"},
         pool=figures,
     )
-    found = {len(snapshots.seal_snapshot(ring, federation.plan, one)) for one in (state, long, state_at(federation, 0))}
+    found = {
+        len(replica_state.seal_snapshot(ring, federation.plan, one)) for one in (state, long, state_at(federation, 0))
+    }
     assert len(found) == 1
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsync.cipher.encoding.packing import BITS, SLOTS, Packing
 from fedsync.cipher.keys.material import Purpose
-from fedsync.cipher.suites import bfv, open_suite, pad, seal_format, suite
+from fedsync.cipher.suites import bfv, open_suite, pad, suite
 from fedsync.cipher.suites.bfv import Bfv
 from fedsync.cipher.suites.pad import Pad, redraw
 from fedsync.cipher.suites.suite import (
@@ -296,7 +296,7 @@ def test_a_context_with_other_parameters_is_refused() -> None:
 )
 def test_a_library_that_writes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     """At start-up, before anything is sealed."""
-    monkeypatch.setattr(seal_format, name, value)
+    monkeypatch.setattr(bfv, name, value)
     with pytest.raises(RunError, match="unknown way"):
         Bfv(group("bfv").context)
 

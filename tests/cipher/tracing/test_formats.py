@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.cipher.encoding import sealed_wire as wire
-from fedsync.cipher.masking.shamir import SECRET_BYTES
+from fedsync.cipher.masking.annex import SECRET_BYTES
 from fedsync.common.errors import ProtocolError
 from fedsync.extras.tracing.consent import Consent, Consents, give_consent, needed
 from fedsync.extras.tracing.disclosure import Disclosure, KeptUpdate, disclose

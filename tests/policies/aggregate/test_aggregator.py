@@ -12,8 +12,7 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.actions import Commit
 from fedsync.model.broadcast_compression import HeldModel
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import MAX_MAGNITUDE, Wire
-from fedsync.model.wire_formats import Bf16, Fp16, Int8
+from fedsync.model.plain_wire import MAX_MAGNITUDE, Bf16, Fp16, Int8, Wire
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.policies.aggregate.stores import delivered, vector
 

@@ -11,9 +11,8 @@ from fedsync.core.actions import Commit
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.chunked_arrays import SPAN_BYTES, file_part, map_file
 from fedsync.model.layout import Vector
-from fedsync.model.plain_wire import Wire
+from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.server_optimizer import Adaptive
-from fedsync.model.wire_formats import Bf16
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.memory import resident, traced
 

@@ -8,11 +8,9 @@ import pytest
 from fedsync.common.errors import PolicyError
 from fedsync.core.actions import Commit
 from fedsync.model.broadcast_compression import HeldModel
-from fedsync.model.control_downlink import ControlledModel, key_of
-from fedsync.model.control_variates import ControlVariates
-from fedsync.model.plain_wire import Wire
+from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
+from fedsync.model.plain_wire import Int8, Wire
 from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
-from fedsync.model.wire_formats import Int8
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from tests.policies.aggregate.stores import delivered, vector
 
