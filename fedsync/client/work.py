@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from fedsync.client.silo_facts import Scalar
+from fedsync.client.app import Scalar
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 

@@ -12,9 +12,8 @@ from torch import nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NOTHING, Wanted
-from fedsync.train.optimizers import keywords_of, make_optimizer
+from fedsync.train.optimizers import Schedule, TorchSchedule, keywords_of, make_optimizer
 from fedsync.train.precision import PrecisionName
-from fedsync.train.schedule import Schedule, TorchSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
 from fedsync.train.machine.model_size import FittingModel
-from fedsync.train.module_parts import frozen_digest, parts_of
-from fedsync.train.private import PrivateParts
+from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
 from fedsync.train.silo_trainer import TensorPlace
 
 logger = foreign.logger(__name__)
@@ -255,7 +254,7 @@ class TaskModel:
 
         Args:
             model: shared part, float32 [layout.size]; ValueError for a wrong length or a value that is not finite.
-            private: private parts from `fedsync.train.private.PrivateParts.keep`; `ConfigError` if parts have changed.
+            private: private parts from `PrivateParts.keep`; `ConfigError` if parts have changed.
                 Tensors not in it, and frozen tensors, are as the task builds them.
         """
         self._weights.load(model)

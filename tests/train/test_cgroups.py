@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.train.machine.cgroups import CpuLimit, Limits, MemoryLimit, find_limits
+from fedsync.train.machine.resources import CpuLimit, Limits, MemoryLimit, find_limits
 
 GIB = 2**30
 

@@ -14,8 +14,8 @@ from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
 from fedsync.train.machine import model_size
-from fedsync.train.machine.cgroups import Limits, MemoryLimit
 from fedsync.train.machine.model_size import FittingModel, machine_bytes
+from fedsync.train.machine.resources import Limits, MemoryLimit
 from fedsync.train.weights import TaskModel
 
 # name: what a file says of the task, 10^12 units wide.

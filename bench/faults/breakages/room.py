@@ -12,8 +12,6 @@ _CHANGES: Changes = {
         ("the-process-is-not-confined", "    confine(room)\n", "    pass\n"),
         ("the-process-may-write-the-owner-s-data", "writable=(home, Path", "writable=(*map(Path, data), home, Path"),
         ("the-process-has-the-machine-s-network", "alone = own_namespaces()\n    devices", "alone = True\n    devices"),
-    ),
-    "silo/room/guard.py": (
         ("what-the-process-started-lives-on", "        os.killpg(inner, signal.SIGKILL)\n", "        pass\n"),
     ),
     "silo/room/process_start.py": (

@@ -28,11 +28,9 @@ from fedsync.privacy.privacy_plan import PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger, ledger_file
-from fedsync.silo.owner.privacy_tally import PrivacyTally, tally_of
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
-from fedsync.train.sample import Estimating
-from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
+from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan

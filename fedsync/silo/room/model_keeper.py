@@ -18,8 +18,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.model.layout import Layout, Vector
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.checked import checked_layout
-from fedsync.silo.room.failures import raise_failure
+from fedsync.silo.room.checked import checked_layout, raise_failure
 from fedsync.silo.room.process_start import StartedProcess
 from fedsync.silo.room.room_messages import (
     BuildKeeper,

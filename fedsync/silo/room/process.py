@@ -31,8 +31,7 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.checked import checked_order, checked_progress, checked_trainer
-from fedsync.silo.room.failures import raise_failure
+from fedsync.silo.room.checked import checked_order, checked_progress, checked_trainer, raise_failure
 from fedsync.silo.room.process_start import StartedProcess
 from fedsync.silo.room.room_messages import (
     MOST_PRIVATE,

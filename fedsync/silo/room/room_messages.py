@@ -32,7 +32,7 @@ _MOST_TEXT, _MOST_PARTS, _SEND_S = 2**22, 4, 60.0
 _AT_ONCE = 2**20
 
 MOST_PRIVATE = 2**28 + 2**20
-"""Limit of the private parts in a message [bytes]: `fedsync.train.private.MOST_BYTES`, plus room for their names."""
+"""Limit of the private parts in a message [bytes]: `module_parts.MOST_BYTES`, plus room for names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class CurrentLine:
 
 @dataclass(frozen=True, slots=True)
 class RoomFailure:
-    """Error of a closed list of kinds; see `fedsync.silo.room.failures`."""
+    """Error of a closed list of kinds; see `fedsync.silo.room.checked`."""
 
     kind: str
     texts: tuple[str, ...]

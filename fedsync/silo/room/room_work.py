@@ -22,7 +22,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.failures import failure_of
+from fedsync.silo.room.checked import failure_of
 from fedsync.silo.room.room_messages import (
     MOST_PRIVATE,
     AskCurrentLine,
@@ -47,9 +47,8 @@ from fedsync.silo.room.room_messages import (
     TrainerBuilt,
     TrainOrder,
 )
-from fedsync.silo.session.silo_setup import local_keeper, local_trainer
+from fedsync.silo.session.silo_setup import GuardedTrainer, local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value
-from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine.throttle import Throttle
 from fedsync.train.weights import read_state, values_of

@@ -28,7 +28,7 @@ from fedsync.model.chunked_arrays import give_back
 from fedsync.model.control_downlink import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica
-from fedsync.silo.session.vector_file import VectorFile
+from fedsync.silo.session.last_order import VectorFile
 
 logger = foreign.logger(__name__)
 

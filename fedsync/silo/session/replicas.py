@@ -15,14 +15,14 @@ from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Replica
 from fedsync.silo.protocol import COPY, Identity
-from fedsync.train.sample import Estimating, likely_update
+from fedsync.train.silo_trainer import Estimating, likely_update
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
-    from fedsync.train.schedule import Schedule, TorchSchedule
+    from fedsync.train.optimizers import Schedule, TorchSchedule
 
 HELD = "held"
 """Folder of the held model in the trainer's folder, for a silo that receives differences."""

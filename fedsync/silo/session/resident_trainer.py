@@ -9,7 +9,7 @@ listens before it loads anything, so that clients learn that it loads, and since
 | idle | waits for requests; ends after a timeout, a shorter one if another run's trainer needs the memory | working |
 | working | answers a request, or has an order in work; never ends by itself | idle |
 | failed | refuses pending requests, as there is no trainer | ends |
-| hanging | reports the order's failure to waiting clients, see `fedsync.silo.session.hangs` | ends |
+| hanging | reports the order's failure to waiting clients, see `fedsync.silo.session.liveness` | ends |
 
 It ends in any state on `Quit`, when its owner process is gone, and when its folder is gone. The timeouts are longer
 while only this process knows its masks. Its folder holds all data that must survive.

@@ -60,7 +60,7 @@ from fedsync.silo.protocol import (
     read_request,
     write_reply,
 )
-from fedsync.silo.session.hangs import HangWatch
+from fedsync.silo.session.liveness import HangWatch
 from fedsync.silo.session.order_queue import OrderJob, OrderQueue
 from fedsync.silo.session.session import SiloSession
 

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedsync.client.app import SiloApp
+from fedsync.client.app import InUse, Silo, SiloApp
 from fedsync.client.lasting import KeptLoader
-from fedsync.client.silo_facts import InUse, Silo
 from fedsync.client.work import Rows, Work
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
@@ -24,11 +23,12 @@ from fedsync.common.rng import Stream, derive_seed
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.report_checks import METRIC_NAME
+from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
+from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.guests.guest_code import own_code
-from fedsync.train.guests.guest_measure import GuestMeasure
 from fedsync.train.guests.guest_reply import tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.module_parts import ModelParts, parts_of
@@ -261,3 +261,38 @@ def _evaluation(found: object) -> Evaluation:
     score, samples = sums.pop(first, (None, samples))
     others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
     return Evaluation(loss, score, samples, tested(others))
+
+
+class GuestMeasure:
+    """Accumulator of a run's metrics over batches; only metrics shipped with FedSync are measured."""
+
+    def __init__(self, wanted: Wanted, device: torch.device) -> None:
+        self._measuring = Measuring(wanted.metrics(lambda: ()), device)
+        self._found = self._measuring.begin()
+        self._device = device
+        self.samples = 0
+
+    def __call__(self, outputs: Any, targets: Any, *, probabilities: bool = False) -> None:
+        """Add a batch.
+
+        Args:
+            outputs: tensors or arrays [n, ...]: logits per class, a single logit for two classes, or the values
+                that the run's metrics need.
+            targets: true values [n, ...].
+            probabilities: outputs are probabilities as from `predict_proba`, [n, classes] or [n] of class 1.
+
+        Raises:
+            ConfigError: the lengths differ. A mismatch with the metrics is raised here or by `sums`.
+        """
+        given, truth = (torch.as_tensor(each).to(self._device) for each in (outputs, targets))
+        if len(given) != len(truth):
+            raise ConfigError("measure", f"{len(given)} outputs and {len(truth)} targets", "Give one of each a sample")
+        if probabilities:
+            given = torch.logit(given.double()) if given.ndim == 1 else torch.log(given.double())
+        rows = torch.arange(self.samples, self.samples + len(given), device=self._device)
+        self._found.add(self._measuring.of(given, truth, rows))
+        self.samples += len(given)
+
+    def sums(self) -> SumsByKey:
+        """Return the sums by metric key; empty if no batch was added."""
+        return self._found.sums(self.samples) if self.samples else {}

@@ -26,7 +26,7 @@ from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedsync.client.silo_facts import Scalar, Silo
+from fedsync.client.app import Scalar, Silo
 from fedsync.client.work import Steps, counted
 from fedsync.common.environment import flower_ids
 from fedsync.common.errors import ConfigError, RunError
@@ -51,9 +51,9 @@ from fedsync.train.guests.guest_reply import (
     sums_of,
 )
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, open_device
+from fedsync.train.module_parts import MOST_BYTES
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import BatchSizes, Pace
-from fedsync.train.private import MOST_BYTES
 
 T = TypeVar("T")
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"

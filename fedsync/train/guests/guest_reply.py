@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsync.client.silo_facts import Scalar
+from fedsync.client.app import Scalar
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.path_sandbox import open_data
 from fedsync.core.orders import Evaluation

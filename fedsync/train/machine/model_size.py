@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from fedsync.common.errors import ConfigError, HugeModel
-from fedsync.train.machine.cgroups import find_limits
+from fedsync.train.machine.resources import find_limits
 
 NOBODY_HAS_BYTES = 2**42
 """Memory beyond any machine: a larger model need not be tried elsewhere [bytes]."""
