@@ -97,14 +97,14 @@ class TrainingProcess:
         return self._built.batch_cap
 
     def initial_model(self) -> Vector:
-        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), (), (self.facts.layout.nbytes,))[1])
+        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), most=(self.facts.layout.nbytes,))[1])
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Always raise: the owner exports a real silo's models with a command."""
         raise PolicyError("a training process writes no models")
 
     def make_private(self, settings: PrivateSettings) -> int:
-        units = self._ask(MadePrivate, MakePrivate(settings), (), ())[0].units
+        units = self._ask(MadePrivate, MakePrivate(settings))[0].units
         self._private = settings
         if not 1 <= units <= self.facts.examples:
             raise RunError(f"the training process says that {self.facts.examples} rows are of {units} units")
@@ -119,14 +119,7 @@ class TrainingProcess:
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """Run an order as `SiloTrainer.run` does.
-
-        ``watch`` is called about every 20 ms. The order ends after the next step once ``watch`` returns False.
-
-        Raises:
-            RunError: the process ended.
-            Diverged: the update is not finite.
-        """
+        """Run an order, with ``watch`` about every 20 ms; raises `RunError` if the process ends."""
         asked = TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
         told, parts = self._ask(OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)
@@ -138,11 +131,10 @@ class TrainingProcess:
         return Outcome(update, told.report, Cursor(told.epoch, told.position, told.state, parts[1].tobytes()))
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._judge(EvaluateGiven(replace(cursor, private=b""), split, "", False, True, _ids()), model, cursor)
+        return self._judge(model, cursor, split, "", gains=False, quiet=True)
 
     def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
-        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, gains, False, _ids())
-        found = self._judge(asked, model, cursor)
+        found = self._judge(model, cursor, split, subject, gains=gains, quiet=False)
         if found is None:
             raise RunError("the training process finds nothing of a model")
         return found
@@ -167,8 +159,11 @@ class TrainingProcess:
         """Kill the process; the next request starts a new process."""
         self._started.end()
 
-    def _judge(self, asked: EvaluateGiven, model: Vector, cursor: Cursor) -> Evaluation | None:
-        return self._ask(ModelEvaluated, asked, (model, cursor.private), ())[0].found
+    def _judge(
+        self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool, quiet: bool
+    ) -> Evaluation | None:
+        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet, _ids())
+        return self._ask(ModelEvaluated, asked, (model, cursor.private))[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
         if not parts or parts[0].nbytes != self.facts.layout.nbytes:
@@ -181,27 +176,37 @@ class TrainingProcess:
         self,
         kind: type[_Reply],
         asked: RoomRequest,
-        parts: Sequence[Vector | bytes],
-        most: Sequence[int],
+        parts: Sequence[Vector | bytes] = (),
+        most: Sequence[int] = (),
         watch: Watch | None = None,
     ) -> tuple[_Reply, list[Part]]:
         """Return the reply of this kind; start a new process if the old process has ended."""
         with self._asking:
-            channel = self._living()
-            try:
-                channel.send(asked, *parts)
-                told, beside = self._answer(channel, most, watch, asked)
-            except (EOFError, OSError) as error:
-                raise self._gone(error) from error
-            except BaseException:
-                self.end()
-                raise
+            self._revive()
+            told, beside = self._exchange(asked, parts, most, watch)
         if isinstance(told, RoomFailure):
             raise_failure(told)
         if not isinstance(told, kind):
             self.end()
             raise RunError(f"the training process answers {type(told).__name__} to {type(asked).__name__}")
         return told, beside
+
+    def _exchange(
+        self,
+        asked: RoomRequest,
+        parts: Sequence[Vector | bytes] = (),
+        most: Sequence[int] = (),
+        watch: Watch | None = None,
+    ) -> tuple[RoomReply, list[Part]]:
+        """Send a request, and wait for the reply; a process without a valid reply is ended."""
+        try:
+            self._started.channel.send(asked, *parts)
+            return self._answer(self._started.channel, most, watch, asked)
+        except (EOFError, OSError) as error:
+            raise self._gone(error) from error
+        except BaseException:
+            self.end()
+            raise
 
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
@@ -227,36 +232,29 @@ class TrainingProcess:
                 if halted:
                     channel.send(HaltOrder(asked.order.update_id))
 
-    def _living(self) -> RoomChannel:
-        if self._started.exit_code() is not None:
-            logger.warning("the training process ended, and another is started")
-            self._started.end()
-            self._started = StartedProcess(self._home, self._owner)
-            built = self._build()
-            device = self.facts.device  # another device trains the same model
-            if replace(built.facts, device=device) != self.facts:
-                self.end()
-                problem = "model or data are others than when the run began here"
-                raise ConfigError("task", problem, "Put back what was there, or begin another run")
-            if self._private is not None:
-                self._make_private_again(self._private)
-        return self._started.channel
-
-    def _make_private_again(self, settings: PrivateSettings) -> None:
-        self._started.channel.send(MakePrivate(settings))
-        told, _ = self._started.channel.receive()
-        if isinstance(told, RoomFailure):
-            raise_failure(told)
-
-    def _build(self) -> TrainerBuilt:
-        try:
-            self._started.channel.send(self._set_up)
-            told, _ = self._started.channel.receive()
+    def _revive(self) -> None:
+        if self._started.exit_code() is None:
+            return
+        logger.warning("the training process ended, and another is started")
+        self._started.end()
+        self._started = StartedProcess(self._home, self._owner)
+        built = self._build()
+        device = self.facts.device  # another device trains the same model
+        if replace(built.facts, device=device) != self.facts:
+            self.end()
+            problem = "model or data are others than when the run began here"
+            raise ConfigError("task", problem, "Put back what was there, or begin another run")
+        if self._private is not None:
+            told, _ = self._exchange(MakePrivate(self._private))
             if isinstance(told, RoomFailure):
                 raise_failure(told)
-            return checked_trainer(told)  # type: ignore[arg-type]  # the channel receives nothing else
-        except (EOFError, OSError) as error:
-            raise self._gone(error) from error
+
+    def _build(self) -> TrainerBuilt:
+        told, _ = self._exchange(self._set_up)
+        try:
+            if isinstance(told, RoomFailure):
+                raise_failure(told)
+            return checked_trainer(told)
         except BaseException:
             self.end()
             raise

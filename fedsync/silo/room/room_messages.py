@@ -37,7 +37,7 @@ MOST_PRIVATE = 2**28 + 2**20
 
 @dataclass(frozen=True, slots=True)
 class BuildTrainer:
-    """Request to build the trainer.
+    """Request to build the trainer; the first in a process.
 
     Args:
         identity: JSON of `fedsync.silo.protocol.Identity`.
@@ -52,7 +52,7 @@ class BuildTrainer:
 
 @dataclass(frozen=True, slots=True)
 class BuildKeeper:
-    """Request to build the model only, in place of `BuildTrainer`, with the same arguments."""
+    """Request to build the model only, in place of `BuildTrainer`."""
 
     identity: str
     spec: str
@@ -67,9 +67,8 @@ class FillModel:
 class TrainOrder:
     """Request to carry out an order.
 
-    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``cursor`` comes
-    from the last order. ``throttled`` asks for the pace of the emulated machine. ``ids`` is the value of
-    `fedsync.common.environment.FLOWER_IDS`.
+    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``throttled`` asks
+    for the pace of the emulated machine. ``ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
     """
 
     order: WorkOrder
@@ -80,13 +79,9 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateGiven:
-    """Request to evaluate a model. Parts: the model, private parts.
+    """Request to evaluate a model; if ``quiet``, a failure yields no result instead of an error.
 
-    Args:
-        cursor: from the last order.
-        gains: whether to report the gains over the silo's own model.
-        quiet: a failed evaluation yields no result instead of an error.
-        ids: value of `fedsync.common.environment.FLOWER_IDS`.
+    Parts: the model, private parts. ``gains`` asks for the gains over the silo's own model.
     """
 
     cursor: Cursor
@@ -202,7 +197,7 @@ class CurrentLine:
 
 @dataclass(frozen=True, slots=True)
 class RoomFailure:
-    """Error of a closed list of kinds; see `fedsync.silo.room.checked`."""
+    """Error of a closed list of kinds; see `fedsync.silo.room.checked`. ``lacks`` is ``memory``, ``disk`` or empty."""
 
     kind: str
     texts: tuple[str, ...]
@@ -224,11 +219,9 @@ RoomReply = (
 
 
 class RoomChannel:
-    """One end of the socket pair. Any thread may send; one thread receives.
+    """One end of the socket pair: any thread may send, one thread receives.
 
-    Args:
-        sends: union of the message types that this end sends; ``receives`` likewise.
-        trusted: the other side is FedSync's own program, without a user's code.
+    ``trusted``: the other side is FedSync's own program, without a user's code.
     """
 
     def __init__(self, end: socket.socket, sends: object, receives: object, *, trusted: bool) -> None:
@@ -250,14 +243,9 @@ class RoomChannel:
             self._sending.release()
 
     def receive(self, most: Sequence[int] = ()) -> tuple[RoomRequest | RoomReply, list[Part]]:
-        """Receive the next message with its parts.
+        """Receive the next message with its parts, of at most ``most`` bytes each.
 
-        Args:
-            most: size limit of each part [bytes].
-
-        Raises:
-            EOFError: the other side is gone.
-            OSError: the connection broke, or the message is invalid or exceeds a limit.
+        Raises `EOFError` if the other side is gone, and `OSError` if the message is invalid or exceeds a limit.
         """
         length, count = _COUNTS.unpack(self._bytes(_COUNTS.size).tobytes())
         if length > _MOST_TEXT or count > _MOST_PARTS:

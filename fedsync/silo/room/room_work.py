@@ -47,10 +47,9 @@ from fedsync.silo.room.room_messages import (
     TrainerBuilt,
     TrainOrder,
 )
-from fedsync.silo.session.silo_setup import GuardedTrainer, local_keeper, local_trainer
+from fedsync.silo.session.silo_setup import local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value
 from fedsync.train.guests.guest_code import guarded
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.weights import read_state, values_of
 
 logger = foreign.logger(__name__)
@@ -62,12 +61,16 @@ _TELL_S = 0.02
 
 
 class _Work:
-    """Executor of the session's requests; ``least_samples`` is the minimum before an order may end."""
+    """Executor of the session's requests."""
 
-    def __init__(
-        self, channel: RoomChannel, trainer: GuardedTrainer, throttle: Throttle | None, least_samples: int
-    ) -> None:
-        self._channel, self._trainer, self._throttle, self._least = channel, trainer, throttle, least_samples
+    def __init__(self, channel: RoomChannel, asked: BuildTrainer, *, alone: bool) -> None:
+        identity, spec = _described(asked)
+        if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
+            problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
+            raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
+        self._channel, self._least, self._throttle = channel, asked.least_samples, spec.throttle(identity.index)
+        self.trainer = local_trainer(spec, identity)
+        self.built = TrainerBuilt(self.trainer.facts, self.trainer.find_batch_cap_on_gpu())
         self.halted = ""
 
     def do(self, asked: RoomRequest, parts: list[Part]) -> None:
@@ -78,17 +81,14 @@ class _Work:
                 os.environ[FLOWER_IDS] = ids
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
                 if quiet:
-                    found = self._trainer.try_evaluate(model, at, split)
+                    found = self.trainer.try_evaluate(model, at, split)
                 else:
-                    found = self._trainer.judge(model, at, split, subject, gains=gains)
+                    found = self.trainer.judge(model, at, split, subject, gains=gains)
                 self._channel.send(ModelEvaluated(found))
             case MakePrivate(settings):
-                self._channel.send(MadePrivate(self._trainer.make_private(settings)))
+                self._channel.send(MadePrivate(self.trainer.make_private(settings)))
             case BuildInitialModel():
-                self._channel.send(InitialModelBuilt(), self._trainer.initial_model())
-
-    def where(self, thread: int) -> str:
-        return self._trainer.where(thread)
+                self._channel.send(InitialModelBuilt(), self.trainer.initial_model())
 
     def _train(self, asked: TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
         os.environ[FLOWER_IDS] = asked.ids
@@ -105,11 +105,10 @@ class _Work:
         throttle = self._throttle if asked.throttled else None
         corrected = None if correction is None else correction.view(np.float32)
         cursor = replace(asked.cursor, private=private.tobytes())
-        outcome = self._trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
+        outcome = self.trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
         after = outcome.cursor
-        self._channel.send(
-            OrderDone(outcome.report, after.epoch, after.position, after.state), outcome.update, after.private
-        )
+        done = OrderDone(outcome.report, after.epoch, after.position, after.state)
+        self._channel.send(done, outcome.update, after.private)
 
 
 def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> None:
@@ -129,13 +128,13 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
         if isinstance(asked, BuildKeeper):
             _keep(channel, asked)
             return
-        trainer, throttle, built = _built(asked, alone=alone)
+        work, questions = _Work(channel, asked, alone=alone), _Questions()
     except Exception as error:
         _tell_failure(channel, error)
         return
-    channel.send(built)
-    work, questions = _Work(channel, trainer, throttle, asked.least_samples), _Questions()
-    most = (trainer.facts.layout.nbytes, MOST_PRIVATE, trainer.facts.layout.nbytes)
+    channel.send(work.built)
+    model_bytes = work.built.facts.layout.nbytes
+    most = (model_bytes, MOST_PRIVATE, model_bytes)
     threading.Thread(target=_listen, args=(channel, most, work, questions), daemon=True).start()
     while True:
         question, parts = questions.get()
@@ -155,7 +154,7 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
                 case HaltOrder(update_id):
                     work.halted = update_id
                 case AskCurrentLine():
-                    channel.send(CurrentLine(foreign.shown(work.where(main))))
+                    channel.send(CurrentLine(foreign.shown(work.trainer.where(main))))
                 case _:
                     if isinstance(asked, TrainOrder):
                         work.halted = ""  # messages arrive in order: a later halt belongs to this order
@@ -166,8 +165,8 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
 
 def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
     """Build a model, and fill it until the owner's command ends."""
-    identity: Identity = codec.loads(Identity, asked.identity, own=True)
-    keeper, file = local_keeper(RunSpec.parse(asked.spec), identity), Path("model.pt")
+    identity, spec = _described(asked)
+    keeper, file = local_keeper(spec, identity), Path("model.pt")
     channel.send(KeeperBuilt(keeper.layout))
     while True:
         try:
@@ -180,15 +179,8 @@ def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
         channel.send(ModelFilled(places), values)
 
 
-def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttle | None, TrainerBuilt]:
-    identity: Identity = codec.loads(Identity, asked.identity, own=True)
-    spec = RunSpec.parse(asked.spec)
-    if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
-        problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
-        raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
-    trainer = local_trainer(spec, identity)
-    built = TrainerBuilt(trainer.facts, trainer.find_batch_cap_on_gpu())
-    return trainer, spec.throttle(identity.index), built
+def _described(asked: BuildTrainer | BuildKeeper) -> tuple[Identity, RunSpec]:
+    return codec.loads(Identity, asked.identity, own=True), RunSpec.parse(asked.spec)
 
 
 def _tell_failure(channel: RoomChannel, error: Exception) -> None:
