@@ -84,8 +84,7 @@ def make_authority(
 ) -> Authority:
     """Make an authority for one federation, in a folder that is created with mode 0700 if missing.
 
-    Raises:
-        ConfigError: the folder already has an authority, or is unsuitable.
+    Raises `ConfigError` if the folder already has an authority, or is unsuitable.
     """
     private_folder(folder)
     authority = Authority.at(folder)
@@ -123,11 +122,8 @@ def make_server_certificate(
 ) -> ServerCertificate:
     """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing.
 
-    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added.
-
-    Raises:
-        ConfigError: a host is neither name nor address, the authority expires first, or its files or the folder are
-            unsuitable.
+    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added. Raises
+    `ConfigError` for an invalid host, if the authority expires first, or if its files or the folder are unsuitable.
     """
     names = check_hosts((*hosts, *_LOCAL))
     issuer, issuer_key = _load(authority)
@@ -174,10 +170,7 @@ def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
 
 
 def check_server_certificate(authority: Path, server: ServerCertificate) -> None:
-    """Check that the server's key, its certificate and the authority's certificate belong together.
-
-    Raises `ConfigError` if not, or if a file is missing, damaged or accessible to other users.
-    """
+    """Raise `ConfigError` unless the server's key, its certificate and the authority's belong together."""
     certificate = _certificate(server.certificate)
     remedy = "Make it again with `fedsync certs init --renew`"
     if certificate.public_key() != _private_key(server.key).public_key():

@@ -31,8 +31,7 @@ def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, Cert
         ConfigError: the authority's certificate cannot be read.
         ProxyRefused: a proxy refuses the connection.
         CertificateReplaced: a proxy presents its own certificate.
-        ssl.SSLCertVerificationError: the certificate is invalid for another reason.
-        OSError: the server does not answer, or not with TLS.
+        OSError: the server does not answer, or not with TLS; `ssl.SSLCertVerificationError` for an invalid certificate.
     """
     trust = trusting(authority)
     try:

@@ -45,18 +45,15 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """Do nothing: the samples are already on the device."""
+    def begin(self, walk: Iterator[Piece], count: int) -> None: ...
 
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        """Move the sample numbers of a whole order to the device in one transfer."""
         return torch.from_numpy(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
         return [tensor.index_select(0, rows) for tensor in self._tensors]
 
-    def ahead(self, rows: Tensor) -> None:
-        """Do nothing: the samples are already on the device."""
+    def ahead(self, rows: Tensor) -> None: ...
 
 
 class SampleReader:
@@ -69,24 +66,16 @@ class SampleReader:
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """Do nothing: this process both reads and trains."""
+    def begin(self, walk: Iterator[Piece], count: int) -> None: ...
 
     def read(self, rows: Tensor) -> Batch:
-        """Return the batch of the samples ``rows``, int64 [n], on the device where the data set keeps them."""
         return fetch(self._dataset, rows.tolist(), self._collate)
 
 
 class WorkersReader(SampleReader):
-    """Reader with worker processes that read ahead.
+    """Reader with worker processes, at least one, that read ahead into ``pinned`` memory if wanted.
 
     When memory limits split an announced batch into smaller pieces, this process reads the pieces itself.
-
-    Args:
-        dataset: map-style.
-        collate: makes a batch of samples.
-        workers: number of processes, at least 1.
-        pinned: whether batches lie in pinned memory.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
@@ -139,8 +128,7 @@ class Lane(Protocol):
     def send(self, batch: Batch) -> Batch:
         """Start to copy a batch; return the batch as it will be on the device."""
 
-    def receive(self, batch: Batch) -> None:
-        """Make the device wait for the copy of a batch from `send`."""
+    def receive(self, batch: Batch) -> None: ...
 
 
 class CudaLane:
@@ -151,7 +139,6 @@ class CudaLane:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def send(self, batch: Batch) -> Batch:
-        """Start to copy a batch. Torch reuses the pinned memory only after the copy."""
         pinned = map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
         with torch.cuda.stream(self._stream):
             return map_tensors(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
@@ -171,8 +158,7 @@ class CudaLane:
 class PrefetchedBatches(CollatedBatches):
     """Batches that move to the device while the device computes the previous step.
 
-    The training thread reads the samples if there are no workers. Data sets with random augmentation thus draw
-    the same numbers in every run.
+    Without workers the training thread reads the samples, so random augmentation draws the same numbers in every run.
     """
 
     def __init__(self, reader: SampleReader, device: torch.device, lane: Lane) -> None:

@@ -31,7 +31,6 @@ def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, p
 
 
 def check_built(module: nn.Module) -> None:
-    """Raise `ConfigError` if a tensor of a lazy layer has no shape yet."""
     lazy = next((name for name, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)), None)
     if lazy is not None:
         problem = f"{lazy} has no shape before the model's first batch, so silos cannot agree on one"
@@ -39,7 +38,6 @@ def check_built(module: nn.Module) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigError` if a tensor is not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
@@ -52,10 +50,9 @@ def _trained(tensor: Tensor) -> bool:
 
 
 class FrozenTensors:
-    """Tensors that stay as they were built or loaded; only buffers are copied.
+    """Tensors that stay as they were built or loaded; frozen parameters lose their gradient here.
 
-    Frozen parameters lose their gradient here. A forward pass may change buffers, such as running means; every order
-    starts with their original values.
+    A forward pass may change buffers, such as running means; every order starts with their original values.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
@@ -145,10 +142,7 @@ _PLACE = "private parts"
 
 
 class PrivateParts:
-    """Private parameters and persistent buffers, stored as bytes between orders.
-
-    Tensors that training never changed are not stored: they are rebuilt with the model.
-    """
+    """Private parameters and persistent buffers, stored as bytes between orders if training changed them."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         self._module = module
@@ -159,9 +153,7 @@ class PrivateParts:
     def keep(self) -> bytes:
         """Serialise the current values: a line of JSON with names, types and shapes, then all values in order.
 
-        Raises:
-            Diverged: a value is not finite.
-            ConfigError: the values exceed `MOST_BYTES`.
+        Raises `Diverged` if a value is not finite, and `ConfigError` if the values exceed `MOST_BYTES`.
         """
         if not self.names:  # most models; saves the time of building the state dict
             return b""

@@ -61,10 +61,7 @@ def make_optimizer(
 
 
 def _uncompiled(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return the optimizer class without PyTorch's wrappers for compiled code, which the loop never uses.
-
-    The wrappers cost a second of imports (`torch._dynamo`), and 70 MB in each trainer.
-    """
+    """Return the optimizer class without PyTorch's wrappers for compiled code: a second of imports, and 70 MB."""
     methods = {
         "add_param_group": inspect.unwrap(kind.add_param_group),
         "step": torch.no_grad()(inspect.unwrap(kind.step)),
@@ -103,11 +100,7 @@ class Schedule:
     """Learning-rate schedule that restarts at each order and spans the order's maximum steps.
 
     Without a warm-up the rates equal `torch.optim.lr_scheduler.CosineAnnealingLR` and ``LinearLR`` over these steps.
-
-    Args:
-        shape: ``constant``, ``cosine`` or ``linear``.
-        warmup: steps, at least 0, in which the rate rises linearly to the order's rate.
-        end: share of the order's rate that is reached after the last step, 0..1.
+    The rate rises linearly in ``warmup`` steps, and ends at the share ``end``, 0..1, of the order's rate.
     """
 
     shape: Shape
@@ -134,14 +127,11 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class TorchSchedule:
-    """PyTorch scheduler that restarts at each order.
+    """PyTorch scheduler that restarts at each order; raises `ConfigError` for an unknown kind, keyword or value.
 
-    No scheduler state outlives an order, for three reasons. A repeated order must give the same update. Silos with
-    different numbers of steps would reach different states. A silo continues from a new model, not from its own.
-    The default of the keywords ``T_max`` and ``total_iters`` is the order's maximum steps.
-
-    Raises:
-        ConfigError: the scheduler is unknown, or refuses a keyword or value.
+    No state outlives an order: a repeated order must give the same update, silos with different numbers of steps would
+    reach different states, and a silo continues from a new model. The default of the keywords ``T_max`` and
+    ``total_iters`` is the order's maximum steps.
     """
 
     kind: str

@@ -30,10 +30,6 @@ class Pace:
     """Clock that starts at construction; call `step` after each local step and `finish` after the last.
 
     A GPU is synchronised only at the ends of windows, unless a budget or a throttle needs each step's time.
-
-    Args:
-        throttle: machine to emulate; its sleeps count as compute time.
-        watch: called after each step; its time counts as compute time, so the call should be quick.
     """
 
     def __init__(
@@ -119,7 +115,6 @@ class Pace:
             sleep(steps * self._throttle.sleep_s(self._order.batch_size, raw_s))
 
     def finish(self) -> None:
-        """End the order; set `compute_s` and `windows`."""
         devices.synchronise(self._device)
         now_s = perf_counter()
         self.compute_s = now_s - self._start_s
@@ -151,13 +146,7 @@ Shares = tuple[float | None, float | None]
 
 
 class MachineProbe:
-    """Probe that reads `Shares` at most every 50 ms; a reading takes about 80 microseconds.
-
-    Args:
-        device: where training runs; on a GPU, memory means GPU memory.
-        enabled: whether to measure; if not, both shares are None and there are no metrics.
-        resources: source of the readings, or None for this machine.
-    """
+    """Probe that reads `Shares` at most every 50 ms, which takes about 80 microseconds; without ``enabled``, never."""
 
     def __init__(self, device: torch.device, enabled: bool, resources: Resources | None = None) -> None:
         self._device = device
@@ -195,8 +184,6 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Sums over consecutive steps; two spans merge exactly."""
-
     seconds: float
     samples: int
     cpu_s: float | None
@@ -248,7 +235,6 @@ class Series:
         self.due_s = now_s + self._length_s
 
     def skip(self, seconds: float) -> None:
-        """Exclude time without training from the current window."""
         self._opened_s += seconds
         self.due_s += seconds
 

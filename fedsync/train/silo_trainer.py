@@ -26,13 +26,7 @@ Watch = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an order.
-
-    Args:
-        update: local model minus base, float32 [layout.size].
-        report: report for the server.
-        cursor: state for the next order.
-    """
+    """Result of an order: local model minus base, float32 [layout.size], report, and state for the next order."""
 
     update: Vector
     report: WorkReport
@@ -48,7 +42,7 @@ class TrainerFacts:
         frozen: SHA-256 of the model's frozen tensors, hexadecimal; empty if no tensor is frozen.
         kept_names: names of the tensors that do not travel.
         table: columns of the silo's table, which must be equal at all silos; None for other data.
-        device: name of the device for people: ``cpu`` or ``cuda:0``.
+        device: ``cpu`` or ``cuda:0``, for people.
         examples: number of training samples that the silo holds.
         validates: whether the silo holds out a validation split; see `Split`.
         tied_names: further names of tensors that travel.
@@ -65,7 +59,6 @@ class TrainerFacts:
 
     @property
     def names(self) -> set[str]:
-        """Names of all tensors of the model."""
         return {*self.layout.names, *self.kept_names, *self.tied_names}
 
 
@@ -87,8 +80,7 @@ class SiloTrainer(Protocol):
     """
 
     @property
-    def facts(self) -> TrainerFacts:
-        """Facts of model, data and device; they do not change."""
+    def facts(self) -> TrainerFacts: ...
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; equal at every silo."""
@@ -100,10 +92,7 @@ class SiloTrainer(Protocol):
         """Largest batch that fits the GPU's memory [samples]; None if the search is not quick or not possible."""
 
     def make_private(self, settings: PrivateSettings) -> int:
-        """Train by DP-SGD from now on, with these settings; return the number of the silo's units.
-
-        Without a noise in the settings nothing is trained yet.
-        """
+        """Train by DP-SGD from now on, but not before settings have a noise; return the number of the silo's units."""
 
     def run(
         self,
@@ -133,7 +122,7 @@ _LARGEST = np.float32(2.0**24)
 
 
 class Estimating(Protocol):
-    """Trainer as far as an estimate needs it; see `fedsync.train.silo_trainer.SiloTrainer`."""
+    """Trainer as far as an estimate needs it; see `SiloTrainer`."""
 
     @property
     def facts(self) -> TrainerFacts: ...
@@ -148,12 +137,9 @@ def likely_update(
 ) -> tuple[Vector, int, int]:
     """Estimate a first update: do a few steps and scale the result up to all steps of an order.
 
-    Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, the
-    estimate is the upper bound. Divergence depends on the data, and the person who chose the learning rate must not
-    learn about the data from the greeting. The trainer's later results do not change.
-
-    Returns:
-        The update, float32 [layout.size]; ``steps``; number of samples in these steps.
+    Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, it is the
+    upper bound: the person who chose the learning rate must not learn about the data from the greeting. Returns the
+    update, float32 [layout.size], ``steps``, and the number of samples in these steps.
     """
     count = min(steps, _STEPS)
     order = WorkOrder(

@@ -19,20 +19,13 @@ _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
 def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
-    """Return the permissions of the room.
-
-    ``home`` is a private folder for the files that Flower unpacks. By the file ``secret``, the SuperNode recognises the
-    process that starts ClientApps. ``port`` is the SuperNode's.
-    """
+    """Return the room: private folder ``home``, the SuperNode's ``port``, and the ``secret`` by which it knows us."""
     programs, sources = own_sources()
     return Room((*programs, secret), (home,), inbox, (port,), sources)
 
 
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
-    """Enter the room irreversibly with this thread and all that it starts, see `room_of`; ``home`` is emptied first.
-
-    Leftovers of earlier processes may be anything. Raises `ConfigError` if this system cannot confine a process.
-    """
+    """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
     for name in list(os.environ):
         if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]

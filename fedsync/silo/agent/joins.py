@@ -59,8 +59,8 @@ _LISTEN_S, _PAUSE_S, _UNFINISHED_S, _STOP_S = 60.0, 0.05, 10.0, 10.0
 class JoinedRun:
     """A silo's part in a run, as its ClientApp passes it on.
 
-    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, and ``app`` the folder of
-    the run's Flower app, or empty. ``secret`` is the session's, empty until the agent begins it.
+    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, ``app`` the folder of the
+    run's Flower app, or empty, and ``secret`` the session's, empty until the agent begins it.
     """
 
     join: str
@@ -71,7 +71,6 @@ class JoinedRun:
     secret: str = ""
 
     def is_sound(self) -> bool:
-        """Return whether all fields have their declared types."""
         texts = (self.join, self.ids, self.app, self.secret)
         return (
             all(isinstance(each, str) for each in texts) and isinstance(self.node, dict) and isinstance(self.run, dict)
@@ -90,15 +89,14 @@ class JoinedRun:
 
 
 def name_of(join: Join) -> str:
-    """Return the base name of the files of a silo's session in a run."""
     return hashlib.sha256(f"{join.run} {join.silo}".encode()).hexdigest()[:16]
 
 
 def trusted(join: Join, node: Mapping[str, Any]) -> Join:
     """Return the join restricted to the hosts that the silo's owner allows; raises as `Join.trusted`.
 
-    The owner's rules are in ``silo.yaml``. A manually started SuperNode has ``hub-hosts="fed.example.org"`` in its node
-    configuration. Without any rule of an owner, the hub may also be on this machine.
+    Rules are in ``silo.yaml``, or in the configuration of a SuperNode started by hand: ``hub-hosts="fed.example.org"``.
+    Without any rule, the hub may also be on this machine.
     """
     owner = json.loads(os.environ.get(ALLOWED) or "{}")
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
@@ -111,9 +109,7 @@ def trusted(join: Join, node: Mapping[str, Any]) -> Join:
 def hand_over(state: Path, joined: JoinedRun) -> None:
     """Pass a join to the silo's agent below the trainers' folder ``state``; start the agent if none answers.
 
-    Raises:
-        ProtocolError: the join is invalid.
-        RunError: no agent can be started.
+    Raises `ProtocolError` if the join is invalid, and `RunError` if no agent can be started.
     """
     folder = private_folder(state / FOLDER)
     drop(private_folder(folder / INBOX_FOLDER), joined)
@@ -140,10 +136,7 @@ def drop(inbox: Path, joined: JoinedRun) -> None:
 
 
 def dropped(inbox: Path) -> dict[str, JoinedRun]:
-    """Take the joins out of an inbox, by session; nothing there is trusted, as the server's code may have written it.
-
-    Invalid and surplus files are removed.
-    """
+    """Take the joins out of an inbox, by session, and remove all else: the server's code may have written anything."""
     found, unfinished = dict[str, JoinedRun](), time.time() - _UNFINISHED_S
     with os.scandir(inbox) as entries:
         for entry in islice(entries, MOST_FILES):
@@ -163,7 +156,6 @@ def _is_young(entry: os.DirEntry[str], since_s: float) -> bool:
 
 
 def _read(file: Path) -> JoinedRun | None:
-    """Return a join from a correctly named file; None for any other file."""
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             text = opened.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
@@ -197,7 +189,6 @@ def touch(folder: Path, word: bytes = b"") -> bool:
 
 
 def stop_agent(state: Path) -> None:
-    """End the agent of a folder of trainers, if there is one, and wait until it is gone."""
     folder = state / FOLDER
     if touch(folder, QUIT):
         with taken(folder / LOCK, _STOP_S):

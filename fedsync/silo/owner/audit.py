@@ -125,7 +125,6 @@ class AuditLog:
             self._write("repaired", {"bytes": torn})
 
     def _rotate(self) -> None:
-        """Begin another file, and remove the oldest files, which the new file records first."""
         self._file, self._size = self._file + 1, 0
         surplus = log_files(self._folder)[: -(self._place.keep - 1) or None]
         first = 0 if not surplus else _first_number(self._folder / file_name(surplus[-1][0] + 1))
@@ -147,10 +146,7 @@ def _log_of(allowed: str) -> AuditLog | None:
 
 
 def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str, answer: Payload | None) -> None:
-    """Record an answer, and ``nbytes`` of the request's payload, before the answer leaves the silo.
-
-    ``identity`` is None where the message did not say. Raises `ConfigError` if the answer cannot be recorded.
-    """
+    """Record an answer before it leaves, or raise `ConfigError`; ``nbytes``: size of the request's payload."""
     log = audit_here()
     if log is None:
         return
@@ -171,7 +167,6 @@ def _run(identity: Identity | None) -> dict[str, str | int]:
 
 @lru_cache(maxsize=8)
 def run_name(spec: str) -> str:
-    """Return the server's name for a run, shortened; empty where it cannot be read."""
     try:
         return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
     except (ValueError, AttributeError, RecursionError):
@@ -205,7 +200,6 @@ def _said(reply: str) -> dict[str, str | int]:
 
 
 def _why(code: Refusal) -> str:
-    """Return the reason of a refusal, which the refusing process has just recorded."""
     from fedsync.silo.owner.refusals import last_refusals
 
     root = os.environ.get(STATE)

@@ -50,11 +50,8 @@ class AuditBroken(FedSyncError):
 class AuditPlace:
     """Location and limits of a silo's log.
 
-    Args:
-        asks: address of the server, which asks this silo.
-        bytes: size at which a new file begins.
-        keep: number of files that are kept.
-        required: nothing leaves the silo while the head cannot be written where the owner wants it.
+    ``asks`` is the server's address, ``bytes`` the size at which a new file begins, and ``keep`` the number of files.
+    If ``required``, nothing leaves the silo while the head cannot be written where the owner wants it.
     """
 
     folder: str
@@ -69,7 +66,6 @@ def canonical(fields: Mapping[str, Any]) -> bytes:
 
 
 def sealed_line(fields: Fields) -> tuple[bytes, str]:
-    """Return a line with its line end, and its digest."""
     digest = hashlib.sha256(canonical(fields)).hexdigest()
     return canonical({**fields, "digest": digest}) + b"\n", digest
 
@@ -94,8 +90,8 @@ def log_files(folder: Path) -> list[tuple[int, Path]]:
 class AuditReader:
     """Reader of a log, from its beginning or from its last position; checks every line.
 
-    ``n`` and ``digest`` are those of the last line read; ``first`` is the number of the first existing line. ``torn``
-    is the size of an incomplete last line: the machine stopped during the write, and no answer left.
+    ``n`` and ``digest`` are those of the last line read, ``first`` is the number of the first existing line, and
+    ``torn`` the size of an incomplete last line, whose answer never left.
     """
 
     folder: Path

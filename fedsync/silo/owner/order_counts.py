@@ -35,11 +35,10 @@ class OrderCounts:
         self._alone = threading.Lock()
 
     def take(self, *kinds: str) -> None:
-        """Count one more of each kind; a refused call counts nothing.
+        """Count one more of each kind.
 
-        Raises:
-            LimitReached: the count would exceed the owner's limit.
-            ConfigError: the file is damaged, or cannot be written.
+        Raises `LimitReached`, and counts nothing, beyond the owner's limit; `ConfigError` if the file is damaged, or
+        cannot be written.
         """
         with self._alone:
             minute = int(time.time() // 60)
@@ -51,7 +50,6 @@ class OrderCounts:
             self._left.subtract(kinds)
 
     def _count(self, kinds: Sequence[str], minute: int) -> dict[str, int]:
-        """Reserve a portion of each kind on disk; return the size of each portion."""
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
             if not got:
                 raise ConfigError(str(self._file), "somebody keeps it locked", "End other trainers of this silo")

@@ -146,11 +146,8 @@ class OwnerPolicy(Section):
         """Return the run as the silo ``index`` carries it out, with the paths of its task resolved.
 
         Each path must lie in the owner's folders, or be a name that the owner gave to data. A silo without an owner
-        resolves paths in the Flower app. The task keeps only the files of this silo.
-
-        Raises:
-            OwnerRefusal: a path is closed to runs, the run emulates machines against the owner's rules, or it asks
-                for statistics in the clear.
+        resolves paths in the Flower app. The task keeps only the files of this silo. Raises `OwnerRefusal` for a closed
+        path, an emulated machine or statistics in the clear against the owner's rules.
         """
         if spec.emulate and not self.emulate:
             problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
@@ -174,7 +171,6 @@ class OwnerPolicy(Section):
         return spec.model_copy(update={"task": own.relocated(lambda path: str(fence.located(self._found(path))))})
 
     def _found(self, path: str) -> str:
-        """Return the path of data that a run asks for by name; other paths pass unchanged."""
         if not path.startswith(BY_NAME):
             return path
         name = path.removeprefix(BY_NAME)
@@ -185,7 +181,6 @@ class OwnerPolicy(Section):
         return self.named[name]
 
     def _check_statistics(self, task: TaskConfig) -> None:
-        """Check that statistics aggregate as many cells as the owner demands; raise `OwnerRefusal`."""
         asked = task.statistics if isinstance(task, SurveyConfig) else None
         if isinstance(task, CsvConfig):
             asked = task.survey()
@@ -205,7 +200,6 @@ class OwnerPolicy(Section):
         return self.code_files is not None
 
     def present(self) -> Presence | None:
-        """Return the presence that the silo reports to the server; None if it is always present."""
         return None if self.presence is None else self.presence.told(utc_now())
 
     def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
@@ -236,7 +230,6 @@ class OwnerPolicy(Section):
                 self._counted.take("orders", *evaluations, *surveys)
 
     def begin_evaluation(self) -> None:
-        """Count an evaluation; raises as `begin`."""
         if self._counted is not None:
             self._counted.take("evaluations")
 
@@ -307,7 +300,6 @@ def _budgets(config: SiloStartConfig) -> dict[str, BudgetConfig]:
 
 
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
-    """Check the numbers by which a run hides single silos against the owner's bounds; raise `OwnerRefusal`."""
     least = {
         "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
         "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
@@ -338,10 +330,7 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Return the environment variables for every process that may start a silo's trainer: its keys and its rules.
-
-    The result sets all of them, so that no value of the caller's environment takes effect.
-    """
+    """Return the environment variables of every process that may start a silo's trainer, none left to the caller."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     return {
@@ -352,10 +341,7 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
 
 
 def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
-    """Apply a trainer's rules for a run to this process: only allowed paths and only confirmed code.
-
-    Raises `OwnerRefusal` if the owner approves runs, and has not approved this run.
-    """
+    """Apply a trainer's rules for a run to this process; raises `OwnerRefusal` if the run lacks an approval."""
     os.environ.update(owner_environment(config))
     check_approved(identity)
     return OwnerPolicy.of(config)

@@ -48,12 +48,9 @@ SPENT = "privacy"
 
 @dataclass
 class PrivacyLedger:
-    """Ledger of the data set ``name``.
+    """Ledger of the data set ``name``; in memory if ``file`` is None, as for an emulated silo.
 
-    Args:
-        file: None keeps the ledger in memory, for an emulated silo.
-        audit: folder of the audit log; None without one.
-        tell: records an entry in the audit log.
+    ``audit`` is the folder of the audit log, if there is one, and ``tell`` records an entry there.
     """
 
     name: str
@@ -81,7 +78,6 @@ class PrivacyLedger:
         return self
 
     def epsilon(self, run: str | None = None) -> float:
-        """Epsilon that all runs, or one run, have spent."""
         releases = self.spent if run is None else self.by_run.get(run, Counter())
         return epsilon(releases, self.budget.delta, self.budget.accountant)
 
@@ -96,11 +92,9 @@ class PrivacyLedger:
             self._check(releases)
 
     def enter(self, run: str, of: str, releases: Mapping[Release, int]) -> None:
-        """Enter releases durably, before they leave.
+        """Enter releases durably, before they leave; nothing is entered if this raises.
 
-        Raises:
-            BudgetSpent: they exceed the budget; nothing is entered.
-            ConfigError: the disk does not take the entry, or its names are too long; nothing is entered.
+        Raises `BudgetSpent` if they exceed the budget, and `ConfigError` if the disk refuses or names are too long.
         """
         with self._alone():
             self._read()
@@ -213,11 +207,10 @@ _FILE = "spent-{}.json"
 
 @dataclass
 class PrivacyTally:
-    """Releases of one silo in one run.
+    """Releases of one silo in one run; ``budget`` is the epsilon of the silo's budget, if it has one.
 
-    Args:
-        budget: epsilon of the silo's budget; None without a budget.
-        file: copy of the tally for the process that runs the simulation; None where both are one process.
+    A real silo's ledger stays with its owner. In a simulation all silos are the user's, so the run's result has what
+    each has spent. ``file`` is a copy for the process that runs the simulation; None where both are one process.
     """
 
     silo: str
@@ -265,7 +258,6 @@ def spent_by(tallies: Iterable[PrivacyTally | None]) -> dict[str, Any]:
 
 
 def kept_tallies(state: Path) -> list[PrivacyTally]:
-    """Return the tallies that trainers of emulated silos kept in the folder of trainers."""
     return sorted(map(_read, state.glob(_FILE.format("*"))), key=lambda each: each.silo)
 
 

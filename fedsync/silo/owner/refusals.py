@@ -149,7 +149,6 @@ class _RefusalNotes:
 
 
 def explained(silo: str, refused: Refused) -> str:
-    """Explain a refusal to the server's operator; the silo's text is shortened."""
     meaning, remedy = MEANINGS[refused.code]
     why = refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why"
     return f"{silo} answers {refused.code.name}: {meaning} ({why}). {remedy}"
@@ -173,7 +172,6 @@ def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -
 
 
 def listed(texts: Sequence[str], between: str = ", ") -> str:
-    """Join the first five texts, and the number of the others."""
     more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
     return between.join([*texts[:_MOST_TOLD], *more])
 
@@ -266,7 +264,6 @@ def _printing(reason: str) -> str:
 
 
 def _note(code: Refusal, reason: str) -> None:
-    """Record a refusal; a failure to do so, such as a full disk, changes no answer."""
     root = os.environ.get(STATE)
     if not root:
         return

@@ -40,7 +40,6 @@ _MOST_BYTES, _MOST_DIGEST, _MOST_WINDOWS = 2**40, 64, 64
 
 
 def checked_trainer(told: RoomReply) -> TrainerBuilt:
-    """Check the first message of a process; raise `RunError` where its facts are impossible."""
     if not isinstance(told, TrainerBuilt):
         raise RunError(f"the training process begins with {type(told).__name__}")
     facts = told.facts
@@ -54,21 +53,18 @@ def checked_trainer(told: RoomReply) -> TrainerBuilt:
 
 
 def checked_layout(layout: Layout) -> Layout:
-    """Check the form of a model; raise `RunError` where there is no such model."""
     named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
     _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
     return layout
 
 
 def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
-    """Check an order's progress; raise `RunError` where it exceeds the order."""
     most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
     _check(0 <= told.steps <= most and told.samples >= 0, "progress")
     return told
 
 
 def checked_order(order: WorkOrder, told: OrderDone, parts: int, examples: int) -> OrderDone:
-    """Check an order's result; raise `RunError` where it does not belong to this order."""
     report = told.report
     _check(parts == 2, "parts")
     _check(report.base_version == order.base_version, "base_version")

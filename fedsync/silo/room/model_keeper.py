@@ -42,11 +42,8 @@ _MOST_BYTES = 2**36
 def keeper_of(identity: Identity, spec: RunSpec, owner: OwnerPolicy | None) -> Iterator[ModelKeeper]:
     """Yield the keeper of a run's model, as the trainer of ``identity`` built it, but on the CPU.
 
-    Args:
-        owner: his rules; the run's code runs in a room where they confine training. None: an emulated silo.
-
-    Raises:
-        ConfigError: the model cannot be built here.
+    The run's code runs in a room where the ``owner``'s rules confine training. Raises `ConfigError` if the model cannot
+    be built here.
     """
     identity = replace(identity, device="cpu")  # the device of the training may be gone
     if owner is None or not owner.confines:
@@ -64,7 +61,6 @@ def keeper_of(identity: Identity, spec: RunSpec, owner: OwnerPolicy | None) -> I
 
 @contextmanager
 def room_folder() -> Iterator[Path]:
-    """Yield a folder for a room that lasts as long as a command; what the room leaves in it is removed."""
     folder = Path(tempfile.mkdtemp(prefix="fedsync-"))
     try:
         yield folder
@@ -73,8 +69,6 @@ def room_folder() -> Iterator[Path]:
 
 
 class _RoomKeeper:
-    """`ModelKeeper` whose model is built in a training process."""
-
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, home: Path) -> None:
         self._process = StartedProcess(home, owner)
         told, _ = self._ask(BuildKeeper(identity.dump(), spec.dump()))

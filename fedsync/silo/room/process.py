@@ -68,14 +68,9 @@ _Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt, MadePri
 
 
 class TrainingProcess:
-    """A `SiloTrainer` in a separate process; see `SiloTrainer` for the undocumented methods.
+    """A `SiloTrainer` in a separate process, for a run as the owner allows it; ``folder`` is the resident trainer's.
 
-    Args:
-        spec: the run as the owner allows it, with the paths of the silo's data.
-        folder: of the resident trainer.
-
-    Raises:
-        ConfigError: task, data or device are not usable, or this system cannot confine a process.
+    Raises `ConfigError` if task, data or device are not usable, or this system cannot confine a process.
     """
 
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, folder: Path) -> None:
@@ -140,7 +135,7 @@ class TrainingProcess:
         return found
 
     def where(self, thread: int) -> str:
-        """Return the code line as `SiloTrainer.where` does; always of the process's main thread."""
+        """Return the code line as `SiloTrainer.where`, but always of the process's main thread."""
         with self._stands:
             self._at = ""
             try:
@@ -152,11 +147,9 @@ class TrainingProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process, which may have ended."""
         return self._started.pid
 
     def end(self) -> None:
-        """Kill the process; the next request starts a new process."""
         self._started.end()
 
     def _judge(
@@ -180,7 +173,6 @@ class TrainingProcess:
         most: Sequence[int] = (),
         watch: Watch | None = None,
     ) -> tuple[_Reply, list[Part]]:
-        """Return the reply of this kind; start a new process if the old process has ended."""
         with self._asking:
             self._revive()
             told, beside = self._exchange(asked, parts, most, watch)
@@ -198,7 +190,6 @@ class TrainingProcess:
         most: Sequence[int] = (),
         watch: Watch | None = None,
     ) -> tuple[RoomReply, list[Part]]:
-        """Send a request, and wait for the reply; a process without a valid reply is ended."""
         try:
             self._started.channel.send(asked, *parts)
             return self._answer(self._started.channel, most, watch, asked)
@@ -211,7 +202,6 @@ class TrainingProcess:
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
     ) -> tuple[RoomReply, list[Part]]:
-        """Wait for the reply, and pass progress to ``watch`` meanwhile."""
         steps, halted = OrderProgress(0, 0), False
         while True:
             if channel.poll(_LOOK_S):

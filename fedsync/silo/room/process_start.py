@@ -34,8 +34,7 @@ _END_S, _MOST_LOG = 5.0, 2**16
 class StartedProcess:
     """A started training process with its folder ``home``, which is emptied first; it ends with this object.
 
-    Raises:
-        ConfigError: the folder cannot be emptied, or a data folder holds a second name of a closed file.
+    Raises `ConfigError` if the folder cannot be emptied, or a data folder holds a second name of a closed file.
     """
 
     def __init__(self, home: Path, owner: OwnerPolicy) -> None:
@@ -73,7 +72,6 @@ class StartedProcess:
 
 
 def _environment(home: Path) -> Mapping[str, str]:
-    """Return the owner's variables without the passphrase and without FedSync's own variables."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     secret = os.environ.get(NAMED_BY, "")

@@ -81,10 +81,9 @@ _END_S = 5.0
 
 
 def watch(inner: int, parent: int) -> None:
-    """Guard the training process ``inner``, and kill its group at its end, on SIGTERM, or when ``parent`` is gone.
+    """Guard the process ``inner``: kill its group at its end, on SIGTERM, or without ``parent``, and exit as it did.
 
-    The process leads a group that no process can leave. The guard exits with the same status as the training process.
-    No user's code runs in the guard.
+    No process can leave the group, and no user's code runs in the guard.
     """
     signals = {signal.SIGCHLD, signal.SIGTERM}
     while os.waitid(os.P_PID, inner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and os.getppid() == parent:

@@ -39,10 +39,8 @@ MOST_PRIVATE = 2**28 + 2**20
 class BuildTrainer:
     """Request to build the trainer; the first in a process.
 
-    Args:
-        identity: JSON of `fedsync.silo.protocol.Identity`.
-        spec: JSON of the run's specification as the owner allows it; its paths are those of the silo's data.
-        least_samples: minimum that an order processes before it may end, set by the owner [samples].
+    ``identity`` is a `fedsync.silo.protocol.Identity` as JSON, ``spec`` the run's specification as JSON with the paths
+    of the silo's data, and ``least_samples`` the owner's minimum before an order may end [samples].
     """
 
     identity: str
@@ -261,7 +259,6 @@ class RoomChannel:
         return value, [self._bytes(size) for size in sizes]
 
     def poll(self, seconds: float) -> bool:
-        """Wait for a message; return whether one arrived."""
         return bool(wait([self._end], seconds))
 
     def close(self) -> None:

@@ -61,8 +61,6 @@ _TELL_S = 0.02
 
 
 class _Work:
-    """Executor of the session's requests."""
-
     def __init__(self, channel: RoomChannel, asked: BuildTrainer, *, alone: bool) -> None:
         identity, spec = _described(asked)
         if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
@@ -164,7 +162,6 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
 
 
 def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
-    """Build a model, and fill it until the owner's command ends."""
     identity, spec = _described(asked)
     keeper, file = local_keeper(spec, identity), Path("model.pt")
     channel.send(KeeperBuilt(keeper.layout))

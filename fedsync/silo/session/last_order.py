@@ -74,7 +74,6 @@ class LastOrder:
 
     @classmethod
     def load(cls, path: Path) -> LastOrder | None:
-        """Load the file; None where it is missing or damaged."""
         if not path.exists():
             return None
         found = VectorFile.load(path)
@@ -97,7 +96,6 @@ class LastOrders:
 
     @property
     def kept(self) -> tuple[LastOrder, ...]:
-        """At most two orders, the newest last."""
         return tuple(last for _, last in self._kept)
 
     @property
@@ -105,10 +103,7 @@ class LastOrders:
         return self._kept[-1][1] if self._kept else None
 
     def add(self, order: LastOrder) -> LastOrder:
-        """Add a completed order; with a folder, it is on disk when this returns, with its update in the file.
-
-        Raises `ConfigError` if the disk rejects the file; the previous order then stays.
-        """
+        """Add a completed order, durably with a folder; raises `ConfigError` if the disk rejects it."""
         if not self._paths:
             return order
         place, other = self._paths
@@ -126,7 +121,6 @@ class LastOrders:
 
 
 def _queued(one: WorkOrder, other: WorkOrder) -> bool:
-    """Return whether the orders were queued one behind the other, so that both answers may be requested."""
     return other.behind == one.update_id or one.behind == other.update_id
 
 
@@ -220,17 +214,14 @@ class OwnModels:
         return tuple(self._kept)
 
     def model(self, subject: Subject) -> tuple[Vector, Cursor]:
-        """Return a model, float32 [values], and the silo's cursor after its training.
-
-        Raises `ProtocolError` if there is no such model.
-        """
+        """Return a model, float32 [values], and the cursor after its training; `ProtocolError` if there is none."""
         kept = self._kept.get(subject)
         if kept is None:
             raise ProtocolError(SERVER, "subject", f"this silo has trained no {subject} model")
         return kept.answer.update, kept.cursor
 
     def report(self, order: WorkOrder) -> WorkReport | None:
-        """Return the report of an order that the kept model already includes; else None."""
+        """Return the report of an order that the kept model already includes."""
         kept = self._kept.get(order.subject)
         if kept is None or order.after > kept.order.after or order.base_version != kept.order.base_version:
             return None

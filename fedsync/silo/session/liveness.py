@@ -62,7 +62,6 @@ class Signs:
 
 
 def probe(folder: Path) -> TrainerState | None:
-    """Return the trainer's own state; None without an answer."""
     try:
         connection = call(folder / SOCKET)
         if connection is None:
@@ -114,7 +113,6 @@ class LivenessWatch:
                 self._connection.close()
 
     def on(self, connection: Connection) -> Connection:
-        """Register a connection, to close it at the end, or earlier on a hang, because the trainer may survive."""
         self._connection = connection
         return connection
 
@@ -188,12 +186,10 @@ class Trainers:
         self._seen = seen
 
     def told(self) -> dict[str, Any]:
-        """Return the last seen states for the health file, by the names of the trainers' folders."""
         return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
 
     @property
     def working(self) -> bool:
-        """Whether any trainer had an order in work at the last look."""
         return any(seen.state == "working" for seen in self._seen.values())
 
     def _one(self, folder: Path, pid: int) -> Seen:
@@ -285,10 +281,7 @@ class HangWatch:
 
 
 def _group_processor_s() -> float:
-    """Processor time of this process and its living descendants, without the calling thread [s].
-
-    Listing descendants reads the whole process table. On a busy machine that alone would look like a sign of life.
-    """
+    """Processor time of this process and its living descendants [s], without this thread, which reads all processes."""
     own = psutil.Process()
     taken = -time.thread_time()
     for each in (own, *own.children(recursive=True)):

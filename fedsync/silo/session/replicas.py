@@ -103,7 +103,6 @@ def _way(schedule: Schedule | TorchSchedule | None, order: WorkOrder, steps: int
 
 
 def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
-    """Make a pool of processes for sealing and opening, if the update is large and the machine has spare processors."""
     processes = min((os.cpu_count() or 1) // 2, _SEALERS)
     if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
         return None

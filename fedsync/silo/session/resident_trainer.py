@@ -82,8 +82,6 @@ _IN_MEMORY_BYTES = 262_144
 
 
 class _Server:
-    """Server of requests on the socket, one thread each."""
-
     def __init__(self, folder: Path, lock: FolderLock) -> None:
         self._folder = folder
         self._lock = lock
@@ -100,7 +98,6 @@ class _Server:
         self._listener = listen(folder / SOCKET)
 
     def start(self) -> None:
-        """Accept connections, and end this process once it is idle for long."""
         for work in (self._let_in, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
@@ -112,7 +109,6 @@ class _Server:
         self._settled.set()
 
     def fails(self, error: Exception) -> None:
-        """Refuse all waiting requests, and end."""
         self._failure = refuse(error)
         self._settled.set()
         end_s = time.monotonic() + _FAILED_S
@@ -165,7 +161,6 @@ class _Server:
                 self._inside -= 1
 
     def _on_disk(self, answer: Payload) -> Payload:
-        """Write a large answer to a file, from which the client sends it on; raise `LimitReached` as `room_for`."""
         path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
         try:
             with room_for(self._folder.parent, answer.nbytes), path.open("xb") as file:

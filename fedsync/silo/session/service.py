@@ -72,13 +72,8 @@ _Reply = tuple[Reply, Payload | None]
 class TrainerService:
     """Service of one silo's trainer, with the silo's position in its data and its orders.
 
-    Args:
-        folder: keeps the last answer and the position in the data; None keeps them in memory only.
-        confined: as for `SiloSession`.
-
-    Raises:
-        ConfigError: task, data or device are not usable here, or the owner has not confirmed the run.
-        SiloLocked: too many integrity checks failed; see `fedsync.silo.owner.lockout`.
+    ``folder`` keeps the last answer and the position; None keeps them in memory. Raises `ConfigError` if task, data or
+    device are not usable here, or the owner has not confirmed the run, and `SiloLocked`.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None, *, confined: bool = False) -> None:
@@ -109,7 +104,6 @@ class TrainerService:
 
     @property
     def holds(self) -> int:
-        """Version of the kept model; 0 in the clear."""
         return self._session.replica.holds
 
     @property
@@ -210,7 +204,6 @@ class TrainerService:
 
 
 def _received(payload: Payload | None) -> Payload:
-    """Return the server's payload, which must be present and within the size limit."""
     if payload is None:
         raise ProtocolError(SERVER, "message", "it brings no payload")
     if payload.nbytes > MAX_SEALED_BYTES:

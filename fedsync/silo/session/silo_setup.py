@@ -26,9 +26,7 @@ from fedsync.train.silo_trainer import Outcome, TrainerFacts, Watch
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
     """Build the silo's trainer in this process; no helper processes if ``many`` silos of the run share it.
 
-    Raises:
-        ConfigError: data or device are not usable here.
-        UserCodeError: the user's training code raised an error.
+    Raises `ConfigError` if data or device are not usable here, and `UserCodeError` for errors in the user's code.
     """
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
@@ -36,16 +34,12 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
 
 
 def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
-    """Build the keeper of the run's model in this process; raises as `local_trainer`."""
     with guarded():
         return spec.task.keeper(*place_of(spec, identity), spec.model.build())
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
-    """Return the silo, the number of silos, and the options for a task's trainer.
-
-    Raises `ConfigError` if the device does not exist.
-    """
+    """Return the silo, the number of silos, and the options for a task's trainer; `ConfigError` without the device."""
     machine = spec.emulate[identity.index] if spec.emulate else None
     options = replace(spec.local.build(), measured=spec.evaluation.wanted)
     if spec.privacy is not None and spec.privacy.kind == "dp-sgd":
@@ -73,10 +67,7 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
 
 
 class GuardedTrainer:
-    """`SiloTrainer` around a `LocalTrainer`.
-
-    Raises `UserCodeError` for errors in user code, and `ConfigError` if data or device are not usable on this machine.
-    """
+    """`SiloTrainer` around a `LocalTrainer`; raises `UserCodeError` for errors in user code."""
 
     def __init__(self, make: Callable[[], LocalTrainer]) -> None:
         with guarded():

@@ -102,13 +102,9 @@ class TrainerClient:
         return tenant(self._folder) is not None
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        """Send a request, and wait for the reply as long as the trainer lives; neither text is parsed.
+        """Send a request, and wait for the reply, perhaps `Refused`, as long as the trainer lives; payloads are uint8.
 
-        A failed request gets the reply `fedsync.silo.protocol.Refused`. The payload is uint8.
-
-        Raises:
-            ConfigError: the trainer cannot be started.
-            RunError: the trainer did not start, hung or died.
+        Raises `ConfigError` if the trainer cannot be started, and `RunError` if it did not start, hung or died.
         """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
@@ -173,7 +169,6 @@ class TrainerClient:
 
     @contextlib.contextmanager
     def _furnished(self) -> Iterator[BinaryIO]:
-        """Create the trainer's folder, which cleanup may have removed, and open its log."""
         make_room(self._folder, self._identity)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._identity.save(self._folder)
@@ -186,7 +181,6 @@ class TrainerClient:
         return taken(self._folder.with_name(f"{self._identity.index}.starting"), _LISTEN_S)
 
     def _await_tenant(self, process: Child) -> None:
-        """Wait until the process has locked the folder, so that searches for trainers find it."""
         end_s = time.monotonic() + _LISTEN_S
         while tenant(self._folder) is None and process.poll() is None and time.monotonic() < end_s:
             time.sleep(_PAUSE_S)
@@ -201,8 +195,7 @@ class TrainerClient:
 def make_room(folder: Path, identity: Identity) -> None:
     """End the silo's idle trainers of other runs, because they hold memory; the new ``folder`` may not exist yet.
 
-    Raises:
-        LimitReached: too many trainers are at work, or the trainers' folders exceed the owner's quota.
+    Raises `LimitReached` if too many trainers are at work, or their folders exceed the owner's quota.
     """
     if not (folder / IDENTITY).exists():
         check_room(folder.parent, 0)
@@ -245,7 +238,6 @@ def room_for(folder: Path, nbytes: int) -> Iterator[None]:
 
 
 def stop_trainers(root: Path) -> None:
-    """End every resident trainer below ``root``; kill a trainer that does not answer."""
     for folder in root.glob("*"):
         pid = tenant(folder)
         if pid is not None:
@@ -264,7 +256,6 @@ def _tell(folder: Path, request: SocketRequest) -> None:
 
 
 def _silo(folder: Path) -> tuple[int, str] | None:
-    """Return index and name of the silo whose trainer has this folder; None where they cannot be read."""
     try:
         identity = Identity.load(folder)
         return identity.index, identity.name

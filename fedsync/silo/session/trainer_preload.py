@@ -21,5 +21,4 @@ def prepare(*libraries: str) -> Callable[[], bool]:
 
 
 def forked(arguments: list[str]) -> None:
-    """Run the trainer of the folder that the first argument names."""
     main(Path(arguments[0]))

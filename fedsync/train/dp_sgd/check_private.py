@@ -51,10 +51,7 @@ def check_layers(model: nn.Module) -> None:
 
 
 def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise `ConfigError` unless a batch's single gradients are those of its rows, each taken alone.
-
-    A loss that is a sum, or compares the rows of a batch, fails.
-    """
+    """Raise `ConfigError` unless a batch's single gradients are those of its rows, each taken alone."""
     rows = samples.place(np.arange(min(ROWS, len(samples))))
     if len(rows) < 2:
         return
@@ -72,12 +69,7 @@ def check_rows(task: Task, model: nn.Module, samples: Batches, parameters: Seque
 
 
 def check_alone(together: Sequence[Tensor], alone: Sequence[Sequence[Tensor]]) -> None:
-    """Raise `ConfigError` unless gradients of rows in a batch are those of each row alone.
-
-    Args:
-        together: for each parameter, gradients of the batch's rows, [rows, ...].
-        alone: for each row, gradients of the parameters.
-    """
+    """Raise `ConfigError` unless gradients of rows in a batch, [rows, ...] a parameter, are those of each row alone."""
     for number, single in enumerate(together):
         for found, own in zip(single, (each[number] for each in alone), strict=True):
             if not torch.allclose(found.to(own.dtype), own, rtol=_NEAR, atol=_NEAR * float(own.norm())):

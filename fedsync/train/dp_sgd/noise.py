@@ -29,8 +29,7 @@ _PART = 2.0**-53
 class PrivateRandom(Protocol):
     """Source of a private order's random numbers."""
 
-    def normal(self, like: Tensor) -> Tensor:
-        """Return standard normal numbers in the shape, type and device of ``like``."""
+    def normal(self, like: Tensor) -> Tensor: ...
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         """Return the numbers, below ``units``, of those that take part; each does with probability ``rate``."""
@@ -96,12 +95,7 @@ def finite(single: Tensor) -> Tensor:
 
 
 def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tensor]:
-    """Return the sum of the clipped gradients of units for each of the optimizer's parameters.
-
-    Args:
-        optimizer: clips to its ``max_grad_norm``.
-        single: for each parameter, a gradient a unit, [units, ...].
-    """
+    """Return sums of gradients that ``optimizer`` clips, one a parameter, of ``single`` gradients [units, ...]."""
     for parameter, each in zip(optimizer.params, single, strict=True):
         parameter.grad_sample, parameter.summed_grad = finite(each.to(parameter.dtype)), None
     optimizer.clip_and_accumulate()

@@ -52,8 +52,7 @@ _MOST_VALUES = 2**25
 class PrivateTrainer(Trainer):
     """Trainer whose updates are differentially private; see `Trainer`.
 
-    Raises:
-        ConfigError: an option, a layer or the loss does not allow gradients of single rows.
+    Raises `ConfigError` if an option, a layer or the loss does not allow gradients of single rows.
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -118,7 +117,6 @@ class PrivateTrainer(Trainer):
         return found
 
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the rows of each step's units."""
         assert self._settings is not None
         units = self.examples if self._rows_of is None else len(self._rows_of)
         rate = self._settings.rate(order.batch_size)
@@ -142,7 +140,6 @@ class PrivateTrainer(Trainer):
         return max(1, min(_MOST_VALUES // values, self._cap.largest or self.examples))
 
     def _clipped(self, units: NDArray[np.int64], sums: list[Tensor]) -> Tensor:
-        """Add the clipped gradients of units to ``sums``; return their summed loss."""
         assert self._clipping is not None
         rows, of = units, None
         if self._rows_of is not None:
@@ -160,7 +157,6 @@ class PrivateTrainer(Trainer):
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
-    """Return the row numbers of each person."""
     if persons.shape != (examples,):
         raise ConfigError("task, persons", f"{persons.shape} numbers for {examples} rows", "Return one a training row")
     order = np.argsort(persons, kind="stable")

@@ -50,17 +50,11 @@ _KEPT = KeptLoader()
 
 
 class GuestTrainer(LocalTrainer):
-    """Trainer that calls a user's functions.
+    """Trainer that calls a user's functions, with the model parts that the strategy file names in ``run``.
 
-    A repeated order gives the same update under two conditions. The functions draw random numbers only from torch,
-    NumPy or Python's ``random``. They keep state between orders only in the model or in ``work.state``.
-
-    Args:
-        run: model parts that the strategy file names.
-
-    Raises:
-        ConfigError: no such device, the silo holds no training sample, or the functions do not fit together.
-        RunError: the app's setup failed.
+    A repeated order gives the same update if the functions draw random numbers only from torch, NumPy or Python's
+    ``random``, and keep state between orders only in the model or in ``work.state``. Raises `ConfigError` if there is
+    no such device, no training sample, or the functions do not fit together, and `RunError` if the app's setup failed.
     """
 
     def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -113,7 +107,6 @@ class GuestTrainer(LocalTrainer):
         return self.examples
 
     def _try(self, order: WorkOrder, steps: PrivateLoop) -> None:
-        """Call the loop for an order of which nothing is kept."""
         self._model.train()
         self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), {}, steps)
 
@@ -155,8 +148,6 @@ class GuestTrainer(LocalTrainer):
         state: dict[str, Any],
         steps: PrivateLoop | None,
     ) -> Logged:
-        """Call the user's function; fill ``paces`` and ``state``, and return what it logged."""
-
         def begun() -> Pace:
             paces.append(begin())
             return paces[-1]
@@ -225,7 +216,6 @@ def _means(logged: Logged) -> dict[str, float]:
 
 
 def _kept(state: dict[str, Any]) -> str:
-    """Serialise ``work.state`` to JSON."""
     try:
         text = json.dumps(state, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -273,16 +263,13 @@ class GuestMeasure:
         self.samples = 0
 
     def __call__(self, outputs: Any, targets: Any, *, probabilities: bool = False) -> None:
-        """Add a batch.
+        """Add a batch; raises `ConfigError` if the lengths differ.
 
         Args:
             outputs: tensors or arrays [n, ...]: logits per class, a single logit for two classes, or the values
                 that the run's metrics need.
             targets: true values [n, ...].
             probabilities: outputs are probabilities as from `predict_proba`, [n, classes] or [n] of class 1.
-
-        Raises:
-            ConfigError: the lengths differ. A mismatch with the metrics is raised here or by `sums`.
         """
         given, truth = (torch.as_tensor(each).to(self._device) for each in (outputs, targets))
         if len(given) != len(truth):
@@ -294,5 +281,4 @@ class GuestMeasure:
         self.samples += len(given)
 
     def sums(self) -> SumsByKey:
-        """Return the sums by metric key; empty if no batch was added."""
         return self._found.sums(self.samples) if self.samples else {}

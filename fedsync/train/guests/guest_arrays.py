@@ -22,17 +22,15 @@ class NamedArrays:
     """Named arrays of a model, with conversion to and from the flat vector that travels.
 
     Not to be confused with `fedsync.train.weights.Weights`, which holds the tensors of a module in training.
-    Whole numbers are rounded to the nearest when a vector is loaded. A tied name shares another name's array
-    (tied weights): it does not travel and takes the other's values.
+    Whole numbers are rounded to the nearest when a vector is loaded.
 
     Args:
         arrays: the first model.
         run: model parts that the strategy file names.
-        tied: for each tied name, the name that owns the array.
+        tied: for each tied name, the name that owns the array; the tied one does not travel.
         gradients: whether a parameter has a gradient, by name; all names not listed are buffers.
 
-    Raises:
-        ConfigError: no arrays, arrays of a type that cannot travel, or no such parts.
+    Raises `ConfigError` for no arrays, arrays of a type that cannot travel, or no such parts.
     """
 
     def __init__(
@@ -89,7 +87,6 @@ class NamedArrays:
 
     @property
     def private(self) -> Arrays:
-        """Arrays that stay at the silo, with their current values."""
         return {name: self.arrays[name] for name in self.parts.private}
 
     def restore(self, private: Arrays) -> None:

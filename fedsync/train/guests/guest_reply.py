@@ -64,7 +64,6 @@ def only(records: Sequence[T], kind: str) -> T:
 
 
 def figures_of(content: RecordDict) -> dict[str, float]:
-    """Single numbers among a reply's metrics; lists are left out."""
     metrics = only(list(content.metric_records.values()), "metrics")
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 

@@ -16,16 +16,10 @@ _PRECISION = 16
 
 
 def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool]) -> int | None:
-    """Find the largest size up to ``most`` that fits, to within a sixteenth.
+    """Find the largest size up to ``most`` that fits, to within a sixteenth: doubling from 1, then bisection.
 
-    Sizes double from 1 until a size does not fit; bisection follows.
-
-    Args:
-        fits: tries a size; if a size does not fit, no larger size fits.
-        go_on: called before each size but the first; False ends the search with the current result.
-
-    Returns:
-        A size that was tried and fits, 0 if size 1 does not fit, or None if no size has failed.
+    ``go_on`` is called before each size but the first; False ends the search. Returns a size that was tried and fits, 0
+    if size 1 does not fit, or None if no size has failed.
     """
     fitting, failing = 0, 1
     while fits(failing):
@@ -90,13 +84,10 @@ class BatchCap:
     def work_off(
         self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
     ) -> list[T]:
-        """Return the results of ``work`` on consecutive pieces of ``rows``, int64 [n >= 1], that fit the memory.
+        """Return the results of ``work`` on at least ``pieces`` pieces of ``rows``, int64 [n >= 1], that fit.
 
-        Args:
-            work: called on each piece with its share of ``rows``; called again for all rows, in smaller pieces, if
-                memory runs out. All other errors are raised, and this error if no smaller piece is possible.
-            reset: undoes the effects of ``work``, and frees memory.
-            pieces: least number of pieces; fewer for few rows.
+        ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and it is
+        called again for all rows, in smaller pieces, as long as there are any. All other errors are raised.
         """
         count = len(rows)
         while True:

@@ -33,11 +33,8 @@ def machine_bytes() -> int:
 class FittingModel(TorchFunctionMode):
     """Context in which modules are built only if they fit in ``most_bytes``, by default this machine's memory.
 
-    Counts every tensor allocated on the CPU, including temporary tensors. The tensor over the limit is not allocated.
-
-    Raises:
-        HugeModel: the tensors would need more memory than any silo has.
-        ConfigError: the tensors would exceed the limit.
+    Counts every tensor allocated on the CPU, including temporary tensors. Raises `ConfigError`, or `HugeModel` if they
+    need more memory than any silo has; the tensor over the limit is not allocated.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:

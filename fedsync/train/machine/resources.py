@@ -34,7 +34,6 @@ def machine_busy_s() -> float:
 
 
 def machine_memory_share() -> float:
-    """Share of the machine's memory in use, 0..1."""
     words = (read_text(_MEMINFO) or "").split(maxsplit=8)
     if words[:1] == ["MemTotal:"] and words[6:7] == ["MemAvailable:"]:
         return 1.0 - int(words[7]) / int(words[1])
@@ -55,12 +54,7 @@ def allowed_processors() -> int:
 
 
 def stalled_s(path: Path | None, kind: str) -> float | None:
-    """Stalled seconds since boot, from a kernel pressure file; None if the kernel does not count them.
-
-    Args:
-        path: for example ``/proc/pressure/memory``; None for no file.
-        kind: ``some`` (some task waited) or ``full`` (no task could work).
-    """
+    """Stalled seconds since boot from a kernel's pressure file, kind ``some`` or ``full``; None without a count."""
     for line in ((path and read_text(path)) or "").splitlines():
         if line.startswith(kind):
             total = line.rpartition("total=")[2]
@@ -208,7 +202,6 @@ class CpuLimit:
     folder: Path
 
     def processors(self) -> float | None:
-        """Number of processors that the group may keep busy, or None without a quota."""
         numbers = [_number(word) for word in (read_text(self.folder / "cpu.max") or "").split()]
         match numbers:
             case [float(quota), float(period)] if quota > 0 and period > 0:
@@ -217,7 +210,6 @@ class CpuLimit:
                 return None
 
     def used_s(self) -> float | None:
-        """Processor seconds that the group has used, or None where the kernel does not count them."""
         used = _entry(self.folder / "cpu.stat", "usage_usec")
         return None if used is None else used / 1e6
 
@@ -229,14 +221,13 @@ class MemoryLimit:
     folder: Path
 
     def total(self) -> float | None:
-        """Return the limit [bytes], or None without a limit."""
         return _number(read_text(self.folder / "memory.max"))
 
     def share(self, at_least: float = 0.0) -> float | None:
         """Share of the limit in use, or None without a limit.
 
-        File cache that the kernel would drop first does not count. The cache size is in a longer file, which is
-        read only if the share with cache exceeds ``at_least``; otherwise the share includes the cache.
+        File cache, which the kernel would drop first, does not count, but is read only if the share exceeds
+        ``at_least``.
         """
         limit = self.total()
         used = _number(read_text(self.folder / "memory.current"))
@@ -265,7 +256,6 @@ def find_limits(root: Path = Path("/")) -> Limits:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yield folders of this process's group and its parents. In a container, the mount is the container's own group."""
     lines = (read_text(root / "proc/self/cgroup") or "").splitlines()
     path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
     # Version 2 is mounted at the root, or in "unified" beside version 1.
@@ -280,11 +270,7 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the content of a small kernel file, or None if the file cannot be read.
-
-    Kernel files are read many times a second, so they stay open: the kernel regenerates the content at each read
-    from position 0.
-    """
+    """Return the content of a small kernel file, or None if the file cannot be read; kept open, as it is read often."""
     try:
         return os.pread(_opened(path).descriptor, _MOST_BYTES, 0).decode("ascii", "replace")
     except OSError:
@@ -292,8 +278,6 @@ def read_text(path: Path) -> str | None:
 
 
 class _OpenFile:
-    """File descriptor that is closed together with this object."""
-
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
 
@@ -313,7 +297,6 @@ def _number(text: str | None) -> float | None:
 
 
 def _entry(path: Path, key: str) -> float | None:
-    """Return the number after ``key`` in a file of ``key value`` lines."""
     for line in (read_text(path) or "").splitlines():
         word, _, value = line.partition(" ")
         if word == key:

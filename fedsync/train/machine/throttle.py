@@ -14,10 +14,8 @@ class Throttle:
     """Extra time that stretches local steps to the duration on an emulated machine.
 
     A step over b samples lasts ``max(curve.step_s(b), raw_s * fastest_ratio)`` seconds: the emulated duration, unless
-    this machine is too slow for it. Then all silos slow down together, and their speed ratios still hold.
-
-    Args:
-        fastest_ratio: speed of the fastest emulated silo divided by this silo's; `ConfigError` below 1.
+    this machine is too slow for it; then all silos slow down together. ``fastest_ratio`` is the speed of the fastest
+    emulated silo divided by this silo's; `ConfigError` below 1.
     """
 
     curve: Curve
