@@ -146,7 +146,7 @@ Shares = tuple[float | None, float | None]
 
 
 class MachineProbe:
-    """Probe that reads `Shares` at most every 50 ms, which takes about 80 microseconds; without ``enabled``, never."""
+    """Probe that reads `Shares` at most every 50 ms, which takes about 0.1 ms; without ``enabled``, never."""
 
     def __init__(self, device: torch.device, enabled: bool, resources: Resources | None = None) -> None:
         self._device = device

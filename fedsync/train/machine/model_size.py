@@ -26,7 +26,7 @@ _MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
 
 def machine_bytes() -> int:
     """Memory that a process can have [bytes]: the machine's, or a control group's limit if that is lower."""
-    limits = [total for limit in find_limits().memory if (total := limit.total()) is not None]
+    limits = [total for limit in find_limits()[1] if (total := limit.total()) is not None]
     return int(min([psutil.virtual_memory().total, *limits]))
 
 
