@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,25 +18,28 @@ from fedsync.client.lasting import Collate, LastingLoader, Piece, fetch
 from fedsync.tasks.task_protocol import Batch
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """A data set that is cut into batches on a device."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
+    def begin(self, walk: Iterator[Piece], count: int) -> None:  # noqa: B027  # most read nothing ahead
         """Announce the next ``count`` pieces of ``walk``; pieces after these may be requested as well."""
 
+    @abstractmethod
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Convert sample numbers, int64 [n], to the tensor that `take` expects."""
 
+    @abstractmethod
     def take(self, rows: Tensor) -> Batch:
         """Return the batch of the samples ``rows``, int64 [n] from `place`, in this order, on the device."""
 
-    def ahead(self, rows: Tensor) -> None:
+    def ahead(self, rows: Tensor) -> None:  # noqa: B027  # on a CPU, the processor that would copy is busy
         """Start to fetch the batch of the next `take` call, if prefetching saves time."""
 
 
-class TensorBatches:
+class TensorBatches(Batches):
     """Batches of tensors that live on the device, by one `index_select` per tensor."""
 
     def __init__(self, dataset: TensorDataset, device: torch.device) -> None:
@@ -45,15 +49,11 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None: ...
-
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
         return [tensor.index_select(0, rows) for tensor in self._tensors]
-
-    def ahead(self, rows: Tensor) -> None: ...
 
 
 class SampleReader:
@@ -99,7 +99,7 @@ class WorkersReader(SampleReader):
         return next(self._batches)
 
 
-class CollatedBatches:
+class CollatedBatches(Batches):
     """Batches that a reader reads and that move to the device one at a time."""
 
     def __init__(self, reader: SampleReader, device: torch.device) -> None:
@@ -118,21 +118,9 @@ class CollatedBatches:
     def take(self, rows: Tensor) -> Batch:
         return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device))
 
-    def ahead(self, rows: Tensor) -> None:
-        """Do nothing: the processor that would copy is busy with training."""
-
-
-class Lane(Protocol):
-    """Transfer channel that copies batches to the device while the device computes."""
-
-    def send(self, batch: Batch) -> Batch:
-        """Start to copy a batch; return the batch as it will be on the device."""
-
-    def receive(self, batch: Batch) -> None: ...
-
 
 class CudaLane:
-    """CUDA stream for copies from pinned memory, separate from the stream that computes."""
+    """CUDA stream that copies batches from pinned memory while another stream computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -161,7 +149,7 @@ class PrefetchedBatches(CollatedBatches):
     Without workers the training thread reads the samples, so random augmentation draws the same numbers in every run.
     """
 
-    def __init__(self, reader: SampleReader, device: torch.device, lane: Lane) -> None:
+    def __init__(self, reader: SampleReader, device: torch.device, lane: CudaLane) -> None:
         super().__init__(reader, device)
         self._lane = lane
         self._rows: Tensor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +40,7 @@ class LocalOptions:
         measured: metrics whose sums an evaluation returns.
         private: train by DP-SGD (`fedsync.train.dp_sgd`).
 
-    Raises:
-        ConfigError: an option is out of range, or the optimizer does not accept it.
+    Raises `ConfigError` if the optimizer does not accept an option; `fedsync.config.training` checks ranges.
     """
 
     optimizer: str | Mapping[str, Any] = "sgd"
@@ -65,20 +63,8 @@ class LocalOptions:
     private: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("local.momentum", f"{self.momentum} is not in 0..1", "Write, for example, 0.9")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ConfigError("local.weight_decay", f"{self.weight_decay} is not at least 0", "Write 0 or more")
-        if not (math.isfinite(self.proximal) and self.proximal >= 0):
-            raise ConfigError("local.proximal", f"{self.proximal} is not at least 0", "Write 0 or more")
-        if self.clip_norm is not None and not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise ConfigError("local.clip_norm", f"{self.clip_norm} is not above 0", "Write 1.0, or leave it out")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ConfigError("local.precision", f"{self.precision!r} is unknown", "Write fp32, bf16 or fp16")
-        if self.processes < 1:
+        if self.processes < 1:  # of a node's configuration, which no schema checks
             raise ConfigError("local.processes", f"{self.processes} is below 1", "Write 1 or more, or leave it out")
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError("local.threads", f"{self.threads} is below 1", "Write 1 or more, or leave it out")
         self.make_optimizer([nn.Parameter(torch.zeros(1, 1))])
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter], learning_rate: float = 1.0) -> torch.optim.Optimizer:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import perf_counter, sleep
-from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsync.common import foreign
 from fedsync.core.orders import MISSIZED, Window, WorkOrder
@@ -176,36 +176,6 @@ class MachineProbe:
         return {"peak_memory_bytes": float(self._peak_bytes)} if self._peak_bytes else {}
 
 
-class Reader(Protocol):
-    """Source of `Shares` for a `Series`: a `MachineProbe`, or a stand-in."""
-
-    def read(self, now_s: float) -> Shares: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    seconds: float
-    samples: int
-    cpu_s: float | None
-    memory_s: float | None
-
-    def merge(self, other: _Span) -> _Span:
-        return _Span(
-            self.seconds + other.seconds,
-            self.samples + other.samples,
-            _sum(self.cpu_s, other.cpu_s),
-            _sum(self.memory_s, other.memory_s),
-        )
-
-    def window(self) -> Window:
-        cpu, memory = (None if total is None else total / self.seconds for total in (self.cpu_s, self.memory_s))
-        return Window(self.samples / self.seconds, cpu, memory)
-
-
-def _sum(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first + second
-
-
 class Series:
     """Time series of one order, with at most 64 windows.
 
@@ -213,23 +183,22 @@ class Series:
     length doubles, so any order gives a series of bounded size. The probe is read once per window.
     """
 
-    def __init__(self, probe: Reader, now_s: float) -> None:
+    def __init__(self, probe: MachineProbe, now_s: float) -> None:
         self._probe = probe
         self._opened_s = now_s
         self._length_s = WINDOW_S
-        self._spans: list[_Span] = []
+        # Seconds, samples, and shares times seconds; NaN if unknown. Two spans add up exactly.
+        self._spans: list[NDArray[np.float64]] = []
         self._samples = 0
         self.due_s = now_s + WINDOW_S
 
     def close(self, now_s: float, samples: int) -> None:
         """End the current window at ``now_s``; the device is synchronised, and ``samples`` counts the whole order."""
         seconds = now_s - self._opened_s
-        cpu, memory = self._probe.read(now_s)
-        sums = (None if share is None else share * seconds for share in (cpu, memory))
-        self._spans.append(_Span(seconds, samples - self._samples, *sums))
+        sums = (math.nan if share is None else share * seconds for share in self._probe.read(now_s))
+        self._spans.append(np.array([seconds, samples - self._samples, *sums]))
         if len(self._spans) == MOST_WINDOWS:
-            pairs = zip(self._spans[::2], self._spans[1::2], strict=True)
-            self._spans = [first.merge(second) for first, second in pairs]
+            self._spans = list(map(np.add, self._spans[::2], self._spans[1::2]))
             self._length_s *= 2
         self._opened_s, self._samples = now_s, samples
         self.due_s = now_s + self._length_s
@@ -245,5 +214,11 @@ class Series:
             self.close(now_s, samples)
             if short and len(self._spans) > 1:
                 last = self._spans.pop()
-                self._spans[-1] = self._spans[-1].merge(last)
-        return tuple(span.window() for span in self._spans)
+                self._spans[-1] = self._spans[-1] + last
+        return tuple(map(_window, self._spans))
+
+
+def _window(span: NDArray[np.float64]) -> Window:
+    seconds, samples, *sums = span.tolist()
+    cpu, memory = (None if math.isnan(total) else total / seconds for total in sums)
+    return Window(samples / seconds, cpu, memory)

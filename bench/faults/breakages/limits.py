@@ -19,7 +19,7 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
-    "train/machine/model_size.py": (
+    "train/machine/memory.py": (
         ("only-the-largest-layer-counts", "self._bytes += itemsize", "self._bytes = itemsize"),
         (
             "a-model-of-other-floats-is-taken-for-smaller",

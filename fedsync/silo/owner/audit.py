@@ -18,8 +18,6 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import get_args
 
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.common.files import OWNER_FILE, private_folder
+from fedsync.common.files import private_folder
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.chunked_arrays import pieces
@@ -39,6 +37,7 @@ from fedsync.silo.owner.audit_chain import (
     AuditBroken,
     AuditPlace,
     Fields,
+    append_line,
     file_name,
     log_files,
     sealed_line,
@@ -93,14 +92,7 @@ class AuditLog:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         said = {**fields, "n": self._n + 1, "at": at, "before": self._digest, "kind": kind}
         line, digest = sealed_line(said)
-        with _opened(self._folder / file_name(self._file)) as descriptor:
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fdatasync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, self._size)
-                raise
+        append_line(self._folder / file_name(self._file), line, self._size)
         if self._size == 0:
             _sync(self._folder)
         self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
@@ -120,8 +112,7 @@ class AuditLog:
         self._file, self._size = number, size - torn
         self._n, self._digest = found or (0, FIRST)
         if torn:
-            with _opened(path) as descriptor:
-                os.ftruncate(descriptor, self._size)
+            os.truncate(path, self._size)
             self._write("repaired", {"bytes": torn})
 
     def _rotate(self) -> None:
@@ -205,16 +196,6 @@ def _why(code: Refusal) -> str:
     root = os.environ.get(STATE)
     notes = last_refusals(Path(root)) if root and code in _TELLING else ()
     return next((note.reason for note in reversed(notes) if note.code is code), "")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, OWNER_FILE)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:

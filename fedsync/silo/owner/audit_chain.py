@@ -14,6 +14,7 @@ files. A later line of kind ``pruned`` then names the first remaining line.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.errors import FedSyncError
+from fedsync.common.files import OWNER_FILE
 
 AUDIT = "audit"
 
@@ -68,6 +70,20 @@ def canonical(fields: Mapping[str, Any]) -> bytes:
 def sealed_line(fields: Fields) -> tuple[bytes, str]:
     digest = hashlib.sha256(canonical(fields)).hexdigest()
     return canonical({**fields, "digest": digest}) + b"\n", digest
+
+
+def append_line(path: Path, line: bytes, size: int) -> None:
+    """Append a line durably to a file of ``size`` bytes; raise `OSError`, and leave the file as it was, if it fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE)
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def file_name(number: int) -> str:

@@ -40,76 +40,51 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 4
 _COUNTS = "orders.json"
+_AS_GIVEN = (
+    *("presence", "limits", "state_bytes", "statistics", "share_local", "emulate", "first_model", "errors"),
+    "authority",
+)
+"""Settings of silo.yaml that are rules as they are."""
 
 ALL_DATA = "data"
 """Name of the budget for all data, where the owner gives no budgets by name."""
 
 
 class OwnerPolicy(Section):
-    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting."""
+    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting.
+
+    None leaves the choice to the run, or turns a duty of the silo off. Paths are absolute.
+    """
 
     seal: SealConfig | None = None
-    """Minimum encryption of a run; None leaves the choice to the run."""
-
     data: list[str] | None = None
-    """Absolute paths of the files and folders that runs may read; None leaves the choice to the run."""
+    """Files and folders that runs may read."""
 
     named: dict[str, str] = Field(default_factory=dict)
-    """Paths of the silo's data, by the names that runs use."""
-
     code_files: list[str] | None = None
-    """Absolute paths of code files that runs may name (`fedsync.common.sandbox.named_code`); None: any file."""
+    """Code files that runs may name (`fedsync.common.sandbox.named_code`)."""
 
     reviewers: list[str] | None = None
-    """Public keys of code reviewers; None where the owner lists code files one by one."""
-
     never: list[str] = Field(default_factory=list)
-    """Absolute paths of files and folders that stay closed, even below the folders in ``data``."""
+    """Files and folders that stay closed, even below the folders in ``data``."""
 
     presence: PresenceConfig | None = None
-    """Times at which the silo takes orders; None for always."""
-
     limits: LimitsConfig | None = None
-    """Minimum size and maximum frequency of orders; None leaves the choice to the run."""
-
     counts: str | None = None
-    """File in which orders are counted; None turns counting off."""
-
     state_bytes: int | None = None
-    """Quota of the trainers' folders together [bytes]; beyond it, new runs are refused. None for no limit."""
-
     approvals: str | None = None
-    """Folder of the owner's decisions on runs; None where runs need no approval."""
-
     audit: AuditPlace | None = None
-    """Folder and limits of the audit log; None turns the log off."""
-
     statistics: Literal["sealed", "plain"] = "plain"
-    """Whether the server may read statistics of the silo's columns in an unencrypted run."""
-
     share_local: bool | None = None
-    """Whether the silo's local model may go to other silos; None leaves the choice to the run."""
-
     emulate: bool = True
-    """Whether the silo may emulate another machine."""
-
     first_model: str | None = "any"
-    """SHA-256 of the first model that the server may send; None admits only the task's own initial model."""
-
     errors: Literal["codes", "text"] = "codes"
-    """Whether the server may read the reasons of failures in unencrypted runs."""
-
     hub_hosts: list[str] = Field(default_factory=list)
-    """Hosts that are allowed as the hub of a run."""
-
     privacy: dict[str, BudgetConfig] = Field(default_factory=dict)
     """Privacy budgets by the owner's names of the data; one under `ALL_DATA` holds for all data."""
 
     ledgers: str = ""
-    """Folder of the ledgers of privacy budgets."""
-
     authority: str | None = None
-    """File with the certificate of the authority that signed the hub's certificate; None without TLS."""
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
@@ -120,21 +95,13 @@ class OwnerPolicy(Section):
             code_files=None if config.code == "shipped" else config.code_files,
             reviewers=config.reviewers or None,
             never=config.closed(),
-            presence=config.presence,
-            limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
-            state_bytes=config.state_bytes,
             approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
             audit=audit_place(config),
-            statistics=config.statistics,
-            share_local=config.share_local,
-            emulate=config.emulate,
-            first_model=config.first_model,
-            errors=config.errors,
             hub_hosts=config.trusted_hosts,
             privacy=_budgets(config),
             ledgers=str(Path(config.state) / LEDGERS),
-            authority=config.authority,
+            **{name: getattr(config, name) for name in _AS_GIVEN},
         )
 
     @classmethod

@@ -36,7 +36,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.privacy.accounting import AccountantKind, epsilon, fits, shown
 from fedsync.privacy.release import Release
-from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, log_files, sealed_line
+from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, append_line, log_files, sealed_line
 from fedsync.silo.protocol import STATE
 
 LEDGERS = "privacy"
@@ -163,24 +163,14 @@ class PrivacyLedger:
             problem = f"the names of run and order make an entry of {len(line)} bytes, at most {MOST_LINE - 1}"
             raise ConfigError("privacy", problem, "Give them shorter names")
         if self.file is not None:
-            self._append(line)
+            try:
+                append_line(self.file, line, self._size)
+            except OSError as error:
+                problem = f"the privacy ledger takes no entry: {error.strerror or error}"
+                raise ConfigError(str(self.file), problem, "Make room") from error
             self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})
         self._size += len(line)
         self._take({**said, "digest": digest})
-
-    def _append(self, line: bytes) -> None:
-        assert self.file is not None
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, OWNER_FILE)
-        try:
-            if os.write(descriptor, line) != len(line):
-                raise OSError("no room")
-            os.fdatasync(descriptor)
-        except OSError as error:
-            os.ftruncate(descriptor, self._size)
-            problem = f"the privacy ledger takes no entry: {error.strerror or error}"
-            raise ConfigError(str(self.file), problem, "Make room") from error
-        finally:
-            os.close(descriptor)
 
 
 def ledger_file(folder: str, name: str) -> Path:

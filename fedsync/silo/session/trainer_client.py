@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -147,7 +146,9 @@ class TrainerClient:
         """Start a trainer; of two concurrent starts, the later process ends at once."""
         command = [*INTERPRETER, "fedsync.silo.session.resident_trainer", str(self._folder)]
         try:
-            with self._one_at_a_time(), self._furnished() as output:
+            # One start at a time, because starting trainers count towards the limit.
+            starts = self._folder.with_name(f"{self._identity.index}.starting")
+            with taken(starts, _LISTEN_S), self._furnished() as output:
                 nursery = os.environ.get(NURSERY)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
                 if app_folder.get():
@@ -175,10 +176,6 @@ class TrainerClient:
         os.utime(self._folder / IDENTITY)
         with (self._folder / LOG).open("ab") as output:
             yield output
-
-    def _one_at_a_time(self) -> AbstractContextManager[bool]:
-        """Lock other starts of this silo's trainers, because starting trainers count towards the limit."""
-        return taken(self._folder.with_name(f"{self._identity.index}.starting"), _LISTEN_S)
 
     def _await_tenant(self, process: Child) -> None:
         end_s = time.monotonic() + _LISTEN_S

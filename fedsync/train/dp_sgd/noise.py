@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,17 +25,12 @@ _AT_ONCE = 2**20
 _PART = 2.0**-53
 
 
-class PrivateRandom(Protocol):
-    """Source of a private order's random numbers."""
-
-    def normal(self, like: Tensor) -> Tensor: ...
-
-    def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
-        """Return the numbers, below ``units``, of those that take part; each does with probability ``rate``."""
-
-
 class SystemRandom:
-    """Random numbers from the operating system, for one order."""
+    """Random numbers from the operating system, for one order.
+
+    `normal` returns standard normal numbers in the shape, type and device of a tensor. `chosen` returns the numbers,
+    below ``units``, of those that take part, each with probability ``rate``.
+    """
 
     def __init__(self) -> None:
         secret = os.urandom(_KEY)
@@ -76,6 +70,9 @@ class SeededRandom:
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._choice.random(units) < rate)
+
+
+PrivateRandom = SystemRandom | SeededRandom
 
 
 def random_of(seed: int, *, seeded: bool) -> PrivateRandom:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from fedsync.common.errors import ConfigError, HugeModel
 from fedsync.train.machine.device import is_out_of_memory
+from fedsync.train.machine.resources import find_limits
 
 T = TypeVar("T")
 
@@ -102,3 +107,57 @@ class BatchCap:
             # Outside the handler: inside, the error's traceback still holds the tensors that were too large.
             reset()
             self.largest = size // 2
+
+
+NOBODY_HAS_BYTES = 2**42
+"""Memory beyond any machine: a larger model need not be tried elsewhere [bytes]."""
+
+_REMEDY = "Choose narrower or fewer layers, for example by task.hidden"
+_MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
+"""Functions with which modules allocate tensors; the size comes first, as one argument or as several."""
+
+
+def machine_bytes() -> int:
+    """Memory that a process can have [bytes]: the machine's, or a control group's limit if that is lower."""
+    limits = [total for limit in find_limits()[1] if (total := limit.total()) is not None]
+    return int(min([psutil.virtual_memory().total, *limits]))
+
+
+class FittingModel(TorchFunctionMode):
+    """Context in which modules are built only if they fit in ``most_bytes``, by default this machine's memory.
+
+    Counts every tensor allocated on the CPU, including temporary tensors. Raises `ConfigError`, or `HugeModel` if they
+    need more memory than any silo has; the tensor over the limit is not allocated.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        super().__init__()
+        self._most_bytes = machine_bytes() if most_bytes is None else most_bytes
+        self._bytes = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func in _MAKERS and torch.device(given.get("device") or "cpu").type == "cpu":
+            self._count(args, given)
+        return func(*args, **given)
+
+    def _count(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        size = given.get("size", args[0] if args and isinstance(args[0], Sequence) else args)
+        itemsize = (given.get("dtype") or torch.get_default_dtype()).itemsize
+        self._bytes += itemsize * prod(size)
+        if self._bytes > self._most_bytes:
+            huge = self._bytes > NOBODY_HAS_BYTES
+            problem = f"the model takes {_readable(self._bytes)} at least"
+            if not huge:
+                problem += f", and this machine has {_readable(self._most_bytes)}"
+            raise (HugeModel if huge else ConfigError)("task, its model", problem, _REMEDY)
+
+
+def _readable(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"
