@@ -25,11 +25,10 @@ from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import MachineProbe, Pace
 from fedsync.train.postmortem import Postmortem
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, Watch
 from fedsync.train.weights import save_state
 
 logger = foreign.logger(__name__)

@@ -20,8 +20,7 @@ from fedsync.core.orders import MISSIZED, Window, WorkOrder
 from fedsync.core.speed.curve import may_begin
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.resources import Resources
-from fedsync.train.machine.throttle import Throttle
-from fedsync.train.silo_trainer import Watch
+from fedsync.train.silo_trainer import Throttle, Watch
 
 logger = foreign.logger(__name__)
 

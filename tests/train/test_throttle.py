@@ -3,7 +3,7 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.core.cursor import Cursor
 from fedsync.core.speed.curve import Curve
-from fedsync.train.machine.throttle import Throttle
+from fedsync.train.silo_trainer import Throttle
 from tests.train.make import Clock, order, trainer
 
 

@@ -23,7 +23,7 @@ _CHANGES: Changes = {
         ("second-names-of-closed-files-are-not-looked-for", "        fence.check_names()\n", ""),
         ("an-ended-process-is-not-killed", "    process.send_signal(signal.SIGTERM)", "    return"),
     ),
-    "silo/room/checked.py": (
+    "silo/room/room_messages.py": (
         ("more-steps-than-ordered-are-believed", "1 <= report.steps <= order.max_steps and", ""),
         ("another-version-is-believed", "report.base_version == order.base_version", "True"),
         ("a-device-may-be-a-message", "_DEVICE.fullmatch(facts.device) is not None", "True"),

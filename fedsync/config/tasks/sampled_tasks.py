@@ -137,7 +137,7 @@ class OwnLoopSection(TaskSection):
     own_loop: ClassVar[bool] = True
     scores: ClassVar[Scores] = "any"
     libraries: ClassVar[tuple[str, ...]] = ("torch._dynamo",)
-    """Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.optimizers`."""
+    """Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.options`."""
 
     deals_data: ClassVar[bool] = False
     kind: str

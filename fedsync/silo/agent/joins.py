@@ -1,4 +1,7 @@
-"""Joins of a silo's agent: a file for each run to join, and a wake-up on the agent's socket.
+"""Joins of a silo's agent: a file for each run to join, a wake-up on its socket, and the room of a run's ClientApp.
+
+Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. Confined without keys or
+data, this process may do one thing: put a join into the agent's inbox.
 
 The sender of a join starts the agent if it does not run. The file is written first, so no join is lost.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import stat
@@ -24,6 +28,7 @@ from fedsync.common.errors import ProtocolError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER
+from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.session.connection import call
 from fedsync.transport.join import Join
@@ -207,3 +212,25 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             )
         except OSError as error:
             raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
+
+
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH", ALLOWED, INBOX)
+_KEPT_PREFIXES = ("FLWR_", "RAY_")
+
+
+def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
+    """Return the room: private folder ``home``, the SuperNode's ``port``, and the ``secret`` by which it knows us."""
+    programs, sources = own_sources()
+    return Room((*programs, secret), (home,), inbox, (port,), sources)
+
+
+def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
+    """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
+    for name in list(os.environ):
+        if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
+            del os.environ[name]
+    emptied(home)
+    for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
+        resource.setrlimit(limit, (most, most))
+    settle_in(home)
+    confine(room_of(home, inbox, port, secret))

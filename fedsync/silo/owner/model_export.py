@@ -18,7 +18,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.best_version import stated
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import COPY, STATE_FOLDER, Identity
-from fedsync.silo.room.model_keeper import keeper_of
+from fedsync.silo.room.process_start import keeper_of
 from fedsync.silo.run_text import RunText
 
 if TYPE_CHECKING:

@@ -31,7 +31,6 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.checked import checked_order, checked_progress, checked_trainer, raise_failure
 from fedsync.silo.room.process_start import StartedProcess
 from fedsync.silo.room.room_messages import (
     MOST_PRIVATE,
@@ -54,10 +53,13 @@ from fedsync.silo.room.room_messages import (
     RoomRequest,
     TrainerBuilt,
     TrainOrder,
+    checked_order,
+    checked_progress,
+    checked_trainer,
+    raise_failure,
 )
 from fedsync.silo.session.trainer_folder import HOME
-from fedsync.train.machine.throttle import Throttle
-from fedsync.train.silo_trainer import Outcome, TrainerFacts, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 
 logger = foreign.logger(__name__)
 

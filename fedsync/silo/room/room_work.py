@@ -22,7 +22,6 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.checked import failure_of
 from fedsync.silo.room.room_messages import (
     MOST_PRIVATE,
     AskCurrentLine,
@@ -46,6 +45,7 @@ from fedsync.silo.room.room_messages import (
     RoomRequest,
     TrainerBuilt,
     TrainOrder,
+    failure_of,
 )
 from fedsync.silo.session.silo_setup import local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
-    from fedsync.train.optimizers import Schedule, TorchSchedule
+    from fedsync.train.options import Schedule, TorchSchedule
 
 HELD = "held"
 """Folder of the held model in the trainer's folder, for a silo that receives differences."""

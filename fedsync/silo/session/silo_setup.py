@@ -18,9 +18,8 @@ from fedsync.silo.protocol import Identity
 from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
 from fedsync.train.machine.device import resolve
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
-from fedsync.train.silo_trainer import Outcome, TrainerFacts, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:

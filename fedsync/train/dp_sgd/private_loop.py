@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.dp_sgd.check_private import ROWS, check_alone, steady
-from fedsync.train.dp_sgd.noise import clipped_sums, gradients_of, noisy_mean, random_of
+from fedsync.train.dp_sgd.noise import ROWS, check_alone, clipped_sums, gradients_of, noisy_mean, random_of, steady
 
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"

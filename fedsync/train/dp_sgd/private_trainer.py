@@ -30,10 +30,12 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.dp_sgd.check_private import check_layers, check_options, check_rows
 from fedsync.train.dp_sgd.noise import (
     PrivateRandom,
     SystemRandom,
+    check_layers,
+    check_options,
+    check_rows,
     clipped_sums,
     finite,
     gradients_of,

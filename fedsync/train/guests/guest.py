@@ -90,7 +90,7 @@ class GuestTrainer(LocalTrainer):
 
     def make_private(self, settings: PrivateSettings) -> int:
         """See `SiloTrainer`; raises `ConfigError` if the loop does no private steps with ``work.private``."""
-        from fedsync.train.dp_sgd.check_private import check_layers
+        from fedsync.train.dp_sgd.noise import check_layers
         from fedsync.train.dp_sgd.private_loop import try_loop
 
         if self._app.opaque:

@@ -37,12 +37,12 @@ from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.guests.guest_arrays import NamedArrays
 from fedsync.train.guests.guest_code import own_code, watched_loaders
 from fedsync.train.guests.guest_reply import (
     EXAMPLES,
     LOSSES,
     REPLY,
+    NamedArrays,
     declared,
     evaluation_of,
     figures_of,

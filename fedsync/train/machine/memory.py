@@ -1,4 +1,8 @@
-"""Recovery from out-of-memory errors: a batch is worked off in smaller pieces."""
+"""Limits of memory: a batch that does not fit is worked off in smaller pieces, and a model that does not is refused.
+
+A trial allocation of a model is no test: the system promises more memory than it has, and kills the process that uses
+it.
+"""
 
 from __future__ import annotations
 

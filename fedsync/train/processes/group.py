@@ -43,11 +43,10 @@ from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.resources import Resources, allowed_processors
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import MachineProbe
 from fedsync.train.processes.rank import OthersGone, Rank
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, Watch
 
 MakeTask = Callable[[], Task]
 """Builds the task; must be picklable, because every process builds its own task."""
