@@ -59,7 +59,6 @@ class SiloApp:
         return name in self._functions
 
     def takes(self) -> set[str]:
-        """Parameter names of all functions."""
         return {
             parameter for function in self._functions.values() for parameter in inspect.signature(function).parameters
         }
@@ -138,7 +137,6 @@ class Silo:
     evaluate_config: Mapping[str, Scalar] = field(default_factory=dict)
 
     def told(self, order: WorkOrder) -> Mapping[str, Scalar]:
-        """``train_config``, updated with the order's own entries."""
         return {**self.train_config, **json.loads(order.config)} if order.config else self.train_config
 
     def use(
@@ -181,6 +179,5 @@ class Silo:
 
 
 def _begin(prefixes: str | Iterable[str]) -> tuple[str, ...]:
-    """Patterns of names with these prefixes."""
     given = (prefixes,) if isinstance(prefixes, str) else prefixes
     return tuple(f"{glob.escape(prefix)}*" for prefix in given)

@@ -96,9 +96,8 @@ def make_authority(
         raise ConfigError(str(folder), problem, "Use another folder; `fedsync certs init --renew` keeps the authority")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
-    builder = _builder(subject, subject, key.public_key(), days, now).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
+    builder = _builder(subject, subject, key.public_key(), days, now)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     write_private(authority.key, _private_pem(key))
     write_atomically(authority.certificate, _pem(builder.sign(key, hashes.SHA256())), ANYBODY_FILE)
@@ -206,17 +205,10 @@ def _name(common: str) -> x509.Name:
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    signs = signs_certificates
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)
 
 
 def _host(host: str) -> x509.GeneralName:

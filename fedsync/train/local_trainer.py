@@ -63,26 +63,21 @@ class TravellingModel(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def load(self, vector: Vector) -> None:
-        """Set every tensor from float32 [layout.size]; raises ValueError if the shape is wrong or values not finite."""
+    def load(self, vector: Vector) -> None: ...
 
-    def read(self) -> Vector:
-        """All tensors, float32 [layout.size], as a new copy."""
+    def read(self) -> Vector: ...
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """State dict of all tensors: also tied names, private and frozen tensors."""
+    def state(self) -> Mapping[str, torch.Tensor]: ...
 
 
 class StayingParts(Protocol):
     """Tensors of a model that do not travel; see `fedsync.train.module_parts.ModelParts`."""
 
     @property
-    def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty if no tensor is frozen."""
+    def frozen_digest(self) -> bytes: ...
 
     @property
-    def kept_names(self) -> tuple[str, ...]:
-        """Names of the tensors that do not travel."""
+    def kept_names(self) -> tuple[str, ...]: ...
 
 
 class ModelKeeper(Protocol):

@@ -29,7 +29,7 @@ _CHANGES: Changes = {
         ("a-device-may-be-a-message", "_DEVICE.fullmatch(facts.device) is not None", "True"),
     ),
     "silo/room/process.py": (
-        ("a-halt-is-not-passed-on", "channel.send(HaltOrder(asked.order.update_id))", "pass"),
+        ("a-halt-is-not-passed-on", "channel.send(messages.HaltOrder(asked.order.update_id))", "pass"),
         (
             "changed-data-are-accepted-by-a-new-process",
             "if replace(built.facts, device=device) != self.facts:",

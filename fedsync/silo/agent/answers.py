@@ -35,17 +35,8 @@ Config = Mapping[str, bool | int | float | str]
 """Flower's node configuration or run configuration."""
 
 OWN_NODE_KEYS = {
-    *(
-        "partition-id",
-        "silo-name",
-        "device",
-        "processes",
-        "resources",
-        "declared-speed",
-        "relay",
-        "hub-hosts",
-        "hub-authority",
-    )
+    *("partition-id", "silo-name", "device", "processes", "resources", "declared-speed", "relay"),
+    *("hub-hosts", "hub-authority"),
 }
 OWN_RUN_KEYS = {
     *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),

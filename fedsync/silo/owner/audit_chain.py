@@ -177,7 +177,6 @@ class AuditReader:
         return line
 
     def digests(self, wanted: Collection[int]) -> dict[int, str]:
-        """Return the digests of the wanted lines among the new lines; raises as `lines`."""
         found = {}
         for line in self.lines():
             if line["n"] in wanted:

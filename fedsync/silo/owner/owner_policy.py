@@ -207,16 +207,13 @@ class OwnerPolicy(Section):
 
     @property
     def least_samples(self) -> int:
-        """Minimum that an order processes before it may end [samples]."""
         return 0 if self.limits is None else self.limits.samples
 
     @property
     def least_batch(self) -> int:
-        """Smallest allowed batch of an order [samples]."""
         return 1 if self.limits is None else self.limits.batch_size
 
     def check_done(self, samples: int) -> None:
-        """Check that an order's result may leave the silo; raise `LimitReached` if it has too few samples."""
         _at_least("samples", samples, self.least_samples)
 
     @cached_property

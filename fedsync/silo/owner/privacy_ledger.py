@@ -242,7 +242,6 @@ def tally_of(spec: RunSpec, config: PrivacyConfig, index: int) -> PrivacyTally:
 
 
 def spent_by(tallies: Iterable[PrivacyTally | None]) -> dict[str, Any]:
-    """Return the part of ``summary.json`` about privacy; empty for a run without."""
     found = {each.silo: each.told() for each in tallies if each is not None}
     return {"privacy": found} if found else {}
 

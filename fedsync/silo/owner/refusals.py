@@ -196,11 +196,8 @@ def refuse(error: Exception) -> Refused:
         logger.warning("refused, %s: %s", code, reason, exc_info=None if code in _QUIET else error)
         if code is not Refusal.LOADING:
             _note(code, reason)
-        text, back_s = (
-            _printing(reason) if _texts_may_go() else "",
-            error.back_s if isinstance(error, SiloAway) else None,
-        )
-        return Refused(code, text, back_s)
+        back_s = error.back_s if isinstance(error, SiloAway) else None
+        return Refused(code, _printing(reason) if _texts_may_go() else "", back_s)
     except Exception:
         logger.exception("a refusal could not be put down")
         return Refused(Refusal.INTERNAL)

@@ -31,33 +31,9 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
+from fedsync.silo.room import room_messages as messages
 from fedsync.silo.room.process_start import StartedProcess
-from fedsync.silo.room.room_messages import (
-    MOST_PRIVATE,
-    AskCurrentLine,
-    BuildInitialModel,
-    BuildTrainer,
-    CurrentLine,
-    EvaluateGiven,
-    HaltOrder,
-    InitialModelBuilt,
-    MadePrivate,
-    MakePrivate,
-    ModelEvaluated,
-    OrderDone,
-    OrderProgress,
-    Part,
-    RoomChannel,
-    RoomFailure,
-    RoomReply,
-    RoomRequest,
-    TrainerBuilt,
-    TrainOrder,
-    checked_order,
-    checked_progress,
-    checked_trainer,
-    raise_failure,
-)
+from fedsync.silo.room.room_messages import MOST_PRIVATE, Part, RoomChannel, RoomReply, RoomRequest, raise_failure
 from fedsync.silo.session.trainer_folder import HOME
 from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 
@@ -66,7 +42,9 @@ logger = foreign.logger(__name__)
 _LOOK_S = 0.02
 _LINE_S, _LAST_S = 2.0, 1.0
 
-_Reply = TypeVar("_Reply", OrderDone, ModelEvaluated, InitialModelBuilt, MadePrivate)
+_Reply = TypeVar(
+    "_Reply", messages.OrderDone, messages.ModelEvaluated, messages.InitialModelBuilt, messages.MadePrivate
+)
 
 
 class TrainingProcess:
@@ -77,7 +55,7 @@ class TrainingProcess:
 
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, folder: Path) -> None:
         self._home = folder / HOME
-        self._set_up = BuildTrainer(identity.dump(), spec.dump(), owner.least_samples)
+        self._set_up = messages.BuildTrainer(identity.dump(), spec.dump(), owner.least_samples)
         self._owner = owner
         self._asking = threading.Lock()
         self._stands = threading.Condition()
@@ -94,14 +72,16 @@ class TrainingProcess:
         return self._built.batch_cap
 
     def initial_model(self) -> Vector:
-        return self._vector(self._ask(InitialModelBuilt, BuildInitialModel(), most=(self.facts.layout.nbytes,))[1])
+        return self._vector(
+            self._ask(messages.InitialModelBuilt, messages.BuildInitialModel(), most=(self.facts.layout.nbytes,))[1]
+        )
 
     def save_model(self, path: Path, model: Vector) -> None:
         """Always raise: the owner exports a real silo's models with a command."""
         raise PolicyError("a training process writes no models")
 
     def make_private(self, settings: PrivateSettings) -> int:
-        units = self._ask(MadePrivate, MakePrivate(settings))[0].units
+        units = self._ask(messages.MadePrivate, messages.MakePrivate(settings))[0].units
         self._private = settings
         if not 1 <= units <= self.facts.examples:
             raise RunError(f"the training process says that {self.facts.examples} rows are of {units} units")
@@ -117,10 +97,10 @@ class TrainingProcess:
         correction: Vector | None = None,
     ) -> Outcome:
         """Run an order, with ``watch`` about every 20 ms; raises `RunError` if the process ends."""
-        asked = TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
+        asked = messages.TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
-        told, parts = self._ask(OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)
-        checked_order(order, told, len(parts), self.facts.examples)
+        told, parts = self._ask(messages.OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)
+        messages.checked_order(order, told, len(parts), self.facts.examples)
         update = self._vector(parts)
         for start, stop in spans(update.size, update.itemsize):
             if not np.isfinite(update[start:stop]).all():
@@ -141,7 +121,7 @@ class TrainingProcess:
         with self._stands:
             self._at = ""
             try:
-                self._started.channel.send(AskCurrentLine())
+                self._started.channel.send(messages.AskCurrentLine())
                 self._stands.wait_for(lambda: self._at, _LINE_S)
             except OSError:
                 return "a process that has ended"
@@ -157,8 +137,8 @@ class TrainingProcess:
     def _judge(
         self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool, quiet: bool
     ) -> Evaluation | None:
-        asked = EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet, _ids())
-        return self._ask(ModelEvaluated, asked, (model, cursor.private))[0].found
+        asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet, _ids())
+        return self._ask(messages.ModelEvaluated, asked, (model, cursor.private))[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
         if not parts or parts[0].nbytes != self.facts.layout.nbytes:
@@ -178,7 +158,7 @@ class TrainingProcess:
         with self._asking:
             self._revive()
             told, beside = self._exchange(asked, parts, most, watch)
-        if isinstance(told, RoomFailure):
+        if isinstance(told, messages.RoomFailure):
             raise_failure(told)
         if not isinstance(told, kind):
             self.end()
@@ -204,14 +184,14 @@ class TrainingProcess:
     def _answer(
         self, channel: RoomChannel, most: Sequence[int], watch: Watch | None, asked: RoomRequest
     ) -> tuple[RoomReply, list[Part]]:
-        steps, halted = OrderProgress(0, 0), False
+        steps, halted = messages.OrderProgress(0, 0), False
         while True:
             if channel.poll(_LOOK_S):
                 told, parts = channel.receive(most)
                 match told:
-                    case OrderProgress():
-                        steps = checked_progress(asked, told)
-                    case CurrentLine(at):
+                    case messages.OrderProgress():
+                        steps = messages.checked_progress(asked, told)
+                    case messages.CurrentLine(at):
                         with self._stands:
                             self._at = at
                             self._stands.notify_all()
@@ -219,10 +199,10 @@ class TrainingProcess:
                         return told, parts  # type: ignore[return-value]  # the channel receives nothing else
             elif self._started.exit_code() is not None:
                 raise EOFError  # a child of the ended process may still hold the channel open
-            if watch is not None and isinstance(asked, TrainOrder) and steps.steps > 0 and not halted:
+            if watch is not None and isinstance(asked, messages.TrainOrder) and steps.steps > 0 and not halted:
                 halted = not watch(steps.steps, steps.samples)
                 if halted:
-                    channel.send(HaltOrder(asked.order.update_id))
+                    channel.send(messages.HaltOrder(asked.order.update_id))
 
     def _revive(self) -> None:
         if self._started.exit_code() is None:
@@ -237,16 +217,16 @@ class TrainingProcess:
             problem = "model or data are others than when the run began here"
             raise ConfigError("task", problem, "Put back what was there, or begin another run")
         if self._private is not None:
-            told, _ = self._exchange(MakePrivate(self._private))
-            if isinstance(told, RoomFailure):
+            told, _ = self._exchange(messages.MakePrivate(self._private))
+            if isinstance(told, messages.RoomFailure):
                 raise_failure(told)
 
-    def _build(self) -> TrainerBuilt:
+    def _build(self) -> messages.TrainerBuilt:
         told, _ = self._exchange(self._set_up)
         try:
-            if isinstance(told, RoomFailure):
+            if isinstance(told, messages.RoomFailure):
                 raise_failure(told)
-            return checked_trainer(told)
+            return messages.checked_trainer(told)
         except BaseException:
             self.end()
             raise

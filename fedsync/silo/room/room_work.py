@@ -22,31 +22,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.room_messages import (
-    MOST_PRIVATE,
-    AskCurrentLine,
-    BuildInitialModel,
-    BuildKeeper,
-    BuildTrainer,
-    CurrentLine,
-    EvaluateGiven,
-    HaltOrder,
-    InitialModelBuilt,
-    KeeperBuilt,
-    MadePrivate,
-    MakePrivate,
-    ModelEvaluated,
-    ModelFilled,
-    OrderDone,
-    OrderProgress,
-    Part,
-    RoomChannel,
-    RoomReply,
-    RoomRequest,
-    TrainerBuilt,
-    TrainOrder,
-    failure_of,
-)
+from fedsync.silo.room import room_messages as messages
+from fedsync.silo.room.room_messages import MOST_PRIVATE, Part, RoomChannel, RoomReply, RoomRequest, failure_of
 from fedsync.silo.session.silo_setup import local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value
 from fedsync.train.guests.guest_code import guarded
@@ -61,34 +38,34 @@ _TELL_S = 0.02
 
 
 class _Work:
-    def __init__(self, channel: RoomChannel, asked: BuildTrainer, *, alone: bool) -> None:
+    def __init__(self, channel: RoomChannel, asked: messages.BuildTrainer, *, alone: bool) -> None:
         identity, spec = _described(asked)
         if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
             problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
             raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
         self._channel, self._least, self._throttle = channel, asked.least_samples, spec.throttle(identity.index)
         self.trainer = local_trainer(spec, identity)
-        self.built = TrainerBuilt(self.trainer.facts, self.trainer.find_batch_cap_on_gpu())
+        self.built = messages.TrainerBuilt(self.trainer.facts, self.trainer.find_batch_cap_on_gpu())
         self.halted = ""
 
     def do(self, asked: RoomRequest, parts: list[Part]) -> None:
         match asked:
-            case TrainOrder():
+            case messages.TrainOrder():
                 self._train(asked, *parts)
-            case EvaluateGiven(cursor, split, subject, gains, quiet, ids):
+            case messages.EvaluateGiven(cursor, split, subject, gains, quiet, ids):
                 os.environ[FLOWER_IDS] = ids
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
                 if quiet:
                     found = self.trainer.try_evaluate(model, at, split)
                 else:
                     found = self.trainer.judge(model, at, split, subject, gains=gains)
-                self._channel.send(ModelEvaluated(found))
-            case MakePrivate(settings):
-                self._channel.send(MadePrivate(self.trainer.make_private(settings)))
-            case BuildInitialModel():
-                self._channel.send(InitialModelBuilt(), self.trainer.initial_model())
+                self._channel.send(messages.ModelEvaluated(found))
+            case messages.MakePrivate(settings):
+                self._channel.send(messages.MadePrivate(self.trainer.make_private(settings)))
+            case messages.BuildInitialModel():
+                self._channel.send(messages.InitialModelBuilt(), self.trainer.initial_model())
 
-    def _train(self, asked: TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
+    def _train(self, asked: messages.TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
         os.environ[FLOWER_IDS] = asked.ids
         order, told_s = asked.order, 0.0
 
@@ -97,7 +74,7 @@ class _Work:
             now_s = time.monotonic()
             if now_s - told_s > _TELL_S:
                 told_s = now_s
-                self._channel.send(OrderProgress(steps, samples))
+                self._channel.send(messages.OrderProgress(steps, samples))
             return samples < self._least or not (order.scores_only or self.halted == order.update_id)
 
         throttle = self._throttle if asked.throttled else None
@@ -105,7 +82,7 @@ class _Work:
         cursor = replace(asked.cursor, private=private.tobytes())
         outcome = self.trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
         after = outcome.cursor
-        done = OrderDone(outcome.report, after.epoch, after.position, after.state)
+        done = messages.OrderDone(outcome.report, after.epoch, after.position, after.state)
         self._channel.send(done, outcome.update, after.private)
 
 
@@ -119,11 +96,11 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
     hand_over_by_value()
     channel = RoomChannel(end, RoomReply, RoomRequest, trusted=True)
     asked, _ = channel.receive()
-    assert isinstance(asked, BuildTrainer | BuildKeeper)
+    assert isinstance(asked, messages.BuildTrainer | messages.BuildKeeper)
     try:
         if failure is not None:
             raise failure
-        if isinstance(asked, BuildKeeper):
+        if isinstance(asked, messages.BuildKeeper):
             _keep(channel, asked)
             return
         work, questions = _Work(channel, asked, alone=alone), _Questions()
@@ -149,22 +126,22 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
         try:
             asked, parts = channel.receive(most)
             match asked:
-                case HaltOrder(update_id):
+                case messages.HaltOrder(update_id):
                     work.halted = update_id
-                case AskCurrentLine():
-                    channel.send(CurrentLine(foreign.shown(work.trainer.where(main))))
+                case messages.AskCurrentLine():
+                    channel.send(messages.CurrentLine(foreign.shown(work.trainer.where(main))))
                 case _:
-                    if isinstance(asked, TrainOrder):
+                    if isinstance(asked, messages.TrainOrder):
                         work.halted = ""  # messages arrive in order: a later halt belongs to this order
                     questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
         except (EOFError, OSError):
             os._exit(0)
 
 
-def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
+def _keep(channel: RoomChannel, asked: messages.BuildKeeper) -> None:
     identity, spec = _described(asked)
     keeper, file = local_keeper(spec, identity), Path("model.pt")
-    channel.send(KeeperBuilt(keeper.layout))
+    channel.send(messages.KeeperBuilt(keeper.layout))
     while True:
         try:
             _, parts = channel.receive((keeper.layout.nbytes, MOST_PRIVATE))
@@ -173,10 +150,10 @@ def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
         with guarded():
             keeper.save_model(file, parts[0].view(np.float32), parts[1].tobytes())
         places, values = values_of(read_state(file))
-        channel.send(ModelFilled(places), values)
+        channel.send(messages.ModelFilled(places), values)
 
 
-def _described(asked: BuildTrainer | BuildKeeper) -> tuple[Identity, RunSpec]:
+def _described(asked: messages.BuildTrainer | messages.BuildKeeper) -> tuple[Identity, RunSpec]:
     return codec.loads(Identity, asked.identity, own=True), RunSpec.parse(asked.spec)
 
 

@@ -51,7 +51,6 @@ class LastOrder:
 
     @property
     def update_at(self) -> FilePart:
-        """Location of the saved update, valid even after the file is replaced; `PolicyError` if it is in memory."""
         part = file_part(self.answer.update)
         if part is None:
             raise PolicyError(f"the update {self.order.update_id!r} is in no file")
@@ -242,7 +241,7 @@ class OwnModels:
         return kept.answer.update, kept.cursor
 
     def keep(self, order: WorkOrder, model: Vector, report: WorkReport, cursor: Cursor) -> None:
-        """Keep the result of an order, on disk when this returns; raise `ConfigError` if the disk rejects it."""
+        """Keep the result of an order durably, or raise `ConfigError`."""
         made = LastOrder(order, Completed(report, model), cursor)
         self._kept[order.subject] = made if self._folder is None else made.save(self._file(order.subject))
 

@@ -41,7 +41,6 @@ class OrderJob:
 
     @property
     def refused(self) -> bool:
-        """Whether the payload did not match the held model version, so that the order may be sent again."""
         return isinstance(self.outcome, VersionMismatch)
 
     def watch(self, steps: int, samples: int) -> bool:
@@ -53,7 +52,6 @@ class OrderJob:
         self.halt.set()
 
     def end(self, outcome: Completed | VersionMismatch | None = None, error: Exception | None = None) -> None:
-        """Finish the job once; a later result of a job that was found to hang is ignored."""
         with self._ending:
             if not self.over.is_set():
                 self.outcome, self.error = outcome, error

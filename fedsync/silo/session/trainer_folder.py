@@ -104,7 +104,6 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
 
 
 def fits(root: Path, quota_bytes: int) -> bool:
-    """Remove superfluous folders, then return whether the rest of ``root`` fits into the quota."""
     found = _folders(root)
     doomed = _remove_superfluous(found, quota_bytes)
     return sum(each.nbytes for each in found if each.path not in doomed) <= quota_bytes

@@ -210,7 +210,6 @@ class NamedArrays:
         return {name: self.arrays[name] for name in self.parts.private}
 
     def restore(self, private: Arrays) -> None:
-        """Set private arrays to saved values, or to their first values where none are saved."""
         self.arrays = {**self.arrays, **{name: private.get(name, self._first[name]) for name in self.parts.private}}
 
     def load(self, vector: Vector) -> None:
