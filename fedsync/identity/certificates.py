@@ -116,11 +116,7 @@ def check_days(days: int, most: int = MAX_DAYS) -> None:
 
 
 def make_server_certificate(
-    authority: Authority,
-    hosts: Iterable[str],
-    folder: Path,
-    days: int = SERVER_DAYS,
-    now: datetime | None = None,
+    authority: Authority, hosts: Iterable[str], folder: Path, days: int = SERVER_DAYS, now: datetime | None = None
 ) -> ServerCertificate:
     """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing.
 

@@ -16,14 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import (
-    ANYBODY_FILE,
-    private_folder,
-    read_input,
-    read_private,
-    write_atomically,
-    write_private,
-)
+from fedsync.common.files import ANYBODY_FILE, private_folder, read_input, read_private, write_atomically, write_private
 from fedsync.common.names import check_silo_name
 
 _MAX_KEY_BYTES = 2**16

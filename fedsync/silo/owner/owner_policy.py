@@ -302,11 +302,7 @@ def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
     """Return the environment variables of every process that may start a silo's trainer, none left to the caller."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
-    return {
-        KEYS: config.keys or "",
-        NAMED_BY: config.passphrase_env,
-        ALLOWED: OwnerPolicy.of(config).model_dump_json(),
-    }
+    return {KEYS: config.keys or "", NAMED_BY: config.passphrase_env, ALLOWED: OwnerPolicy.of(config).model_dump_json()}
 
 
 def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:

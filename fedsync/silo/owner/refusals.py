@@ -17,21 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsync.common import codec, foreign
-from fedsync.common.errors import (
-    BudgetSpent,
-    ConfigError,
-    Diverged,
-    Hanging,
-    IntegrityError,
-    LimitReached,
-    OwnerRefusal,
-    ProtocolError,
-    RunError,
-    SiloAway,
-    SiloLocked,
-    UserCodeError,
-)
+from fedsync.common import codec, errors, foreign
+from fedsync.common.errors import ConfigError, IntegrityError, ProtocolError, RunError, SiloAway, SiloLocked
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
@@ -61,14 +48,14 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (SiloLocked, Refusal.LOCKED),
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
-    (LimitReached, Refusal.LIMIT),
-    (BudgetSpent, Refusal.BUDGET),
+    (errors.LimitReached, Refusal.LIMIT),
+    (errors.BudgetSpent, Refusal.BUDGET),
     (SiloAway, Refusal.AWAY),
     (AwaitsApproval, Refusal.APPROVAL),
-    (OwnerRefusal, Refusal.OWNER),
-    (Diverged, Refusal.DIVERGED),
-    (Hanging, Refusal.HANGS),
-    (UserCodeError, Refusal.CODE),
+    (errors.OwnerRefusal, Refusal.OWNER),
+    (errors.Diverged, Refusal.DIVERGED),
+    (errors.Hanging, Refusal.HANGS),
+    (errors.UserCodeError, Refusal.CODE),
     (ConfigError, Refusal.CONFIG),
 )
 """Codes of errors: the first matching class decides; other errors are `Refusal.INTERNAL`."""

@@ -32,19 +32,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.model.layout import Layout, Vector
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.room_messages import (
-    BuildKeeper,
-    FillModel,
-    KeeperBuilt,
-    ModelFilled,
-    Part,
-    RoomChannel,
-    RoomFailure,
-    RoomReply,
-    RoomRequest,
-    checked_layout,
-    raise_failure,
-)
+from fedsync.silo.room import room_messages as messages
+from fedsync.silo.room.room_messages import Part, RoomChannel, RoomReply, RoomRequest, checked_layout, raise_failure
 from fedsync.silo.session.trainer_folder import HOME
 
 if TYPE_CHECKING:
@@ -165,16 +154,16 @@ def room_folder() -> Iterator[Path]:
 class _RoomKeeper:
     def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, home: Path) -> None:
         self._process = StartedProcess(home, owner)
-        told, _ = self._ask(BuildKeeper(identity.dump(), spec.dump()))
-        if not isinstance(told, KeeperBuilt):
+        told, _ = self._ask(messages.BuildKeeper(identity.dump(), spec.dump()))
+        if not isinstance(told, messages.KeeperBuilt):
             raise RunError("the training process builds no model")
         self.layout: Layout = checked_layout(told.layout)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         from fedsync.train.weights import save_values
 
-        told, parts = self._ask(FillModel(), model, private)
-        if not isinstance(told, ModelFilled) or len(parts) != 1:
+        told, parts = self._ask(messages.FillModel(), model, private)
+        if not isinstance(told, messages.ModelFilled) or len(parts) != 1:
             raise RunError("the training process fills no model")
         save_values(path, told.tensors, parts[0], OWNER_FILE)
 
@@ -189,7 +178,7 @@ class _RoomKeeper:
         except (EOFError, OSError) as error:
             self.end()
             raise RunError(f"the training process ended before it answered: {error}") from error
-        if isinstance(told, RoomFailure):
+        if isinstance(told, messages.RoomFailure):
             self.end()
             raise_failure(told)
         return told, beside  # type: ignore[return-value]  # the channel receives nothing else

@@ -63,11 +63,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def send(
-    connection: Connection,
-    value: SocketRequest | SocketReply,
-    payload: Payload | None = None,
-    *,
-    passing: bool = False,
+    connection: Connection, value: SocketRequest | SocketReply, payload: Payload | None = None, *, passing: bool = False
 ) -> None:
     """Send a value, preceded by a byte that names the kind of its payload.
 

@@ -26,19 +26,9 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload
+from fedsync.silo import protocol
 from fedsync.silo.owner.bundle import APP
-from fedsync.silo.protocol import (
-    IDENTITY,
-    LOG,
-    SOCKET,
-    STATE,
-    Forward,
-    Forwarded,
-    Identity,
-    MakeRoom,
-    Quit,
-    SocketRequest,
-)
+from fedsync.silo.protocol import IDENTITY, LOG, SOCKET, STATE, Identity
 from fedsync.silo.session.connection import call, receive, send
 from fedsync.silo.session.liveness import LivenessWatch, end
 from fedsync.silo.session.trainer_folder import fits, tenant
@@ -110,13 +100,13 @@ class TrainerClient:
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # The file's age tells when the trainer was last used.
             try:
-                send(connection, Forward(text, _LOAD_S, asked_for.get()), payload)
+                send(connection, protocol.Forward(text, _LOAD_S, asked_for.get()), payload)
                 reply, answer = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"
                 raise RunError(f"the resident trainer in {self._folder} {what}; see {self._folder / LOG}") from error
         match reply:
-            case Forwarded(said):
+            case protocol.Forwarded(said):
                 return said, answer
             case _:
                 raise RunError(f"the resident trainer in {self._folder} answers {type(reply).__name__}")
@@ -199,7 +189,7 @@ def make_room(folder: Path, identity: Identity) -> None:
     mine = identity.index, identity.name
     others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
     for other in others:
-        _tell(other, MakeRoom())
+        _tell(other, protocol.MakeRoom())
     if sum(tenant(other) is not None for other in others) >= MOST_TRAINERS:
         problem = f"{MOST_TRAINERS} runs are at work at this silo"
         raise LimitReached("trainers", problem, "Ask again once one of them has ended")
@@ -238,12 +228,12 @@ def stop_trainers(root: Path) -> None:
     for folder in root.glob("*"):
         pid = tenant(folder)
         if pid is not None:
-            _tell(folder, Quit())
+            _tell(folder, protocol.Quit())
             if tenant(folder) == pid:
                 end(folder, pid)
 
 
-def _tell(folder: Path, request: SocketRequest) -> None:
+def _tell(folder: Path, request: protocol.SocketRequest) -> None:
     with contextlib.suppress(OSError, EOFError):
         connection = call(folder / SOCKET)
         if connection is not None:

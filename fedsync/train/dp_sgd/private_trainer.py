@@ -30,18 +30,8 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.dp_sgd.noise import (
-    PrivateRandom,
-    SystemRandom,
-    check_layers,
-    check_options,
-    check_rows,
-    clipped_sums,
-    finite,
-    gradients_of,
-    noisy_mean,
-    random_of,
-)
+from fedsync.train.dp_sgd import noise
+from fedsync.train.dp_sgd.noise import PrivateRandom, SystemRandom, clipped_sums, gradients_of, noisy_mean, random_of
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -58,11 +48,11 @@ class PrivateTrainer(Trainer):
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
-        check_options(options)
+        noise.check_options(options)
         super().__init__(task, slot, options, run)
-        check_layers(self._model)
+        noise.check_layers(self._model)
         with torch.random.fork_rng():
-            check_rows(task, self._model, self._samples, self._parameters)
+            noise.check_rows(task, self._model, self._samples, self._parameters)
         self._quick = GradSampleModule(self._model, strict=True)
         self._settings: PrivateSettings | None = None
         self._random: PrivateRandom = SystemRandom()
@@ -167,7 +157,7 @@ def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64
 
 def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
     """Return the mean of each unit's row gradients, [units, ...]."""
-    single = finite(single)
+    single = noise.finite(single)
     index = torch.from_numpy(of).to(single.device)
     total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
     counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))

@@ -218,11 +218,7 @@ class ClientAppTrainer(LocalTrainer):
         self._arrays.restore({name: array.numpy() for name, array in kept.items()})
         run_id, node_id = flower_ids(self._silo.index)
         self._context = Context(
-            run_id=run_id,
-            node_id=node_id,
-            node_config=self._node_config,
-            state=state,
-            run_config=self._run_config,
+            run_id=run_id, node_id=node_id, node_config=self._node_config, state=state, run_config=self._run_config
         )
 
     def _begin(self, order: WorkOrder) -> None:
