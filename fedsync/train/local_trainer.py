@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import MachineProbe, Pace
 from fedsync.train.postmortem import Postmortem
-from fedsync.train.silo_trainer import Outcome, Throttle, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state
 
 logger = foreign.logger(__name__)
@@ -165,10 +165,6 @@ class LocalTrainer(ABC):
         return self._staying.kept_names
 
     @property
-    def tied_names(self) -> Collection[str]:
-        return self._weights.state().keys() - {*self.layout.names, *self.kept_names}
-
-    @property
     def device(self) -> str:
         return str(self._device)
 
@@ -180,6 +176,13 @@ class LocalTrainer(ABC):
     @abstractmethod
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; equal on every silo."""
+
+    def facts(self) -> TrainerFacts:
+        tied = tuple(self._weights.state().keys() - {*self.layout.names, *self.kept_names})
+        frozen, kept = self.frozen_digest.hex(), tuple(self.kept_names)
+        return TrainerFacts(
+            self.layout, frozen, kept, self.table, self.device, self.examples, self.validates, tied_names=tied
+        )
 
     def find_batch_cap_on_gpu(self) -> int | None:
         """See `SiloTrainer`. This default returns None: the memory that user code needs for a batch is unknown."""

@@ -5,7 +5,6 @@ Imports no torch: the process that has a silo's keys does not load torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedsync.common.errors import ConfigError, Diverged, UserCodeError
+from fedsync.common.errors import Diverged, UserCodeError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.speed.curve import Curve
@@ -171,19 +170,11 @@ class Throttle:
 
     A step over b samples lasts ``max(curve.step_s(b), raw_s * fastest_ratio)`` seconds: the emulated duration, unless
     this machine is too slow for it; then all silos slow down together. ``fastest_ratio`` is the speed of the fastest
-    emulated silo divided by this silo's; `ConfigError` below 1.
+    emulated silo divided by this silo's, at least 1.
     """
 
     curve: Curve
     fastest_ratio: float
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.fastest_ratio) and self.fastest_ratio >= 1):
-            raise ConfigError(
-                "emulate.fastest_ratio",
-                f"{self.fastest_ratio} is below 1",
-                "Divide the fastest silo's speed by this one's",
-            )
 
     def sleep_s(self, batch_size: int, raw_s: float) -> float:
         """Seconds to add to a step over ``batch_size`` samples that took ``raw_s`` seconds; never negative."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.replica_state import ReplicaState
     from fedsync.model.layout import Layout
-    from fedsync.train.local_trainer import ModelKeeper
 
 MODEL, LAST, BEST, STATED = "model.pt", "last.pt", "best.pt", "best.json"
 
@@ -146,25 +145,19 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
     """Write the newest copy, with private parts if there is an ``owner``; return its version and the best version."""
-    with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
-        return _write_by(keeper, out, copies, spec, own=owner is not None)
-
-
-def _write_by(
-    keeper: ModelKeeper, out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool
-) -> tuple[int, int | None]:
     from fedsync.silo.session.last_order import LastOrders  # imports torch, which takes seconds
 
-    path, newest, plan = kept_state(copies, spec, keeper.layout)
-    last = LastOrders(path.parent).last if own else None
-    private = b"" if last is None else last.cursor.private
-    for name in (MODEL, LAST):
-        keeper.save_model(out / name, newest.model, private)
-    for name in (BEST, STATED):
-        (out / name).unlink(missing_ok=True)
-    if newest.best is None:
-        return newest.version, None
-    keeper.save_model(out / BEST, newest.best.model, private)
+    with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
+        path, newest, plan = kept_state(copies, spec, keeper.layout)
+        last = None if owner is None else LastOrders(path.parent).last
+        private = b"" if last is None else last.cursor.private
+        for name in (MODEL, LAST):
+            keeper.save_model(out / name, newest.model, private)
+        for name in (BEST, STATED):
+            (out / name).unlink(missing_ok=True)
+        if newest.best is None:
+            return newest.version, None
+        keeper.save_model(out / BEST, newest.best.model, private)
     score, rule = newest.best.score, None if plan is None else plan.selection
     if score is not None:
         about = stated(score, None if rule is None else rule.value(score, {}, ()))

@@ -8,6 +8,7 @@ remain; docs/assurance/privacy.md lists each figure.
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,14 +81,11 @@ class PrivacyGuard:
         def fit(steps: int) -> bool:
             return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
 
-        steps, beyond = 0, order.max_steps + 1
         if order.scores_only or order.budget_s is None or fit(order.max_steps):
             for ledger in self.ledgers:
                 ledger.check(self._asked(order, order.max_steps))
             return order
-        while beyond - steps > 1:
-            middle = (steps + beyond) // 2
-            steps, beyond = (middle, beyond) if fit(middle) else (steps, middle)
+        steps = bisect_left(range(1, order.max_steps + 1), True, key=lambda count: not fit(count))
         for ledger in self.ledgers:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from fedsync.common import foreign
 from fedsync.common.checksums import digested, undigested
 from fedsync.common.codec import decode, encode
-from fedsync.common.errors import SERVER, PolicyError, ProtocolError
+from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Subject, WorkOrder, WorkReport
-from fedsync.model.chunked_arrays import FilePart, digest, file_part, map_file, pieces
+from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWERS, Completed
 
@@ -48,13 +48,6 @@ class LastOrder:
     cursor: Cursor
     beside: Mapping[str, Vector] = field(default_factory=dict)
     number: int = 0
-
-    @property
-    def update_at(self) -> FilePart:
-        part = file_part(self.answer.update)
-        if part is None:
-            raise PolicyError(f"the update {self.order.update_id!r} is in no file")
-        return part
 
     def save(self, path: Path) -> Self:
         """Write the file durably, or raise `ConfigError`; return the order with its update as a map of the file."""

@@ -40,9 +40,7 @@ def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
     """Return the silo, the number of silos, and the options for a task's trainer; `ConfigError` without the device."""
     machine = spec.emulate[identity.index] if spec.emulate else None
-    options = replace(spec.local.build(), measured=spec.evaluation.wanted)
-    if spec.privacy is not None and spec.privacy.kind == "dp-sgd":
-        options = replace(options, private=True)
+    options, private = spec.local.build(), spec.privacy is not None and spec.privacy.kind == "dp-sgd"
     if machine is not None:
         # Emulated silos share one machine, so each uses one thread by default.
         options = replace(options, threads=options.threads or 1)
@@ -52,6 +50,8 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         options = replace(options, device=identity.device)
     if identity.processes is not None and not spec.task.own_loop:
         options = replace(options, processes=identity.processes)
+    resources = options.resources and identity.resources
+    options = replace(options, measured=spec.evaluation.wanted, private=private, resources=resources)
     silo = Silo(
         identity.index,
         machine.name if machine else identity.name,
@@ -62,7 +62,7 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         train_config=spec.train_config,
         evaluate_config=spec.evaluate_config,
     )
-    return silo, spec.silos, replace(options, resources=options.resources and identity.resources)
+    return silo, spec.silos, options
 
 
 class GuardedTrainer:
@@ -70,17 +70,8 @@ class GuardedTrainer:
 
     def __init__(self, make: Callable[[], LocalTrainer]) -> None:
         with guarded():
-            self._trainer = made = make()
-            self.facts = TrainerFacts(
-                made.layout,
-                made.frozen_digest.hex(),
-                tuple(made.kept_names),
-                made.table,
-                made.device,
-                made.examples,
-                made.validates,
-                tuple(made.tied_names),
-            )
+            self._trainer = make()
+            self.facts: TrainerFacts = self._trainer.facts()
         self._gains = LocalGains()
 
     @guarded()
