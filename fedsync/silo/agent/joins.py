@@ -219,7 +219,7 @@ _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
 def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
-    """Return the room: private folder ``home``, the SuperNode's ``port``, and the ``secret`` by which it knows us."""
+    """Return the room with the folder ``home``, the SuperNode's ``port``, and the ``secret`` file of its ClientApps."""
     programs, sources = own_sources()
     return Room((*programs, secret), (home,), inbox, (port,), sources)
 

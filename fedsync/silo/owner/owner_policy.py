@@ -299,7 +299,7 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Return the environment variables of every process that may start a silo's trainer, none left to the caller."""
+    """Return all variables of a process that may start a silo's trainer, so that none of the caller's applies."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     return {KEYS: config.keys or "", NAMED_BY: config.passphrase_env, ALLOWED: OwnerPolicy.of(config).model_dump_json()}

@@ -1,4 +1,4 @@
-"""What a silo keeps on disk between orders: its last finished order, and the models that it trains for itself.
+"""Files of a silo that outlast an order: its last finished order, and the models that it trains for itself.
 
 The last order is its answer and the start of the next order in the data, in one `VectorFile`. So after a crash the
 order is either done, and a repeated request gets the answer without a second training, or it never happened. The update
