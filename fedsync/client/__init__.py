@@ -3,8 +3,7 @@
 A Flower ClientApp needs at most `steps` and `untimed`.
 """
 
-from fedsync.client.app import SiloApp
-from fedsync.client.silo_facts import Silo
+from fedsync.client.app import Silo, SiloApp
 from fedsync.client.steps import steps, untimed
 from fedsync.client.work import Work
 

@@ -27,20 +27,13 @@ Collate = Callable[[list[Any]], Any]
 
 
 class Piece(NamedTuple):
-    """Samples that are fetched together.
-
-    Args:
-        seed: seed of torch, NumPy and Python's ``random`` during the fetch; determined by the silo's data position.
-        rows: sample numbers.
-    """
+    """Samples that are fetched together, with a seed for torch, NumPy and ``random`` from the data position."""
 
     seed: int
     rows: list[int]
 
 
 class _Request(NamedTuple):
-    """Request for a piece, or for nothing; void after a later generation has started."""
-
     generation: int
     piece: Piece | None
 
@@ -52,13 +45,9 @@ def fetch(dataset: Any, rows: list[int], collate: Collate) -> Any:
 
 
 class LastingLoader(Generic[T]):
-    """Loader of batches of a map-style data set, with worker processes that persist.
+    """Loader of batches of a map-style data set, with worker processes that persist and use its first copy.
 
-    Workers use a copy of the data set from the start of the first order.
-
-    Args:
-        dataset: map-style.
-        options: of `torch.utils.data.DataLoader`, with at least one worker, without options that define batches.
+    ``options`` are those of `torch.utils.data.DataLoader`, with at least one worker, and none that defines batches.
     """
 
     def __init__(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> None:
@@ -117,7 +106,6 @@ class KeptLoader:
         self._made: tuple[list[Any], Mapping[str, Any], LastingLoader[Any]] | None = None
 
     def of(self, dataset: Dataset[Any], options: Mapping[str, Any]) -> LastingLoader[Any]:
-        """Return the loader of a data set, see `LastingLoader`; a change of data set ends the last loader's workers."""
         parts = _parts(dataset)
         if self._made is None or not _alike(self._made[0], parts) or self._made[1] != options:
             self._made = None  # ends the old workers before new workers start
@@ -126,7 +114,6 @@ class KeptLoader:
 
 
 def _parts(dataset: Dataset[Any]) -> list[Any]:
-    """List a data set, its attributes, the data sets among them, and their attributes."""
     found: list[Any] = [dataset]
     looked_into: set[int] = set()  # data sets may refer to each other
     for part in found:
@@ -137,7 +124,6 @@ def _parts(dataset: Dataset[Any]) -> list[Any]:
 
 
 def _alike(before: list[Any], now: list[Any]) -> bool:
-    """Return whether all parts are the same objects, or equal numbers or texts."""
     plain = (int, float, str, bytes)
     return len(before) == len(now) and all(
         one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
@@ -169,11 +155,9 @@ class _Feed(Iterator[_Request]):
             self._coming = chain(first, pieces)
 
     def answered(self) -> bool:
-        """Remove the oldest request; return whether its answer is wanted."""
         return self._wanted(self._asked.popleft())
 
     def forget(self) -> None:
-        """Discard all requests, because no answer will come."""
         self._asked.clear()
 
     def _wanted(self, request: _Request) -> bool:

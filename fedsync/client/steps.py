@@ -22,11 +22,9 @@ class CountsSteps(Protocol):
     sized: bool
     """Whether batches are known to have this size; set here."""
 
-    def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
-        """Yield the endless ``batches`` of ``loader`` up to the end of the order."""
+    def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]: ...
 
-    def untimed(self) -> AbstractContextManager[None]:
-        """Context for work that is no training."""
+    def untimed(self) -> AbstractContextManager[None]: ...
 
 
 def steps(msg: Any, loader: Iterable[T]) -> Iterable[T]:
@@ -107,7 +105,6 @@ class _OrderBatches(Generic[T]):
 
 
 def _again(loader: Iterable[T]) -> Iterator[T]:
-    """Yield the batches of repeated passes, or of a single pass if the loader is an iterator."""
     once = False
     while not once:
         empty = True

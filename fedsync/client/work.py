@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from fedsync.client.silo_facts import Scalar
+from fedsync.client.app import Scalar
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 
@@ -32,31 +32,25 @@ class Steps(Protocol):
     missized: int
     """Number of batches whose size differs from the order's."""
 
-    def step(self) -> bool:
-        """Count a finished step; return whether another may begin."""
+    def step(self) -> bool: ...
 
-    def finish(self) -> None:
-        """End the order after its last step."""
+    def finish(self) -> None: ...
 
-    def untimed(self) -> AbstractContextManager[None]:
-        """Context for work that is no training."""
+    def untimed(self) -> AbstractContextManager[None]: ...
 
 
 class PrivateSteps(Protocol):
     """Private steps of an order; see `fedsync.train.dp_sgd.private_loop.PrivateLoop`."""
 
-    def take(self, model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, list[Rows]]:
-        """Return the optimizer with private steps, and the rows of each step's batch."""
+    def take(self, model: nn.Module, optimizer: Optimizer) -> tuple[Optimizer, list[Rows]]: ...
 
-    def handed(self, loader: DataLoader[T], rows: Sequence[Rows]) -> Iterator[T]:
-        """Yield the batches of ``loader``, each for one private step on its ``rows``."""
+    def handed(self, loader: DataLoader[T], rows: Sequence[Rows]) -> Iterator[T]: ...
 
 
 def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = None) -> Iterator[T]:
     """Yield batches and count each as a local step, up to ``most`` steps or until ``steps`` ends the order.
 
-    Args:
-        size: expected number of samples per batch; None if the size is known to be right.
+    ``size`` is the expected number of samples per batch; None if it is known to be right.
     """
     try:
         for done, batch in enumerate(batches, start=1):
@@ -257,7 +251,6 @@ class _OrderLoader(DataLoader[T]):
         self._options = options
 
     def drawn(self, rows: Sequence[Rows], steps: PrivateSteps) -> DataLoader[T]:
-        """Return a loader of batches of other ``rows``, each for one private step."""
         return _PrivateLoader(self.dataset, self._work, rows, self._options, steps)
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has

@@ -29,7 +29,7 @@ from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
-from fedsync.train.machine.throttle import Throttle
+from fedsync.train.silo_trainer import Throttle
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan

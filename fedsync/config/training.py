@@ -24,8 +24,7 @@ from fedsync.common.names import near_miss
 from fedsync.config.sections.section import Section
 
 if TYPE_CHECKING:
-    from fedsync.train.options import LocalOptions
-    from fedsync.train.schedule import Schedule, TorchSchedule
+    from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -85,7 +84,7 @@ class ScheduleConfig(Section):
     """Share of the order's rate to which ``cosine`` and ``linear`` fall."""
 
     def build(self) -> Schedule:
-        from fedsync.train.schedule import Schedule
+        from fedsync.train.options import Schedule
 
         return Schedule(self.shape, self.warmup, self.end)
 
@@ -194,7 +193,7 @@ class LocalConfig(Section):
     def _schedule(given: ScheduleConfig | dict[str, Any] | None) -> Schedule | TorchSchedule | None:
         if not isinstance(given, dict):
             return None if given is None else given.build()
-        from fedsync.train.schedule import TorchSchedule
+        from fedsync.train.options import TorchSchedule
 
         return TorchSchedule(str(given["kind"]), {name: value for name, value in given.items() if name != "kind"})
 

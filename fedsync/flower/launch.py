@@ -2,7 +2,7 @@
 
 Usage: ``python -m fedsync.flower.launch superlink|supernode|superexec [--room HOME INBOX] [options of the program]``
 
-With ``--room``, a SuperExec and all ClientApps that it starts run in the room of `fedsync.silo.agent.client_room`.
+With ``--room``, a SuperExec and all ClientApps that it starts run in the room of `fedsync.silo.agent.joins`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from fedsync.common.processes import INTERPRETER, exit_with_owner, exit_with_parent, free_ports
 from fedsync.common.proxies import way_to
-from fedsync.identity.server_proof import what_is_between
-from fedsync.silo.agent.client_room import enter
+from fedsync.identity.certificates import what_is_between
+from fedsync.silo.agent.joins import enter
 
 _CONNECT_S = 10.0
 

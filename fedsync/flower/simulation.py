@@ -18,7 +18,7 @@ from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.observe.recorder import Listener, add_to_summary
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
-from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
+from fedsync.silo.owner.privacy_ledger import kept_tallies, spent_by
 from fedsync.silo.session.trainer_client import stop_trainers
 
 

@@ -1,4 +1,4 @@
-"""Certificates of a federation: its own authority, and the server's certificate for TLS.
+"""Certificates of a federation: its own authority, the server's certificate for TLS, and its proof to a silo.
 
 Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline.
 Keys are ECDSA on P-256.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
+from fedsync.common.foreign import shown
+from fedsync.common.proxies import ProxyRefused, Way
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
@@ -84,8 +87,7 @@ def make_authority(
 ) -> Authority:
     """Make an authority for one federation, in a folder that is created with mode 0700 if missing.
 
-    Raises:
-        ConfigError: the folder already has an authority, or is unsuitable.
+    Raises `ConfigError` if the folder already has an authority, or is unsuitable.
     """
     private_folder(folder)
     authority = Authority.at(folder)
@@ -94,9 +96,8 @@ def make_authority(
         raise ConfigError(str(folder), problem, "Use another folder; `fedsync certs init --renew` keeps the authority")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
-    builder = _builder(subject, subject, key.public_key(), days, now).add_extension(
-        x509.BasicConstraints(ca=True, path_length=0), critical=True
-    )
+    builder = _builder(subject, subject, key.public_key(), days, now)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     write_private(authority.key, _private_pem(key))
     write_atomically(authority.certificate, _pem(builder.sign(key, hashes.SHA256())), ANYBODY_FILE)
@@ -115,19 +116,12 @@ def check_days(days: int, most: int = MAX_DAYS) -> None:
 
 
 def make_server_certificate(
-    authority: Authority,
-    hosts: Iterable[str],
-    folder: Path,
-    days: int = SERVER_DAYS,
-    now: datetime | None = None,
+    authority: Authority, hosts: Iterable[str], folder: Path, days: int = SERVER_DAYS, now: datetime | None = None
 ) -> ServerCertificate:
     """Make or renew the server's key and certificate, in a folder that is created with mode 0700 if missing.
 
-    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added.
-
-    Raises:
-        ConfigError: a host is neither name nor address, the authority expires first, or its files or the folder are
-            unsuitable.
+    ``hosts`` are the names and IP addresses of the server for silos; ``localhost`` and 127.0.0.1 are added. Raises
+    `ConfigError` for an invalid host, if the authority expires first, or if its files or the folder are unsuitable.
     """
     names = check_hosts((*hosts, *_LOCAL))
     issuer, issuer_key = _load(authority)
@@ -174,10 +168,7 @@ def certificate_facts(certificate: x509.Certificate) -> CertificateFacts:
 
 
 def check_server_certificate(authority: Path, server: ServerCertificate) -> None:
-    """Check that the server's key, its certificate and the authority's certificate belong together.
-
-    Raises `ConfigError` if not, or if a file is missing, damaged or accessible to other users.
-    """
+    """Raise `ConfigError` unless the server's key, its certificate and the authority's belong together."""
     certificate = _certificate(server.certificate)
     remedy = "Make it again with `fedsync certs init --renew`"
     if certificate.public_key() != _private_key(server.key).public_key():
@@ -210,17 +201,10 @@ def _name(common: str) -> x509.Name:
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    unused = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    signs = signs_certificates
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **unused)
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -272,3 +256,73 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _pem(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+_UNKNOWN_ISSUER = {2, 18, 19, 20, 21}
+"""OpenSSL's error codes of a chain without a trusted root."""
+
+
+class CertificateReplaced(OSError):
+    """Error: the peer's certificate was signed by another authority than the federation's."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.remedy = remedy
+
+
+def prove_server(way: Way, authority: Path, timeout_s: float) -> tuple[str, CertificateFacts]:
+    """Connect, and verify that the authority signed the certificate for the host name; return TLS version and contents.
+
+    Raises:
+        ConfigError: the authority's certificate cannot be read.
+        ProxyRefused: a proxy refuses the connection.
+        CertificateReplaced: a proxy presents its own certificate.
+        OSError: the server does not answer, or not with TLS; `ssl.SSLCertVerificationError` for an invalid certificate.
+    """
+    trust = trusting(authority)
+    try:
+        with way.connect(timeout_s) as raw, trust.wrap_socket(raw, server_hostname=way.host) as secured:
+            certificate = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+            return str(secured.version()), certificate_facts(certificate)
+    except ssl.SSLCertVerificationError as error:
+        other = shown_certificate(way, timeout_s) if error.verify_code in _UNKNOWN_ISSUER else None
+        issuer = None if other is None else other.issuer
+        if issuer is None or issuer == x509.load_pem_x509_certificate(authority.read_bytes()).subject:
+            raise  # perhaps another federation's server: authorities share a default name
+        through = "a proxy between" if way.proxy is None else f"a proxy between ({way.proxy}, or one behind it)"
+        remedy = f"Have who runs it pass TLS to {way} on as it is; a silo trusts the federation's authority alone"
+        if way.proxy is None:
+            remedy += ". If no proxy is there, another server has the address"
+        name = shown(issuer.rfc4514_string(), 200)
+        raise CertificateReplaced(f"{through} replaces the certificate: issuer {name}", remedy) from error
+
+
+def trusting(authority: Path) -> ssl.SSLContext:
+    """Return a context that trusts only this certificate; raises `ConfigError` if the file cannot be read."""
+    try:
+        return ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # an SSLError is one
+        problem = f"no certificate can be read from it: {error.strerror or error}"
+        raise ConfigError(str(authority), problem, "Fetch ca.crt anew from the server's operator") from None
+
+
+def what_is_between(way: Way, authority: Path, timeout_s: float) -> str | None:
+    """Return the problem and remedy if a proxy blocks the way to the server; None if there is no proxy or no answer."""
+    try:
+        prove_server(way, authority, timeout_s)
+    except (ProxyRefused, CertificateReplaced) as error:
+        return f"{error}. {error.remedy}"
+    except (OSError, ConfigError):
+        pass
+    return None
+
+
+def shown_certificate(way: Way, timeout_s: float) -> x509.Certificate | None:
+    """Return the peer's unverified certificate; no data are sent to the peer."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with way.connect(timeout_s) as raw, context.wrap_socket(raw, server_hostname=way.host) as secured:
+            return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError):
+        return None

@@ -16,14 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import (
-    ANYBODY_FILE,
-    private_folder,
-    read_input,
-    read_private,
-    write_atomically,
-    write_private,
-)
+from fedsync.common.files import ANYBODY_FILE, private_folder, read_input, read_private, write_atomically, write_private
 from fedsync.common.names import check_silo_name
 
 _MAX_KEY_BYTES = 2**16
@@ -33,10 +26,9 @@ _P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b810400220362
 
 @dataclass(frozen=True, slots=True)
 class NodeKey:
-    """Files of a silo's node key.
+    """Files of a silo's node key: ``private`` for the SuperNode, and one ``public`` line for the server's operator.
 
-    The secret ``private`` file (OpenSSH) is for the SuperNode. The server's operator gets only the ``public`` file, one
-    line in OpenSSH format. ``fingerprint`` has the form ``SHA256:...`` of ``ssh-keygen -l``.
+    Both are in OpenSSH's format; ``fingerprint`` has the form ``SHA256:...`` of ``ssh-keygen -l``.
     """
 
     name: str
@@ -46,12 +38,10 @@ class NodeKey:
 
 
 def make_node_key(name: str, folder: Path) -> NodeKey:
-    """Return the folder's node key of a silo; make a fresh key on P-384 if it has none.
+    """Return the folder's node key of a silo, ``NAME.node`` and ``NAME.node.pub``; make one on P-384 if there is none.
 
-    The files are ``NAME.node`` and ``NAME.node.pub``; a missing folder is created with mode 0700.
-
-    Raises:
-        ConfigError: the name is not allowed, the folder is unsuitable, or its key is damaged.
+    A missing folder is created with mode 0700. Raises `ConfigError` if the name is not allowed, the folder is
+    unsuitable, or its key is damaged.
     """
     check_silo_name(name)
     private_folder(folder)
@@ -94,15 +84,13 @@ def public_line_of(path: Path) -> bytes:
 
 
 def node_key_fingerprint(private: Path) -> str:
-    """Return the fingerprint of a private key file; raises `ConfigError` as `read_node_keys`."""
     return line_fingerprint(node_public_line(private))
 
 
 def sign_by_node(private: Path, message: bytes) -> bytes:
     """Sign a message with the node key, ECDSA with SHA-384; raises `ConfigError` as `read_node_keys`.
 
-    Flower makes nodes sign the time, as a decimal number, with the same key. So a message must begin with a text that
-    states its purpose.
+    Flower makes nodes sign the time with the same key, so a message must begin with a text that states its purpose.
     """
     return _private_key(private).sign(message, ec.ECDSA(hashes.SHA384()))
 
@@ -138,6 +126,5 @@ def _private_key(private: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def line_fingerprint(line: bytes) -> str:
-    """Return ``SHA256:...`` of a public key in OpenSSH format."""
     digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
     return "SHA256:" + base64.b64encode(digest).rstrip(b"=").decode()

@@ -42,7 +42,7 @@ from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, 
 from fedsync.silo.agent.joins import stop_agent
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
-from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
+from fedsync.silo.owner.privacy_ledger import kept_tallies, spent_by
 from fedsync.silo.protocol import STATE_FOLDER as STATE
 from fedsync.silo.session.trainer_client import stop_trainers
 

@@ -23,9 +23,9 @@ from fedsync.observe.quality.cross_site_matrix import Matrix, ModelRow
 from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
-from fedsync.silo.room.model_keeper import room_folder
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.own_models import OwnModels
+from fedsync.silo.room.process_start import room_folder
+from fedsync.silo.session.last_order import OwnModels
 from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
 from fedsync.train.silo_trainer import SiloTrainer

@@ -100,10 +100,7 @@ class Collect:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateModel:
-    """Request to evaluate a model version on a split.
-
-    ``subject`` names the kind of model. ``owner`` names another silo where the model is that silo's own.
-    """
+    """Request to evaluate a model version on a split; ``owner`` names the silo whose own model it is, if it is one."""
 
     version: int
     split: Split = Split.VALIDATION
@@ -205,10 +202,9 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Refusal of a request.
+    """Refusal of a request; with AWAY, ``back_s`` is the time until the silo takes orders again [s].
 
-    ``text`` is empty unless the silo is emulated or its owner discloses reasons. With AWAY, ``back_s`` is the time
-    until the silo takes orders again [s].
+    ``text`` is empty unless the silo is emulated or its owner discloses reasons.
     """
 
     code: Refusal
@@ -234,7 +230,6 @@ Ask = Callable[[str, Payload | None], tuple[str, Payload | None]]
 
 
 def exchange(ask: Ask, request: Request, payload: Payload | None = None) -> tuple[Reply, Payload | None]:
-    """Ask the silo's own trainer; its reply is trusted."""
     text, answer = ask(write_request(request), payload)
     reply: Reply = codec.loads(Reply, text, own=True)
     return reply, answer
@@ -257,9 +252,8 @@ def read_request(text: str) -> Request:
 def read_reply(text: str, sender: str, most: int = MAX_TEXT) -> Reply:
     """Parse a silo's reply; the caller checks its figures.
 
-    Raises:
-        ProtocolError: the text is not a reply, is longer than ``most`` characters, or has an invalid count, version or
-            digest.
+    Raises `ProtocolError` if the text is no reply, longer than ``most`` characters, or has an invalid count, version or
+    digest.
     """
     reply: Reply = _read(Reply, text, sender, most)
     match reply:
@@ -329,14 +323,10 @@ class Identity:
         return identity
 
     def dump(self) -> str:
-        """Return the identity as JSON; the same silo of the same run gives the same text."""
         return codec.dumps(self)
 
     def save(self, folder: Path) -> None:
-        """Write the identity into a trainer's folder, unless it is there: a full disk rejects even identical content.
-
-        Raises `ConfigError` if the disk rejects the file.
-        """
+        """Write the identity into a trainer's folder, unless it is there already: the disk may be full."""
         path, data = folder / IDENTITY, self.dump().encode()
         try:
             there = path.read_bytes()
@@ -351,10 +341,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Request in ``text``, passed to the trainer; ``load_s`` limits the wait for a trainer that loads [s].
-
-    ``flower_ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
-    """
+    """Request in ``text``; ``load_s`` limits the wait for a trainer that loads [s]. ``flower_ids``: `FLOWER_IDS`."""
 
     text: str
     load_s: float

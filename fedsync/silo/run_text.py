@@ -49,7 +49,6 @@ class RunText:
 
 
 def run_config_text(settings: Mapping[str, Any]) -> str:
-    """Return the canonical form of a run configuration: JSON with ascending keys."""
     return json.dumps(settings, sort_keys=True)
 
 

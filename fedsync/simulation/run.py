@@ -24,7 +24,7 @@ from fedsync.observe.quality.survey_report import FOLDER, after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from fedsync.silo.owner.privacy_tally import spent_by
+from fedsync.silo.owner.privacy_ledger import spent_by
 from fedsync.silo.owner.refusals import explained, explained_together, explained_too_few
 from fedsync.silo.protocol import Identity, Refusal, Refused
 from fedsync.silo.session.session import SiloSession

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,25 +18,28 @@ from fedsync.client.lasting import Collate, LastingLoader, Piece, fetch
 from fedsync.tasks.task_protocol import Batch
 
 
-class Batches(Protocol):
+class Batches(ABC):
     """A data set that is cut into batches on a device."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
+    def begin(self, walk: Iterator[Piece], count: int) -> None:  # noqa: B027  # most read nothing ahead
         """Announce the next ``count`` pieces of ``walk``; pieces after these may be requested as well."""
 
+    @abstractmethod
     def place(self, rows: NDArray[np.int64]) -> Tensor:
         """Convert sample numbers, int64 [n], to the tensor that `take` expects."""
 
+    @abstractmethod
     def take(self, rows: Tensor) -> Batch:
         """Return the batch of the samples ``rows``, int64 [n] from `place`, in this order, on the device."""
 
-    def ahead(self, rows: Tensor) -> None:
+    def ahead(self, rows: Tensor) -> None:  # noqa: B027  # on a CPU, the processor that would copy is busy
         """Start to fetch the batch of the next `take` call, if prefetching saves time."""
 
 
-class TensorBatches:
+class TensorBatches(Batches):
     """Batches of tensors that live on the device, by one `index_select` per tensor."""
 
     def __init__(self, dataset: TensorDataset, device: torch.device) -> None:
@@ -45,18 +49,11 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self._tensors[0])
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """Do nothing: the samples are already on the device."""
-
     def place(self, rows: NDArray[np.int64]) -> Tensor:
-        """Move the sample numbers of a whole order to the device in one transfer."""
         return torch.from_numpy(rows).to(self._device)
 
     def take(self, rows: Tensor) -> Batch:
         return [tensor.index_select(0, rows) for tensor in self._tensors]
-
-    def ahead(self, rows: Tensor) -> None:
-        """Do nothing: the samples are already on the device."""
 
 
 class SampleReader:
@@ -69,24 +66,16 @@ class SampleReader:
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]  # torch declares no __len__ for map-style data
 
-    def begin(self, walk: Iterator[Piece], count: int) -> None:
-        """Do nothing: this process both reads and trains."""
+    def begin(self, walk: Iterator[Piece], count: int) -> None: ...
 
     def read(self, rows: Tensor) -> Batch:
-        """Return the batch of the samples ``rows``, int64 [n], on the device where the data set keeps them."""
         return fetch(self._dataset, rows.tolist(), self._collate)
 
 
 class WorkersReader(SampleReader):
-    """Reader with worker processes that read ahead.
+    """Reader with worker processes, at least one, that read ahead into ``pinned`` memory if wanted.
 
     When memory limits split an announced batch into smaller pieces, this process reads the pieces itself.
-
-    Args:
-        dataset: map-style.
-        collate: makes a batch of samples.
-        workers: number of processes, at least 1.
-        pinned: whether batches lie in pinned memory.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, workers: int, *, pinned: bool) -> None:
@@ -110,7 +99,7 @@ class WorkersReader(SampleReader):
         return next(self._batches)
 
 
-class CollatedBatches:
+class CollatedBatches(Batches):
     """Batches that a reader reads and that move to the device one at a time."""
 
     def __init__(self, reader: SampleReader, device: torch.device) -> None:
@@ -129,29 +118,15 @@ class CollatedBatches:
     def take(self, rows: Tensor) -> Batch:
         return map_tensors(self._reader.read(rows), lambda tensor: tensor.to(self._device))
 
-    def ahead(self, rows: Tensor) -> None:
-        """Do nothing: the processor that would copy is busy with training."""
-
-
-class Lane(Protocol):
-    """Transfer channel that copies batches to the device while the device computes."""
-
-    def send(self, batch: Batch) -> Batch:
-        """Start to copy a batch; return the batch as it will be on the device."""
-
-    def receive(self, batch: Batch) -> None:
-        """Make the device wait for the copy of a batch from `send`."""
-
 
 class CudaLane:
-    """CUDA stream for copies from pinned memory, separate from the stream that computes."""
+    """CUDA stream that copies batches from pinned memory while another stream computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def send(self, batch: Batch) -> Batch:
-        """Start to copy a batch. Torch reuses the pinned memory only after the copy."""
         pinned = map_tensors(batch, lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
         with torch.cuda.stream(self._stream):
             return map_tensors(pinned, lambda tensor: tensor.to(self._device, non_blocking=True))
@@ -171,11 +146,10 @@ class CudaLane:
 class PrefetchedBatches(CollatedBatches):
     """Batches that move to the device while the device computes the previous step.
 
-    The training thread reads the samples if there are no workers. Data sets with random augmentation thus draw
-    the same numbers in every run.
+    Without workers the training thread reads the samples, so random augmentation draws the same numbers in every run.
     """
 
-    def __init__(self, reader: SampleReader, device: torch.device, lane: Lane) -> None:
+    def __init__(self, reader: SampleReader, device: torch.device, lane: CudaLane) -> None:
         super().__init__(reader, device)
         self._lane = lane
         self._rows: Tensor | None = None

@@ -57,7 +57,6 @@ def check_task(task: Task, model: nn.Module, samples: Batches, held_out: Batches
 
 
 def _check_batch(task: Task, batch: Any) -> None:
-    """Raise ConfigError if the task's default loss or score cannot read a batch of its samples."""
     if isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return
     kind = type(task)
@@ -71,10 +70,7 @@ def _check_batch(task: Task, batch: Any) -> None:
 
 
 def _check_score(task: Task, model: nn.Module, batch: Any, twice: Any) -> None:
-    """Raise ConfigError if a score is not a pair of sums.
-
-    ``twice`` holds the samples of ``batch`` twice: a sum over them doubles, a mean does not change.
-    """
+    """Raise `ConfigError` if a score is no pair of sums; ``twice`` has the samples of ``batch`` twice."""
     place = "task, score"
     pair = task.score(model, batch)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,12 +25,10 @@ from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.machine_probe import MachineProbe
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Pace
+from fedsync.train.pace import MachineProbe, Pace
 from fedsync.train.postmortem import Postmortem
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state
 
 logger = foreign.logger(__name__)
@@ -48,12 +46,8 @@ BeginPace = Callable[[], Pace]
 class LoopResult:
     """Result of an order's steps.
 
-    Args:
-        pace: step counts and times.
-        loss: mean over the steps; None if training code reports none.
-        cursor: data position and state for the next order.
-        metrics: further training metrics.
-        batch_cap: largest batch that fits the memory [samples], if memory ran out.
+    ``loss`` is the mean over the steps, None if training code reports none. ``cursor`` is for the next order, and
+    ``batch_cap`` the largest batch that fits the memory [samples], if memory ran out.
     """
 
     pace: Pace
@@ -69,26 +63,21 @@ class TravellingModel(Protocol):
     @property
     def layout(self) -> Layout: ...
 
-    def load(self, vector: Vector) -> None:
-        """Set every tensor from float32 [layout.size]; raises ValueError if the shape is wrong or values not finite."""
+    def load(self, vector: Vector) -> None: ...
 
-    def read(self) -> Vector:
-        """All tensors, float32 [layout.size], as a new copy."""
+    def read(self) -> Vector: ...
 
-    def state(self) -> Mapping[str, torch.Tensor]:
-        """State dict of all tensors: also tied names, private and frozen tensors."""
+    def state(self) -> Mapping[str, torch.Tensor]: ...
 
 
 class StayingParts(Protocol):
     """Tensors of a model that do not travel; see `fedsync.train.module_parts.ModelParts`."""
 
     @property
-    def frozen_digest(self) -> bytes:
-        """SHA-256 of the model's frozen tensors; empty if no tensor is frozen."""
+    def frozen_digest(self) -> bytes: ...
 
     @property
-    def kept_names(self) -> tuple[str, ...]:
-        """Names of the tensors that do not travel."""
+    def kept_names(self) -> tuple[str, ...]: ...
 
 
 class ModelKeeper(Protocol):
@@ -100,8 +89,8 @@ class ModelKeeper(Protocol):
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
         """Write ``model``, float32 [layout.size], as ``torch.load(path, weights_only=True)`` reads it.
 
-        The file includes frozen parts, and private parts from ``private`` (`Cursor.private` of an order). Without
-        ``private``, private parts have their initial values.
+        The file includes frozen parts, and private parts from ``private`` (`Cursor.private` of an order), else as
+        built.
         """
 
 
@@ -176,11 +165,6 @@ class LocalTrainer(ABC):
         return self._staying.kept_names
 
     @property
-    def tied_names(self) -> Collection[str]:
-        """Further names of tensors that travel."""
-        return self._weights.state().keys() - {*self.layout.names, *self.kept_names}
-
-    @property
     def device(self) -> str:
         return str(self._device)
 
@@ -193,6 +177,13 @@ class LocalTrainer(ABC):
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; equal on every silo."""
 
+    def facts(self) -> TrainerFacts:
+        tied = tuple(self._weights.state().keys() - {*self.layout.names, *self.kept_names})
+        frozen, kept = self.frozen_digest.hex(), tuple(self.kept_names)
+        return TrainerFacts(
+            self.layout, frozen, kept, self.table, self.device, self.examples, self.validates, tied_names=tied
+        )
+
     def find_batch_cap_on_gpu(self) -> int | None:
         """See `SiloTrainer`. This default returns None: the memory that user code needs for a batch is unknown."""
         return None
@@ -203,31 +194,25 @@ class LocalTrainer(ABC):
         raise ConfigError("privacy", problem, "Write a task without a loop, or leave privacy out")
 
     def _correct(self, correction: Vector | None) -> None:
-        """Add ``correction``, float32 [layout.size], to the gradients of the next order's steps; None adds nothing.
-
-        Raises `PolicyError` if the trainer has no access to the gradients.
-        """
+        """Add ``correction``, float32 [layout.size], to the gradients of the next order's steps; None adds nothing."""
         if correction is not None:
             raise PolicyError("training code with a loop of its own is to correct its steps")
 
     def _recall(self, cursor: Cursor) -> None:  # noqa: B027  # most keep nothing
-        """Restore private state of the last order; trainers without private state do nothing."""
+        """Restore private state of the last order."""
 
     @property
     def validates(self) -> bool:
         return False
 
     @abstractmethod
-    def _begin(self, order: WorkOrder) -> None:
-        """Prepare for an order, after the base model is loaded."""
+    def _begin(self, order: WorkOrder) -> None: ...
 
     @abstractmethod
-    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
-        """Do the steps of an order."""
+    def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult: ...
 
     @abstractmethod
-    def _evaluate(self, split: Split) -> Evaluation:
-        """Evaluate the loaded weights."""
+    def _evaluate(self, split: Split) -> Evaluation: ...
 
     def run(
         self,
@@ -238,15 +223,12 @@ class LocalTrainer(ABC):
         watch: Watch | None = None,
         correction: Vector | None = None,
     ) -> Outcome:
-        """Carry out an order.
+        """Carry out an order, at least one step of it, from ``base``, float32 [layout.size].
 
         The order ends after ``order.max_steps`` steps, after the step in which ``order.budget_s`` runs out, or when
-        ``watch`` returns False. At least one step is always done.
+        ``watch`` returns False.
 
         Args:
-            order: the work to do.
-            base: model to start from, float32 [layout.size].
-            cursor: the silo's position in its data.
             throttle: machine to emulate; its sleeps count as compute time.
             watch: called after each step; its time counts as compute time, so the call should be quick.
             correction: added to the gradient of each step, float32 [layout.size]; see
@@ -341,14 +323,10 @@ class LocalTrainer(ABC):
         return self._attempt(lambda: self.evaluate(model, cursor, split))
 
     def evaluate(self, model: Vector, cursor: Cursor | None = None, split: Split = Split.VALIDATION) -> Evaluation:
-        """Loss and score of ``model``, float32 [layout.size], on a split of the silo.
+        """Loss and score of ``model``, float32 [layout.size], on a split, or on the test split without such a split.
 
-        Args:
-            cursor: state after the last order; None before the first order.
-            split: samples to use; without a validation split, the test split replaces it.
-
-        Raises:
-            ValueError: the model has the wrong length or is not finite.
+        ``cursor`` has the state after the last order. Raises `ValueError` if the model has the wrong length or is not
+        finite.
         """
         self._set_threads()
         self._weights.load(model)
@@ -368,7 +346,6 @@ class LocalTrainer(ABC):
 
     @contextmanager
     def _timed(self, overhead_s: dict[str, float], kind: str) -> Iterator[None]:
-        """Record the time inside the block as overhead of this kind [s]."""
         start_s = perf_counter()
         yield
         devices.synchronise(self._device)

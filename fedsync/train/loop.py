@@ -46,11 +46,8 @@ class Trainer(LocalTrainer):
     """Trainer of a task.
 
     The result depends only on order, base and cursor, bit for bit, and on no earlier order. Two exceptions: running
-    out of memory changes how sums are split, and a budget is measured in real seconds.
-
-    Raises:
-        ConfigError: no such device, an option that the device or the model does not support, no training sample, an
-            unknown model part (``run`` names parts), or an error that the task raises.
+    out of memory changes how sums are split, and a budget is measured in real seconds. Raises `ConfigError` for an
+    unknown device or model part (``run`` names parts), an unsupported option, or without a training sample.
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -128,23 +125,14 @@ class Trainer(LocalTrainer):
                     self._corrections.append((parameter, torch.from_numpy(values).to(parameter)))
 
     def find_batch_cap_on_gpu(self) -> int | None:
-        """Run `find_batch_cap` on a GPU, where it is safe and quick; return None on a CPU."""
         return self.find_batch_cap() if self._device.type == "cuda" else None
 
     def find_batch_cap(self, limit_s: float = 10.0) -> int | None:
-        """Find the largest batch that fits the memory, with whole steps over batches of growing size.
+        """Find the largest batch that fits the memory [samples], with whole steps over batches of growing size.
 
-        Later batches are cut to that size. Call on a GPU only: on a CPU memory is rarely the limit, and the system
-        may kill a process that runs out of memory.
-
-        Args:
-            limit_s: no further batch is tried after this time [s].
-
-        Returns:
-            Samples; None if all of the silo's samples fit, or all sizes that were tried in time.
-
-        Raises:
-            RuntimeError: a single sample does not fit the memory.
+        Later batches are cut to that size. On a CPU memory is rarely the limit, and the system may kill the process.
+        Returns None if all of the silo's samples fit, or all sizes that were tried in ``limit_s``. Raises
+        `RuntimeError` if a single sample does not fit.
         """
         end_s = perf_counter() + limit_s
 
@@ -200,8 +188,7 @@ class Trainer(LocalTrainer):
     def _settle(self, rank: Rank, before: list[Tensor]) -> int | None:
         """Make model buffers equal in all processes; return the largest batch that fits, if memory ran out.
 
-        Parameters are already equal. Buffers that depend on batches, such as running means, differ per process and
-        are averaged; ``before`` holds all buffers from before the order.
+        Buffers that depend on batches, such as running means, are averaged; ``before`` holds all from before the order.
         """
         pairs = list(zip(self._model.buffers(), before, strict=True))
         changed = rank.total(float(not torch.equal(*pair)) for pair in pairs)
@@ -228,8 +215,7 @@ class Trainer(LocalTrainer):
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield this process's sample numbers of each step and of the next step, int64 [n].
 
-        Numbers are drawn for many steps at a time. Drawing takes microseconds, but it evicts the network from the
-        CPU caches, which costs several times as much.
+        They are drawn for many steps at a time: drawing evicts the network from the CPU caches.
         """
         left, rows = order.max_steps, None
         while left:
@@ -260,7 +246,6 @@ class Trainer(LocalTrainer):
                 return loss
 
     def _gradients(self, rows: Tensor) -> Tensor:
-        """Set the parameters' gradients to those of the mean loss over ``rows``; return that loss."""
         # Does what zero_grad does, without its hooks, which cost more than everything else that this loop adds.
         for parameter in self._parameters:
             parameter.grad = None
@@ -272,9 +257,7 @@ class Trainer(LocalTrainer):
         return loss if self.rank is None else self.rank.add_up(self._parameters, loss)
 
     def _hold_back(self, base: list[Tensor]) -> None:
-        """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``.
-
-        The reported loss excludes this term: it measures the model's quality.
+        """Add the gradient of ``mu / 2 * |w - base|^2``, which is ``mu (w - base)``; the loss excludes this term.
 
         Source: FedProx (Li et al. 2020, arXiv:1812.06127), equation 2.
         """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, Diverged
 from fedsync.model.tensor_parts import UNSAID, PartPatterns, Parts, TensorFacts, divide
-from fedsync.train.private import PrivateParts
 
 _SPAN = 2**20
 """Values of a tensor that are hashed at a time, because the tensor may be on a GPU."""
@@ -32,7 +31,6 @@ def parts_of(module: nn.Module, run: PartPatterns, own: PartPatterns = UNSAID, p
 
 
 def check_built(module: nn.Module) -> None:
-    """Raise `ConfigError` if a tensor of a lazy layer has no shape yet."""
     lazy = next((name for name, tensor in module.state_dict(keep_vars=True).items() if is_lazy(tensor)), None)
     if lazy is not None:
         problem = f"{lazy} has no shape before the model's first batch, so silos cannot agree on one"
@@ -40,7 +38,6 @@ def check_built(module: nn.Module) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise `ConfigError` if a tensor is not finite."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor.detach()).all()):
             problem = f"the first model's {name} has values that are not finite, such as -inf, and these cannot travel"
@@ -53,10 +50,9 @@ def _trained(tensor: Tensor) -> bool:
 
 
 class FrozenTensors:
-    """Tensors that stay as they were built or loaded; only buffers are copied.
+    """Tensors that stay as they were built or loaded; frozen parameters lose their gradient here.
 
-    Frozen parameters lose their gradient here. A forward pass may change buffers, such as running means; every order
-    starts with their original values.
+    A forward pass may change buffers, such as running means; every order starts with their original values.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str]) -> None:
@@ -137,3 +133,71 @@ def _digest(name: str, tensor: Tensor) -> bytes:
     for span in torch.split(tensor.detach().reshape(-1), _SPAN):
         found.update(span.cpu().view(torch.uint8).numpy().data)
     return found.digest()
+
+
+MOST_BYTES = 2**28
+"""Size limit of stored private parts; every order writes them to disk."""
+
+_PLACE = "private parts"
+
+
+class PrivateParts:
+    """Private parameters and persistent buffers, stored as bytes between orders if training changed them."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self._module = module
+        self.names = names
+        state = module.state_dict()
+        self._initial = {name: _raw(state[name]).clone() for name in names}
+
+    def keep(self) -> bytes:
+        """Serialise the current values: a line of JSON with names, types and shapes, then all values in order.
+
+        Raises `Diverged` if a value is not finite, and `ConfigError` if the values exceed `MOST_BYTES`.
+        """
+        if not self.names:  # most models; saves the time of building the state dict
+            return b""
+        about, parts = [], []
+        state = self._module.state_dict()
+        for name in self.names:
+            tensor, raw = state[name], _raw(state[name])
+            if torch.equal(raw, self._initial[name]):
+                continue
+            if not torch.isfinite(tensor).all():
+                raise Diverged(name, "training diverged: a private part has values that are not finite", "Train slower")
+            about.append(_about(name, tensor))
+            parts.append(raw.numpy().tobytes())
+        if not about:
+            return b""
+        size = sum(map(len, parts))
+        if size > MOST_BYTES:
+            problem = f"what training changed in private parts takes {size} bytes, at most {MOST_BYTES}"
+            raise ConfigError(_PLACE, problem, "Freeze some of it, or keep less private")
+        return b"".join([json.dumps(about, separators=(",", ":")).encode() + b"\n", *parts])
+
+    def restore(self, kept: bytes) -> None:
+        """Set values from `keep`, or initial values where none are stored; `ConfigError` if private parts changed."""
+        if not self.names and not kept:
+            return
+        text, _, values = kept.partition(b"\n")
+        state, found, position = self._module.state_dict(), dict(self._initial), 0
+        data = torch.frombuffer(bytearray(values), dtype=torch.uint8) if values else torch.empty(0, dtype=torch.uint8)
+        for entry in json.loads(text or b"[]"):
+            name = entry[0]
+            if name not in found or _about(name, state[name]) != entry:
+                problem = f"{name} of the orders before was {entry[1]} {entry[2]}, which the model does not have"
+                raise ConfigError(_PLACE, problem, "Give the model that the run began with, or begin another run")
+            length = len(found[name])
+            found[name] = data[position : position + length]
+            position += length
+        for name, raw in found.items():
+            state[name].copy_(raw.clone().view(state[name].dtype).view(state[name].shape))
+
+
+def _about(name: str, tensor: Tensor) -> list[object]:
+    return [name, str(tensor.dtype), list(tensor.shape)]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """Bytes of a tensor, uint8 [bytes], on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)

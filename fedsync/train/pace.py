@@ -11,15 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter, sleep
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedsync.common import foreign
 from fedsync.core.orders import MISSIZED, Window, WorkOrder
 from fedsync.core.speed.curve import may_begin
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.machine_probe import MachineProbe, Series
-from fedsync.train.machine.throttle import Throttle
-from fedsync.train.silo_trainer import Watch
+from fedsync.train.machine.resources import Resources
+from fedsync.train.silo_trainer import Throttle, Watch
 
 logger = foreign.logger(__name__)
 
@@ -28,10 +29,6 @@ class Pace:
     """Clock that starts at construction; call `step` after each local step and `finish` after the last.
 
     A GPU is synchronised only at the ends of windows, unless a budget or a throttle needs each step's time.
-
-    Args:
-        throttle: machine to emulate; its sleeps count as compute time.
-        watch: called after each step; its time counts as compute time, so the call should be quick.
     """
 
     def __init__(
@@ -117,7 +114,6 @@ class Pace:
             sleep(steps * self._throttle.sleep_s(self._order.batch_size, raw_s))
 
     def finish(self) -> None:
-        """End the order; set `compute_s` and `windows`."""
         devices.synchronise(self._device)
         now_s = perf_counter()
         self.compute_s = now_s - self._start_s
@@ -139,3 +135,89 @@ class BatchSizes:
             self._told = True
             logger.warning("silo %s: %s", self._silo, problem)
         return {MISSIZED: float(pace.steps)}
+
+
+WINDOW_S = 0.05
+MOST_WINDOWS = 64
+
+Shares = tuple[float | None, float | None]
+"""Share of processors available to the trainer, and memory pressure, both 0..1; None if unknown or disabled."""
+
+
+class MachineProbe:
+    """Probe that reads `Shares` at most every 50 ms, which takes about 0.1 ms; without ``enabled``, never."""
+
+    def __init__(self, device: torch.device, enabled: bool, resources: Resources | None = None) -> None:
+        self._device = device
+        self._resources = (resources or Resources()) if enabled else None
+        self._read_s = -math.inf
+        self._shares: Shares = (None, None)
+        self._peak_bytes = 0
+
+    def start(self, now_s: float) -> None:
+        """Begin an order: discard data from before, unless the last reading is less than 50 ms old."""
+        if self._resources is not None and now_s - self._read_s >= WINDOW_S:
+            self._resources.begin(now_s)
+
+    def read(self, now_s: float) -> Shares:
+        """Return means since the last reading; repeat the last reading if it is less than 50 ms old."""
+        if self._resources is not None and now_s - self._read_s >= WINDOW_S:
+            self._read_s = now_s
+            cpu, memory = self._resources.read(now_s)
+            self._peak_bytes = max(self._peak_bytes, devices.held_bytes(self._device))
+            if self._device.type == "cuda":
+                memory = devices.gpu_memory_share(self._device)
+            self._shares = cpu, memory
+        return self._shares
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics for `WorkReport.metrics`: this process's peak memory, over all readings or, on a GPU, at any time."""
+        return {"peak_memory_bytes": float(self._peak_bytes)} if self._peak_bytes else {}
+
+
+class Series:
+    """Time series of one order, with at most 64 windows.
+
+    A window closes at the first step boundary 50 ms after it opened. At 64 windows, neighbours merge and the window
+    length doubles, so any order gives a series of bounded size. The probe is read once per window.
+    """
+
+    def __init__(self, probe: MachineProbe, now_s: float) -> None:
+        self._probe = probe
+        self._opened_s = now_s
+        self._length_s = WINDOW_S
+        # Seconds, samples, and shares times seconds; NaN if unknown. Two spans add up exactly.
+        self._spans: list[NDArray[np.float64]] = []
+        self._samples = 0
+        self.due_s = now_s + WINDOW_S
+
+    def close(self, now_s: float, samples: int) -> None:
+        """End the current window at ``now_s``; the device is synchronised, and ``samples`` counts the whole order."""
+        seconds = now_s - self._opened_s
+        sums = (math.nan if share is None else share * seconds for share in self._probe.read(now_s))
+        self._spans.append(np.array([seconds, samples - self._samples, *sums]))
+        if len(self._spans) == MOST_WINDOWS:
+            self._spans = list(map(np.add, self._spans[::2], self._spans[1::2]))
+            self._length_s *= 2
+        self._opened_s, self._samples = now_s, samples
+        self.due_s = now_s + self._length_s
+
+    def skip(self, seconds: float) -> None:
+        self._opened_s += seconds
+        self.due_s += seconds
+
+    def finish(self, now_s: float, samples: int) -> tuple[Window, ...]:
+        """Return all windows; a last window shorter than half the length merges with its neighbour."""
+        if samples > self._samples:
+            short = now_s - self._opened_s < self._length_s / 2
+            self.close(now_s, samples)
+            if short and len(self._spans) > 1:
+                last = self._spans.pop()
+                self._spans[-1] = self._spans[-1] + last
+        return tuple(map(_window, self._spans))
+
+
+def _window(span: NDArray[np.float64]) -> Window:
+    seconds, samples, *sums = span.tolist()
+    cpu, memory = (None if math.isnan(total) else total / seconds for total in sums)
+    return Window(samples / seconds, cpu, memory)

@@ -67,12 +67,7 @@ class Postmortem:
         self._conclude()
 
     def error(self, learning_rate: float, loss: float | None) -> Diverged:
-        """Describe the cause as an error.
-
-        Args:
-            learning_rate: learning rate of the order.
-            loss: mean training loss of the order, if known.
-        """
+        """Describe the cause as an error; ``loss`` is the order's mean training loss, if known."""
         what, step = self._first or ("", 0)
         first, last = (self._losses[0], self._losses[-1]) if self._losses else (0.0, 0.0)
         diverged = abs(last) > _GREW * abs(first) or self._sizes[-1:] > [_BURST * max(self._sizes[:1], default=0.0)]
@@ -129,7 +124,6 @@ class Postmortem:
         self._step += 1
 
     def _conclude(self) -> None:
-        """Record the first cause, if loss, gradients or model of the step are not finite."""
         if self._first is None and self._spoiled - {"inputs"}:
             causes = ("inputs", "loss", "gradients", "model")
             what = next(each for each in causes if each in self._spoiled)

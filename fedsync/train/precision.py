@@ -23,14 +23,11 @@ _FIRST_SCALE, _LEAST_SCALE = 2.0**12, 2.0**-12
 
 
 class Precision:
-    """PyTorch's automatic mixed precision around one optimizer.
+    """PyTorch's automatic mixed precision around one optimizer; raises `ConfigError` if the GPU has no bf16 arithmetic.
 
     Under ``fp16`` the loss is scaled, so that small gradients do not vanish. A step whose gradients overflow is
     repeated with a smaller scale and not skipped, because the report counts steps that were done. The scale restarts
     at each order, so that an order's result does not depend on earlier orders.
-
-    Raises:
-        ConfigError: the GPU has no bf16 arithmetic.
     """
 
     def __init__(self, name: PrecisionName, device: torch.device) -> None:
@@ -44,10 +41,7 @@ class Precision:
             raise ConfigError("local.precision", f"bf16 is beyond {device}, {gpu}", "Write fp16 or fp32")
 
     def check(self, model: nn.Module, loss: Callable[[], Tensor]) -> None:
-        """Try one loss and its gradients on a CPU, where some operations lack 16-bit versions.
-
-        Buffers are restored and gradients cleared. Raises `ConfigError` if an operation lacks this precision.
-        """
+        """Try one loss and its gradients on a CPU; raises `ConfigError` if an operation lacks this precision."""
         if self._dtype is None or self._device.type != "cpu":
             return
         before = [buffer.clone() for buffer in model.buffers()]

@@ -18,14 +18,12 @@ class Sampler:
     """Sampler that walks over one seeded permutation of the samples after another; each silo has its own.
 
     Stateless except for a cache: cursor and count determine the samples. A failed order can therefore be repeated,
-    and the samples that an early stop left out come first in the next order. Raises ValueError without samples.
+    and the samples that an early stop left out come first in the next order.
 
     Source: A-BSP, section 3.3.1 (unprocessed data first).
     """
 
     def __init__(self, examples: int, seed: int, silo: str) -> None:
-        if examples < 1:
-            raise ValueError(f"a sampler needs at least one sample, not {examples}")
         self._examples = examples
         self._seed = seed
         self._silo = silo

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
+from fedsync.common.errors import Diverged, UserCodeError
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.speed.curve import Curve
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.machine.throttle import Throttle
 
 Watch = Callable[[int, int], bool]
 """Callback between steps with the numbers of steps and samples done; False ends the order."""
@@ -23,13 +26,7 @@ Watch = Callable[[int, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an order.
-
-    Args:
-        update: local model minus base, float32 [layout.size].
-        report: report for the server.
-        cursor: state for the next order.
-    """
+    """Result of an order: local model minus base, float32 [layout.size], report, and state for the next order."""
 
     update: Vector
     report: WorkReport
@@ -45,7 +42,7 @@ class TrainerFacts:
         frozen: SHA-256 of the model's frozen tensors, hexadecimal; empty if no tensor is frozen.
         kept_names: names of the tensors that do not travel.
         table: columns of the silo's table, which must be equal at all silos; None for other data.
-        device: name of the device for people: ``cpu`` or ``cuda:0``.
+        device: ``cpu`` or ``cuda:0``, for people.
         examples: number of training samples that the silo holds.
         validates: whether the silo holds out a validation split; see `Split`.
         tied_names: further names of tensors that travel.
@@ -62,7 +59,6 @@ class TrainerFacts:
 
     @property
     def names(self) -> set[str]:
-        """Names of all tensors of the model."""
         return {*self.layout.names, *self.kept_names, *self.tied_names}
 
 
@@ -84,8 +80,7 @@ class SiloTrainer(Protocol):
     """
 
     @property
-    def facts(self) -> TrainerFacts:
-        """Facts of model, data and device; they do not change."""
+    def facts(self) -> TrainerFacts: ...
 
     def initial_model(self) -> Vector:
         """The model before any training, float32 [layout.size]; equal at every silo."""
@@ -97,10 +92,7 @@ class SiloTrainer(Protocol):
         """Largest batch that fits the GPU's memory [samples]; None if the search is not quick or not possible."""
 
     def make_private(self, settings: PrivateSettings) -> int:
-        """Train by DP-SGD from now on, with these settings; return the number of the silo's units.
-
-        Without a noise in the settings nothing is trained yet.
-        """
+        """Train by DP-SGD from now on, but not before settings have a noise; return the number of the silo's units."""
 
     def run(
         self,
@@ -121,3 +113,69 @@ class SiloTrainer(Protocol):
 
     def where(self, thread: int) -> str:
         """Line of code at which ``thread``, which waits for this trainer, currently is; for people."""
+
+
+_STEPS = 2
+
+_LARGEST = np.float32(2.0**24)
+"""Upper bound for the values of an update."""
+
+
+class Estimating(Protocol):
+    """Trainer as far as an estimate needs it; see `SiloTrainer`."""
+
+    @property
+    def facts(self) -> TrainerFacts: ...
+
+    def initial_model(self) -> Vector: ...
+
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor) -> Outcome: ...
+
+
+def likely_update(
+    trainer: Estimating, batch_size: int, steps: int, learning_rate: float, seed: int
+) -> tuple[Vector, int, int]:
+    """Estimate a first update: do a few steps and scale the result up to all steps of an order.
+
+    Steps partly cancel each other, so the estimate is rather too large than too small. If the steps diverge, it is the
+    upper bound: the person who chose the learning rate must not learn about the data from the greeting. Returns the
+    update, float32 [layout.size], ``steps``, and the number of samples in these steps.
+    """
+    count = min(steps, _STEPS)
+    order = WorkOrder(
+        update_id="",
+        base_version=0,
+        round=0,
+        batch_size=min(batch_size, trainer.facts.examples),
+        max_steps=count,
+        learning_rate=learning_rate,
+        seed=seed,
+        evaluate=False,
+    )
+    try:
+        update = trainer.run(order, trainer.initial_model(), Cursor()).update
+    except UserCodeError:
+        # The first real order will fail in the same way and report the error.
+        update = np.zeros(trainer.facts.layout.size, np.float32)
+    except Diverged:
+        update = np.full(trainer.facts.layout.size, _LARGEST)
+    np.clip(update, -_LARGEST, _LARGEST, out=update)
+    update *= np.float32(steps / count)
+    return update, steps, steps * order.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """Extra time that stretches local steps to the duration on an emulated machine.
+
+    A step over b samples lasts ``max(curve.step_s(b), raw_s * fastest_ratio)`` seconds: the emulated duration, unless
+    this machine is too slow for it; then all silos slow down together. ``fastest_ratio`` is the speed of the fastest
+    emulated silo divided by this silo's, at least 1.
+    """
+
+    curve: Curve
+    fastest_ratio: float
+
+    def sleep_s(self, batch_size: int, raw_s: float) -> float:
+        """Seconds to add to a step over ``batch_size`` samples that took ``raw_s`` seconds; never negative."""
+        return max(self.curve.step_s(batch_size), raw_s * self.fastest_ratio) - raw_s

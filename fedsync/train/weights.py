@@ -24,9 +24,8 @@ from fedsync.model.layout import Layout, Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import Task
 from fedsync.train.machine.device import seeded
-from fedsync.train.machine.model_size import FittingModel
-from fedsync.train.module_parts import frozen_digest, parts_of
-from fedsync.train.private import PrivateParts
+from fedsync.train.machine.memory import FittingModel
+from fedsync.train.module_parts import PrivateParts, frozen_digest, parts_of
 from fedsync.train.silo_trainer import TensorPlace
 
 logger = foreign.logger(__name__)
@@ -44,17 +43,11 @@ def say_rounded(names: tuple[str, ...]) -> None:
 
 
 class Weights:
-    """Parameters and persistent buffers of a module, as one float32 vector.
+    """Parameters and persistent buffers of a module, as one float32 vector of the tensors ``names``, None for all.
 
-    Order and names follow the module's state dict; a tensor with two names (tied weights) travels once. Integer
-    buffers are rounded to the nearest when a vector is loaded.
-
-    Args:
-        module: owner of the tensors. They may move between devices, as in other libraries' trainers.
-        names: tensors that travel; None for all.
-
-    Raises:
-        ConfigError: the module has no tensors, or complex tensors.
+    Order and names follow the module's state dict; a tensor with two names (tied weights) travels once. Integer buffers
+    are rounded to the nearest when a vector is loaded. Tensors may move between devices. Raises `ConfigError` if the
+    module has no tensors, or complex tensors.
     """
 
     def __init__(self, module: nn.Module, names: Collection[str] | None = None) -> None:
@@ -145,10 +138,7 @@ def build_model(task: Task, seed: int) -> nn.Module:
 
 
 def initial_model(task: Task, seed: int, run: PartPatterns = UNSAID) -> tuple[Vector, Layout]:
-    """Shared part of the untrained model, float32 [layout.size], and its layout; equal on every machine.
-
-    Raises `ConfigError` if the module has no parts as ``run`` names them.
-    """
+    """Shared part of the untrained model, float32 [layout.size], and its layout; raises as `TaskModel`."""
     built = TaskModel(task, seed, run)
     return built.initial(), built.layout
 
@@ -182,8 +172,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def load_model(path: Path, layout: Layout, known: Collection[str]) -> Vector:
     """Load the shared part of a model from a file, float32 [layout.size]; tensors are matched by name.
 
-    ``known`` names all tensors of the model; those that do not travel are ignored in the file. Raises `ConfigError`
-    with the tensor's name if the file is not a state dict, or does not fit.
+    ``known`` names all tensors of the model. Raises `ConfigError` if the file is not a state dict, or does not fit.
     """
     arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in read_state(path).items()}
     for name, shape in zip(layout.names, layout.shapes, strict=True):
@@ -242,7 +231,6 @@ class TaskModel:
         self.layout = self._weights.layout
 
     def initial(self) -> Vector:
-        """Shared part of the untrained model, float32 [layout.size]; equal on every machine."""
         return self._weights.read()
 
     @property
@@ -251,12 +239,10 @@ class TaskModel:
         return frozen_digest((name, state[name]) for name in self.parts.frozen)
 
     def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
-        """Write a model's state dict, as ``torch.load(path, weights_only=True)`` reads it; the write is atomic.
+        """Write a model's state dict atomically; errors as `Weights.load` and `PrivateParts.restore`.
 
-        Args:
-            model: shared part, float32 [layout.size]; ValueError for a wrong length or a value that is not finite.
-            private: private parts from `fedsync.train.private.PrivateParts.keep`; `ConfigError` if parts have changed.
-                Tensors not in it, and frozen tensors, are as the task builds them.
+        ``model`` is the shared part, float32 [layout.size]; ``private`` has private parts from `PrivateParts.keep`.
+        Other tensors are as the task builds them.
         """
         self._weights.load(model)
         PrivateParts(self._module, self.parts.private).restore(private)

@@ -99,7 +99,7 @@ IMPORTERS = {
     "fedsync/flower/flwr_calls.py": "Flower's own command",
     "fedsync/flower/launch.py": "Flower's own programs, as the supervisor names them",
     "fedsync/policies/schema.py": "packages of a table of its own",
-    "fedsync/train/library_preload.py": "libraries of a task's class",
+    "fedsync/silo/session/trainer_preload.py": "libraries of a task's class",
 }
 IMPORTS = {
     "import_module", "__import__", "resolve_name", "spec_from_file_location", "module_from_spec", "exec_module",

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no La
 CLIENT = """
 import ctypes, json, os, resource, socket, subprocess, sys
 from pathlib import Path
-from fedsync.silo.agent.client_room import enter
+from fedsync.silo.agent.joins import enter
 
 home, inbox, port, secret, unix, other, victim, shared = sys.argv[1:]
 enter(Path(home), Path(inbox), int(port), Path(shared))

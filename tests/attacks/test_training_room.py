@@ -28,7 +28,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Split, Subject, WorkOrder
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room import guard, program
+from fedsync.silo.room import program
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.connection import listen
 from fedsync.silo.session.trainer_folder import HOME, fits
@@ -428,7 +428,5 @@ def test_a_deep_folder_is_removed_and_measured(tmp_path: Path) -> None:
 def test_nothing_that_starts_a_thread_is_imported_before_the_room() -> None:
     """Landlock confines the threads that there are later, not those that there were before."""
     heavy = ("numpy", "torch", "tenseal", "pydantic")
-    code = (
-        f"import sys, {program.__name__}, {guard.__name__}; print(*[name for name in {heavy} if name in sys.modules])"
-    )
+    code = f"import sys, {program.__name__}; print(*[name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

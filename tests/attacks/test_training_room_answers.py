@@ -7,8 +7,7 @@ import pytest
 from fedsync.common.errors import RunError
 from fedsync.core.orders import WorkReport
 from fedsync.model.layout import Layout
-from fedsync.silo.room.checked import checked_order, checked_trainer
-from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt
+from fedsync.silo.room.room_messages import OrderDone, TrainerBuilt, checked_order, checked_trainer
 from fedsync.train.silo_trainer import TrainerFacts
 from tests.attacks.test_training_room import order
 

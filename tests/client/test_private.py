@@ -19,10 +19,9 @@ from fedsync.core.orders import WorkOrder
 from fedsync.model.tensor_parts import UNSAID
 from fedsync.silo.protocol import EvaluateModel, Identity
 from fedsync.silo.session.session import SiloSession
-from fedsync.train import private
+from fedsync.train import module_parts
 from fedsync.train.guests.guest import GuestTrainer
-from fedsync.train.module_parts import parts_of
-from fedsync.train.private import PrivateParts
+from fedsync.train.module_parts import PrivateParts, parts_of
 from tests.train.make import order
 
 APP = '''
@@ -213,7 +212,7 @@ def test_what_is_too_large_spoiled_or_of_another_model_is_refused(monkeypatch: p
         parts.keep()
     with torch.no_grad():
         module.head.bias.fill_(3.0)
-    monkeypatch.setattr(private, "MOST_BYTES", 7)
+    monkeypatch.setattr(module_parts, "MOST_BYTES", 7)
     with pytest.raises(ConfigError, match="at most 7"):
         parts.keep()
 

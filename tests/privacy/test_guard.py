@@ -24,8 +24,7 @@ from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_guard import PrivacyGuard
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger
-from fedsync.silo.owner.privacy_tally import kept_tallies, spent_by
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, EvaluateModel, Identity
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer

@@ -383,7 +383,7 @@ def test_system_numbers_are_new_for_each_order_and_each_part_of_an_order() -> No
 
 def test_a_task_of_a_private_run_has_the_private_trainer() -> None:
     task = StrategyConfig.load("fedavg").task
-    from fedsync.client.silo_facts import Silo
+    from fedsync.client.app import Silo
 
     site = Silo(0, "a", 1, "cpu")
     made = task.trainer(site, 3, LocalOptions(device="cpu", private=True))

@@ -122,7 +122,7 @@ def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_w
         "import torch; assert not torch.cuda.is_initialized();"
         "from fedsync.core.cursor import Cursor;"
         "from tests.train.make import LocalOptions, order, trainer;"
-        "from fedsync.train.schedule import TorchSchedule;"
+        "from fedsync.train.options import TorchSchedule;"
         "falling = TorchSchedule('StepLR', {'step_size': 1});"
         "options = LocalOptions(momentum=0.9, clip_norm=1.0, schedule=falling, device='cpu');"
         "subject = trainer(options=options);"

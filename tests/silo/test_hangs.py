@@ -31,14 +31,14 @@ from fedsync.silo.protocol import (
     Train,
     exchange,
 )
-from fedsync.silo.session import hangs
-from fedsync.silo.session.hangs import HangWatch, StepSigns
+from fedsync.silo.session import liveness
+from fedsync.silo.session.liveness import HangWatch, StepSigns
 from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.train.guests.guest_code import line_of
 from fedsync.train.weights import initial_model
 
-LOOKS = int(hangs.UNWANTED_S / hangs.LOOK_S)
+LOOKS = int(liveness.UNWANTED_S / liveness.LOOK_S)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,10 @@ def watched(release: threading.Event, told: list[Hanging], *, waits: bool, unwan
 def test_what_may_wait_hangs_only_once_nobody_wants_it(
     waits: bool, unwanted: bool, found: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hangs, "LOOK_S", 0.01)
-    monkeypatch.setattr(hangs, "PATIENCE_S", 0.04)
-    monkeypatch.setattr(hangs, "UNWANTED_S", 0.02)
-    monkeypatch.setattr(hangs, "_processor_s", lambda: 1.0)
+    monkeypatch.setattr(liveness, "LOOK_S", 0.01)
+    monkeypatch.setattr(liveness, "PATIENCE_S", 0.04)
+    monkeypatch.setattr(liveness, "UNWANTED_S", 0.02)
+    monkeypatch.setattr(liveness, "_group_processor_s", lambda: 1.0)
     release, told = threading.Event(), list[Hanging]()
     thread = threading.Thread(target=watched, args=(release, told), kwargs={"waits": waits, "unwanted": unwanted})
     with caplog.at_level(logging.WARNING):
@@ -96,9 +96,9 @@ TASK = """
 import threading
 import torch
 from fedsync import SiloData, Task
-from fedsync.silo.session import hangs
+from fedsync.silo.session import liveness
 
-hangs.LOOK_S, hangs.PATIENCE_S, hangs.UNWANTED_S = 1.0, {patience}, 2.0
+liveness.LOOK_S, liveness.PATIENCE_S, liveness.UNWANTED_S = 1.0, {patience}, 2.0
 DATA = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(0, 2, (40,)))
 
 class Waiting(Task):

@@ -40,7 +40,7 @@ from fedsync.silo.protocol import (
 )
 from fedsync.silo.session.replicas import made_initial
 from fedsync.silo.session.service import TrainerService
-from fedsync.train.guarded_trainer import GuardedTrainer
+from fedsync.silo.session.silo_setup import GuardedTrainer
 from tests.cipher.given_keys import some_context
 
 

@@ -21,8 +21,7 @@ from fedsync.core.silo_presence import Presence
 from fedsync.model.layout import as_vector
 from fedsync.silo.owner import owner_policy
 from fedsync.silo.owner.key_lookup import KEYS
-from fedsync.silo.owner.order_counts import OrderCounts
-from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.owner.owner_policy import OrderCounts, OwnerPolicy
 from fedsync.silo.protocol import (
     AskModel,
     Collect,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.train.machine.cgroups import CpuLimit, Limits, MemoryLimit, find_limits
+from fedsync.train.machine.resources import CpuLimit, MemoryLimit, find_limits
 
 GIB = 2**30
 
@@ -36,23 +36,23 @@ def unified(root: Path, group: str = "/job", mount: str = "sys/fs/cgroup") -> Pa
 
 def test_version_2(tmp_path: Path) -> None:
     folder = unified(tmp_path)
-    limits = find_limits(tmp_path)
-    assert limits == Limits((CpuLimit(folder),), (MemoryLimit(folder),), folder)
-    assert limits.cpu[0].processors() == 1.5
-    assert limits.cpu[0].used_s() == 2.5
+    (cpu,), (memory,) = find_limits(tmp_path)
+    assert (cpu, memory) == (CpuLimit(folder), MemoryLimit(folder))
+    assert cpu.processors() == 1.5
+    assert cpu.used_s() == 2.5
     # 3 GiB of 4, of which 1 is cache.
-    assert limits.memory[0].share() == 0.5
+    assert memory.share() == 0.5
 
 
 def test_groups_around_the_own_one_limit_it_too(tmp_path: Path) -> None:
     folder = unified(tmp_path, "/job/inner")
     write(folder / "inner", {"cpu.max": "max 100000\n", "memory.max": "max\n", "memory.current": "9\n"})
-    assert find_limits(tmp_path) == Limits((CpuLimit(folder),), (MemoryLimit(folder),), folder / "inner")
+    assert find_limits(tmp_path) == ((CpuLimit(folder),), (MemoryLimit(folder),))
 
 
 def test_version_2_beside_version_1(tmp_path: Path) -> None:
     folder = unified(tmp_path, mount="sys/fs/cgroup/unified")
-    assert find_limits(tmp_path).home == folder
+    assert find_limits(tmp_path)[0] == (CpuLimit(folder),)
 
 
 @pytest.mark.parametrize(("at_least", "share"), [(0.7, 0.5), (0.75, 0.75), (0.9, 0.75)])
@@ -74,5 +74,4 @@ def test_cache_is_looked_at_only_where_it_could_matter(tmp_path: Path, at_least:
     ],
 )
 def test_without_limits_there_are_none(tmp_path: Path, files: dict[str, str]) -> None:
-    limits = find_limits(write(tmp_path, files))
-    assert (limits.cpu, limits.memory) == ((), ())
+    assert find_limits(write(tmp_path, files)) == ((), ())

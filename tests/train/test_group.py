@@ -24,7 +24,7 @@ from fedsync.evaluation.metrics.named import Wanted
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot
 from fedsync.train.options import LocalOptions
 from fedsync.train.processes.group import GroupTrainer
-from fedsync.train.sample import likely_update
+from fedsync.train.silo_trainer import likely_update
 from tests.train.make import Dropping, TwoClasses, order, slot, trainer
 
 pytestmark = pytest.mark.full

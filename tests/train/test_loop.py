@@ -11,8 +11,7 @@ from fedsync.core.cursor import Cursor
 from fedsync.model.layout import Vector
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer
-from fedsync.train.optimizers import optimizers
-from fedsync.train.options import LocalOptions
+from fedsync.train.options import LocalOptions, optimizers
 from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Clock, Dropping, TwoClasses, order, slot, trainer

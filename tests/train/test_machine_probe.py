@@ -3,8 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsync.train.machine.machine_probe import MOST_WINDOWS, MachineProbe, Series
 from fedsync.train.machine.resources import Resources
+from fedsync.train.pace import MOST_WINDOWS, MachineProbe, Series
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
 from fedsync.tasks.networks.lstm_classifier import LstmClassifier
-from fedsync.train.machine import model_size
-from fedsync.train.machine.cgroups import Limits, MemoryLimit
-from fedsync.train.machine.model_size import FittingModel, machine_bytes
+from fedsync.train.machine import memory
+from fedsync.train.machine.memory import FittingModel, machine_bytes
+from fedsync.train.machine.resources import MemoryLimit
 from fedsync.train.weights import TaskModel
 
 # name: what a file says of the task, 10^12 units wide.
@@ -63,5 +63,5 @@ def test_what_is_made_elsewhere_or_of_other_numbers_is_counted_as_what_it_takes(
 def test_the_memory_of_a_machine_ends_where_its_group_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("12345\n")
     unlimited = machine_bytes()
-    monkeypatch.setattr(model_size, "find_limits", lambda: Limits(memory=(MemoryLimit(tmp_path),)))
+    monkeypatch.setattr(memory, "find_limits", lambda: ((), (MemoryLimit(tmp_path),)))
     assert machine_bytes() == 12345 < unlimited

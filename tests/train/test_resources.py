@@ -6,8 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsync.train.machine import resources
-from fedsync.train.machine.resources import Resources, machine_busy_s, machine_memory_share, stalled_s
+from fedsync.train.machine.resources import Resources, machine_busy_s, machine_memory_share
 from tests.train.test_cgroups import unified, write
 
 
@@ -91,30 +90,6 @@ def test_a_quota_that_is_lowered_shows(tmp_path: Path) -> None:
     assert machine.work(own=0.5, others=0.0)[0] == pytest.approx(0.5)
 
 
-def test_a_group_that_stands_still_has_no_processor(tmp_path: Path) -> None:
-    folder = unified(tmp_path)
-    row = "avg10=0.00 avg60=0.00 avg300=0.00 total="
-    write(folder, {"cpu.pressure": f"some {row}900000\nfull {row}100000\n"})
-    machine = Machine(tmp_path)
-    write(folder, {"cpu.pressure": f"some {row}1900000\nfull {row}700000\n"})
-    assert machine.work(own=0.0, others=0.0)[0] == pytest.approx(0.4)
-
-
-@pytest.mark.parametrize("own_group", [True, False])
-def test_waiting_for_memory_raises_the_pressure(tmp_path: Path, own_group: bool) -> None:
-    row = "some avg10=0.00 avg60=0.00 avg300=0.00 total="
-    machines = tmp_path / "proc/pressure"
-    folder = unified(tmp_path) if own_group else machines
-    name = "memory.pressure" if own_group else "memory"
-    # What the machine says does not matter to a group that has a say of its own.
-    write(machines, {"memory": f"{row}0\n"})
-    write(folder, {name: f"{row}1000000\n"})
-    machine = Machine(tmp_path, used=0.6)
-    write(folder, {name: f"{row}1500000\n"})
-    # 0.6 in use (of the machine; the group, 0.5), and half a second of one stalled.
-    assert machine.work(0.0, 0.0)[1] == pytest.approx(1 - 0.4 * 0.5)
-
-
 def test_the_tightest_memory_counts(tmp_path: Path) -> None:
     unified(tmp_path)  # half of its limit
     assert Machine(tmp_path, used=0.25).work(0.0, 0.0)[1] == 0.5
@@ -136,12 +111,6 @@ def test_the_first_reading_has_nothing_to_compare_with(tmp_path: Path) -> None:
     assert resources.read(1.0) == (None, 0.5), "no time has passed"
 
 
-@pytest.mark.parametrize("text", ["", "some avg10=0.00", "some total=x", "full avg10=0.00 total=5"])
-def test_pressure_files_that_say_nothing(tmp_path: Path, text: str) -> None:
-    write(tmp_path, {"memory": text})
-    assert stalled_s(tmp_path / "memory", "some") is None
-
-
 def test_this_machine_answers() -> None:
     resources = Resources()
     resources.begin(0.0)
@@ -156,11 +125,3 @@ def test_the_machine_s_figures_are_psutil_s() -> None:
     before = sum(psutil.cpu_times()[:8]) - psutil.cpu_times().idle - psutil.cpu_times().iowait
     assert machine_busy_s() == pytest.approx(before, abs=5.0)
     assert machine_memory_share() == pytest.approx(psutil.virtual_memory().percent / 100, abs=0.02)
-
-
-def test_without_linux_s_files_psutil_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    for name, path in (("_STAT", tmp_path / "none"), ("_MEMINFO", tmp_path / "empty")):
-        monkeypatch.setattr(resources, name, path)
-    assert machine_busy_s() > 0
-    assert 0 < machine_memory_share() < 1

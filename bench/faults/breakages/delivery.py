@@ -360,7 +360,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "silo/session/own_models.py": (
+    "silo/session/last_order.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",
@@ -371,16 +371,12 @@ _CHANGES: Changes = {
             " or order.base_version != kept.order.base_version",
             "",
         ),
-    ),
-    "silo/session/last_order.py": (
         (
             "a-queued-orders-answer-takes-the-place-of-the-one-before",
             "            place = other\n        else:",
             "            pass\n        else:",
         ),
         ("a-place-in-the-data-is-lost", 'decode(Cursor, about["cursor"], own=True)', "Cursor()"),
-    ),
-    "silo/session/vector_file.py": (
         (
             "an-order-is-done-twice-after-a-crash",
             "        write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)\n",

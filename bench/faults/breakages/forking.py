@@ -33,7 +33,7 @@ _CHANGES: Changes = {
         ),
         ("a-failure-counts-as-success", "self._code = int(said)", "self._code = 0"),
     ),
-    "train/optimizers.py": (
+    "train/options.py": (
         ("a-trainer-loads-a-compiler-for-its-first-step", "inspect.unwrap(kind.step)", "kind.step"),
         (
             "a-trainer-loads-a-compiler-for-its-optimizer",

@@ -19,7 +19,7 @@ TESTS = (
 )
 
 _CHANGES: Changes = {
-    "train/machine/model_size.py": (
+    "train/machine/memory.py": (
         ("only-the-largest-layer-counts", "self._bytes += itemsize", "self._bytes = itemsize"),
         (
             "a-model-of-other-floats-is-taken-for-smaller",
@@ -52,7 +52,7 @@ _CHANGES: Changes = {
         ("a-silo-counts-for-as-many-samples-as-it-says", "if most is not None and said > most:", "if False:"),
         ("a-silo-with-as-many-samples-as-it-may-have-is-refused", "and said > most:", "and said >= most:"),
     ),
-    "silo/session/hangs.py": (
+    "silo/session/liveness.py": (
         ("a-step-that-waits-for-ever-is-waited-for", "if signs.still_s >= patience_s:", "if signs.still_s > 1e9:"),
         ("a-long-step-is-taken-for-one-that-waits", "or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S", ""),
         ("a-loop-of-ones-own-may-wait-for-nothing", "inf if self._waits else PATIENCE_S", "PATIENCE_S"),

@@ -85,8 +85,10 @@ _CHANGES: Changes = {
             "for ledger in self.ledgers[:1]:\n                ledger.check(self._asked(order, order.max_steps))",
         ),
     ),
+    "silo/owner/audit_chain.py": (
+        ("an-entry-is-not-on-disk-when-its-result-leaves", "        os.fdatasync(descriptor)\n", ""),
+    ),
     "silo/owner/privacy_ledger.py": (
-        ("an-entry-is-not-on-disk-when-its-result-leaves", "            os.fdatasync(descriptor)\n", ""),
         (
             "an-older-ledger-may-be-put-back",
             "if n > self._n or (n and digest != self._digests[n - 1]):",

@@ -18,7 +18,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.model.transfer import MAX_SEALED_BYTES
 
 if TYPE_CHECKING:
-    from fedsync.client.silo_facts import Silo
+    from fedsync.client.app import Silo
     from fedsync.train.local_trainer import LocalTrainer
     from fedsync.train.options import LocalOptions
 

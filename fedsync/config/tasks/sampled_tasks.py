@@ -17,7 +17,7 @@ from fedsync.tasks.partition import Iid, Own, Partition
 from fedsync.tasks.samples import Source
 
 if TYPE_CHECKING:
-    from fedsync.client.silo_facts import Silo
+    from fedsync.client.app import Silo
     from fedsync.tasks.task_protocol import Task
     from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
@@ -137,7 +137,7 @@ class OwnLoopSection(TaskSection):
     own_loop: ClassVar[bool] = True
     scores: ClassVar[Scores] = "any"
     libraries: ClassVar[tuple[str, ...]] = ("torch._dynamo",)
-    """Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.optimizers`."""
+    """Modules that PyTorch imports with the first optimizer of a foreign loop; see `fedsync.train.options`."""
 
     deals_data: ClassVar[bool] = False
     kind: str

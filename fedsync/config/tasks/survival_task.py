@@ -14,7 +14,7 @@ from fedsync.config.sections.section import Section
 from fedsync.policies.schema import Positive
 
 if TYPE_CHECKING:
-    from fedsync.client.silo_facts import Silo
+    from fedsync.client.app import Silo
     from fedsync.extras.survival.survival_sums import SurvivalForm
     from fedsync.tasks.csv_ import CsvTask
     from fedsync.train.local_trainer import LocalTrainer

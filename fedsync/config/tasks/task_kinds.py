@@ -36,7 +36,7 @@ from fedsync.policies.schema import Chosen
 from fedsync.tasks.partition import Iid, Partition
 
 if TYPE_CHECKING:
-    from fedsync.client.silo_facts import Silo
+    from fedsync.client.app import Silo
     from fedsync.evaluation.survey.findings import ColumnScale
     from fedsync.tasks.csv_ import CsvTask
     from fedsync.tasks.task_protocol import Task

@@ -27,7 +27,7 @@ from fedsync.extras.tracing.update_trace import Finding, Tracer
 from fedsync.silo.owner.model_export import KeptRun, kept_runs, kept_state
 from fedsync.silo.owner.owner_policy import act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
-from fedsync.silo.room.model_keeper import keeper_of
+from fedsync.silo.room.process_start import keeper_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,14 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedsync.common.proxies import ProxyRefused, Way
-from fedsync.identity.certificates import certificate_facts, read_certificate
-from fedsync.identity.server_proof import CertificateReplaced, prove_server, shown_certificate, trusting
+from fedsync.identity.certificates import (
+    CertificateReplaced,
+    certificate_facts,
+    prove_server,
+    read_certificate,
+    shown_certificate,
+    trusting,
+)
 from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0

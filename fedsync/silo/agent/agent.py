@@ -104,7 +104,6 @@ class AgentSession:
         return self._patience_s == GIVE_UP_S
 
     def give_up(self) -> None:
-        """End the session without a message to the hub."""
         self._patience_s = 0.0
         self._file.unlink(missing_ok=True)  # so that the agent does not begin it again
         self._changed.set()
@@ -145,7 +144,6 @@ class AgentSession:
         self._changed.clear()
 
     def _begun(self) -> JoinedRun | None:
-        """Return the saved session, or a new session of the last join; None where there is neither."""
         session, newer = _load(self._file), self._newer
         if newer is not None and (session is None or _elsewhere(newer, session)):
             self._newer, session = None, replace(newer, secret=new_secret())
@@ -153,7 +151,6 @@ class AgentSession:
         return session
 
     def _hold(self, session: JoinedRun) -> None:
-        """Hold requests at a hub and answer questions, until the connection breaks or a join names another hub."""
         if own := os.environ.get(OWN_NODE):
             session = replace(session, node=json.loads(own))  # the owner's configuration overrides the app's
         join, after = trusted(Join.parse(session.join), session.node), 0
@@ -174,7 +171,7 @@ class AgentSession:
                 self._begin(line, session, question)
 
     def _line_of(self, join: Join, secret: str) -> HubLine:
-        """Return the session's connection, also after a break, because answering threads use it."""
+        """Return the session's connection, the same after a break, because answering threads use it."""
         if self._line is None or self._line[0] != secret:
             if self._line is not None:
                 self._line[1].close()
@@ -182,7 +179,6 @@ class AgentSession:
         return self._line[1]
 
     def _begin(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
-        """Start a thread for a question, unless one works on it: the hub repeats questions after a break."""
         if question.number in self._working:
             return
         self._working.add(question.number)
@@ -195,7 +191,6 @@ class AgentSession:
             raise OSError("no more threads") from error  # the question is requested again
 
     def _work(self, line: HubLine, session: JoinedRun, question: ReceivedQuestion) -> None:
-        """Answer a question, and repeat the sending until the hub has the answer."""
         app_folder.set(session.app)
         place = Place(session.node, session.run, session.ids)
         payload, breaks = question.payload, 0
@@ -277,7 +272,6 @@ class Agent:
                             return
 
     def _tend(self) -> None:
-        """Begin sessions from disk and from joins, and forget ended sessions."""
         self._sessions = {name: each for name, each in self._sessions.items() if each[1].is_alive()}
         joins = dict[str, JoinedRun]()
         try:
@@ -310,7 +304,6 @@ class Agent:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the agent of the folder in the first argument, unless another process does."""
     exit_with_owner()
     folder = private_folder(Path(arguments[0]))
     private_folder(folder / INBOX_FOLDER)

@@ -34,17 +34,8 @@ Config = Mapping[str, bool | int | float | str]
 """Flower's node configuration or run configuration."""
 
 OWN_NODE_KEYS = {
-    *(
-        "partition-id",
-        "silo-name",
-        "device",
-        "processes",
-        "resources",
-        "declared-speed",
-        "relay",
-        "hub-hosts",
-        "hub-authority",
-    )
+    *("partition-id", "silo-name", "device", "processes", "resources", "declared-speed", "relay"),
+    *("hub-hosts", "hub-authority"),
 }
 OWN_RUN_KEYS = {
     *("strategy", "silos", "overrides", "out", "control", "keys", "registered", "regions", "resume", "target-accuracy"),
@@ -113,7 +104,6 @@ class Place:
 
 
 def _fetched(fetch: Fetch, folder: Path, within: Path, nbytes: int) -> Payload | None:
-    """Fetch a question's payload to ``folder``; a large payload needs room on the disk, as in `room_for`."""
     if nbytes <= BESIDE_BYTES:
         return fetch(folder) if nbytes else None
     with room_for(within, nbytes):
@@ -157,13 +147,11 @@ class EmulatedLine:
     byte_s: float = 0.0
 
     def carried(self, payload: Payload | None, begin_s: float) -> None:
-        """Wait until a message that began at ``begin_s`` would have arrived."""
         nbytes = 0 if payload is None else payload.nbytes
         time.sleep(max(0.0, begin_s + self.latency_s + nbytes * self.byte_s - time.monotonic()))
 
 
 def emulated_line(identity: Identity, environment: Mapping[str, str]) -> EmulatedLine:
-    """Return the line of the emulated machine; a line without delay for a silo with an owner or without emulation."""
     machines = [] if environment.get(ALLOWED) else json.loads(identity.spec).get("emulate", [])
     if not 0 <= identity.index < len(machines):
         return EmulatedLine()
@@ -176,9 +164,9 @@ def emulated_line(identity: Identity, environment: Mapping[str, str]) -> Emulate
 def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:
     """Return the identity of a node's silo, with the decisions of its owner.
 
-    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0"
-    processes=2 resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The
-    report of machine resources needs the consent of both. Raises `ConfigError` for a value of the wrong kind.
+    The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0" processes=2
+    resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The report of
+    machine resources needs both. Raises `ConfigError` for a value of the wrong kind.
     """
     index, device = _number(node, "partition-id", int) or 0, node.get("device")
     return Identity(

@@ -1,4 +1,7 @@
-"""Joins of a silo's agent: a file for each run to join, and a wake-up on the agent's socket.
+"""Joins of a silo's agent: a file for each run to join, a wake-up on its socket, and the room of a run's ClientApp.
+
+Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. Confined without keys or
+data, this process may do one thing: put a join into the agent's inbox.
 
 The sender of a join starts the agent if it does not run. The file is written first, so no join is lost.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import secrets
 import shutil
 import stat
@@ -24,6 +28,7 @@ from fedsync.common.errors import ProtocolError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER
+from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.session.connection import call
 from fedsync.transport.join import Join
@@ -59,8 +64,8 @@ _LISTEN_S, _PAUSE_S, _UNFINISHED_S, _STOP_S = 60.0, 0.05, 10.0, 10.0
 class JoinedRun:
     """A silo's part in a run, as its ClientApp passes it on.
 
-    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, and ``app`` the folder of
-    the run's Flower app, or empty. ``secret`` is the session's, empty until the agent begins it.
+    ``join`` is the hub's connection data, ``ids`` a `fedsync.common.environment.FLOWER_IDS`, ``app`` the folder of the
+    run's Flower app, or empty, and ``secret`` the session's, empty until the agent begins it.
     """
 
     join: str
@@ -71,7 +76,6 @@ class JoinedRun:
     secret: str = ""
 
     def is_sound(self) -> bool:
-        """Return whether all fields have their declared types."""
         texts = (self.join, self.ids, self.app, self.secret)
         return (
             all(isinstance(each, str) for each in texts) and isinstance(self.node, dict) and isinstance(self.run, dict)
@@ -90,15 +94,14 @@ class JoinedRun:
 
 
 def name_of(join: Join) -> str:
-    """Return the base name of the files of a silo's session in a run."""
     return hashlib.sha256(f"{join.run} {join.silo}".encode()).hexdigest()[:16]
 
 
 def trusted(join: Join, node: Mapping[str, Any]) -> Join:
     """Return the join restricted to the hosts that the silo's owner allows; raises as `Join.trusted`.
 
-    The owner's rules are in ``silo.yaml``. A manually started SuperNode has ``hub-hosts="fed.example.org"`` in its node
-    configuration. Without any rule of an owner, the hub may also be on this machine.
+    Rules are in ``silo.yaml``, or in the configuration of a SuperNode started by hand: ``hub-hosts="fed.example.org"``.
+    Without any rule, the hub may also be on this machine.
     """
     owner = json.loads(os.environ.get(ALLOWED) or "{}")
     hosts = owner.get("hub_hosts") or str(node.get("hub-hosts", "")).split(",")
@@ -111,9 +114,7 @@ def trusted(join: Join, node: Mapping[str, Any]) -> Join:
 def hand_over(state: Path, joined: JoinedRun) -> None:
     """Pass a join to the silo's agent below the trainers' folder ``state``; start the agent if none answers.
 
-    Raises:
-        ProtocolError: the join is invalid.
-        RunError: no agent can be started.
+    Raises `ProtocolError` if the join is invalid, and `RunError` if no agent can be started.
     """
     folder = private_folder(state / FOLDER)
     drop(private_folder(folder / INBOX_FOLDER), joined)
@@ -140,10 +141,7 @@ def drop(inbox: Path, joined: JoinedRun) -> None:
 
 
 def dropped(inbox: Path) -> dict[str, JoinedRun]:
-    """Take the joins out of an inbox, by session; nothing there is trusted, as the server's code may have written it.
-
-    Invalid and surplus files are removed.
-    """
+    """Take the joins out of an inbox, by session, and remove all else: the server's code may have written anything."""
     found, unfinished = dict[str, JoinedRun](), time.time() - _UNFINISHED_S
     with os.scandir(inbox) as entries:
         for entry in islice(entries, MOST_FILES):
@@ -163,7 +161,6 @@ def _is_young(entry: os.DirEntry[str], since_s: float) -> bool:
 
 
 def _read(file: Path) -> JoinedRun | None:
-    """Return a join from a correctly named file; None for any other file."""
     try:
         with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
             text = opened.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
@@ -197,7 +194,6 @@ def touch(folder: Path, word: bytes = b"") -> bool:
 
 
 def stop_agent(state: Path) -> None:
-    """End the agent of a folder of trainers, if there is one, and wait until it is gone."""
     folder = state / FOLDER
     if touch(folder, QUIT):
         with taken(folder / LOCK, _STOP_S):
@@ -216,3 +212,25 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             )
         except OSError as error:
             raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
+
+
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH", ALLOWED, INBOX)
+_KEPT_PREFIXES = ("FLWR_", "RAY_")
+
+
+def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
+    """Return the room with the folder ``home``, the SuperNode's ``port``, and the ``secret`` file of its ClientApps."""
+    programs, sources = own_sources()
+    return Room((*programs, secret), (home,), inbox, (port,), sources)
+
+
+def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
+    """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
+    for name in list(os.environ):
+        if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
+            del os.environ[name]
+    emptied(home)
+    for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
+        resource.setrlimit(limit, (most, most))
+    settle_in(home)
+    confine(room_of(home, inbox, port, secret))

@@ -127,10 +127,8 @@ def unshowable(run: AskedRun) -> str:
 def check_approved(identity: Identity) -> None:
     """Check that the owner has approved the run, if the silo's owner requires approval.
 
-    Raises:
-        AwaitsApproval: the owner has not decided; the run is now recorded as pending.
-        OwnerRefusal: the owner has refused the run.
-        ConfigError: the pending run cannot be recorded.
+    Raises `AwaitsApproval`, once the run is recorded as pending, `OwnerRefusal` if the owner has refused it, and
+    `ConfigError` if it cannot be recorded.
     """
     folder = _folder_here(os.environ.get(ALLOWED) or "{}")
     if folder is None:
@@ -169,7 +167,6 @@ class Approvals:
         return sorted((kept.run for kept in found if kept is not None), key=lambda run: run.since)
 
     def decided(self) -> list[tuple[str, bool]]:
-        """Return the digests with a decision, and whether the owner approved."""
         return [(path.name, kind == _APPROVED) for kind in (_APPROVED, _REFUSED) for path in self._files(kind)]
 
     def asked(self, digest: str) -> AskedRun | None:
@@ -182,14 +179,13 @@ class Approvals:
         return kept is not None and kept.code == code
 
     def decide(self, asked: str, *, approve: bool, code: Mapping[str, str] | None = None) -> AskedRun:
-        """Approve or refuse a run; the decision is on disk when this returns.
+        """Approve or refuse a run, durably.
 
         Args:
             asked: `with_code` of a pending or decided run; a refusal needs only the digest.
             code: current SHA-256 of the code that the run names, by absolute path.
 
-        Raises:
-            ConfigError: the run is unknown, its code differs from the shown code, or the disk rejects the file.
+        Raises `ConfigError` if the run is unknown, its code differs from the shown code, or the disk rejects the file.
         """
         code = code or {}
         digest = asked.partition("+")[0]
@@ -228,7 +224,6 @@ class Approvals:
         return True
 
     def _wait(self, run: AskedRun, digest: str) -> None:
-        """Record a pending run, or refresh its time."""
         path = self._folder / _WAITING / digest
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
@@ -246,7 +241,6 @@ class Approvals:
                 old.unlink(missing_ok=True)
 
     def _files(self, kind: str) -> list[Path]:
-        """Return the files by their last use, the oldest first."""
         found: list[tuple[float, Path]] = []
         for path in (self._folder / kind).glob("*"):
             if DIGEST.fullmatch(path.name):
@@ -256,7 +250,6 @@ class Approvals:
 
     @staticmethod
     def _read(path: Path) -> _RunRecord | None:
-        """Return a file's record; None where it is missing or damaged."""
         if not path.exists():
             return None
         try:
@@ -267,7 +260,6 @@ class Approvals:
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Lock the folder against changes by other processes of the silo."""
         lock = private_folder(self._folder) / _LOCK
         try:
             with taken(lock, inf):

@@ -18,8 +18,6 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
@@ -27,40 +25,28 @@ from pathlib import Path
 from typing import get_args
 
 from fedsync.common.errors import ConfigError, ProtocolError
-from fedsync.common.files import OWNER_FILE, private_folder
+from fedsync.common.files import private_folder
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.chunked_arrays import pieces
 from fedsync.model.transfer import Payload
-from fedsync.silo.owner.audit_chain import (
-    FIRST,
-    MOST_LINE,
-    UNWRITTEN,
-    AuditBroken,
-    AuditPlace,
-    Fields,
-    file_name,
-    log_files,
-    sealed_line,
-)
-from fedsync.silo.protocol import (
-    STATE,
-    Collect,
-    EvaluateModel,
-    Identity,
-    Refusal,
-    Reply,
-    Request,
-    Train,
-    read_request,
-)
+from fedsync.silo import protocol
+from fedsync.silo.owner import audit_chain
+from fedsync.silo.owner.audit_chain import MOST_LINE, AuditBroken, AuditPlace, Fields, file_name
+from fedsync.silo.protocol import Identity
 
 _LOCK = "audit.lock"
 _MOST_WORDS = 300
-_TELLING = {Refusal.OWNER, Refusal.LIMIT, Refusal.BUDGET, Refusal.APPROVAL, Refusal.AWAY}
+_TELLING = {
+    protocol.Refusal.OWNER,
+    protocol.Refusal.LIMIT,
+    protocol.Refusal.BUDGET,
+    protocol.Refusal.APPROVAL,
+    protocol.Refusal.AWAY,
+}
 """Refusals whose reasons are the owner's rules, and hold nothing of the data."""
 
-_REPLIES = {kind.__name__ for kind in get_args(Reply)}
+_REPLIES = {kind.__name__ for kind in get_args(protocol.Reply)}
 
 
 class AuditLog:
@@ -70,13 +56,13 @@ class AuditLog:
         self._place, self.asks = place, place.asks
         self._folder = Path(place.folder)
         self._alone = threading.Lock()
-        self._file, self._size, self._n, self._digest = 0, -1, 0, FIRST
+        self._file, self._size, self._n, self._digest = 0, -1, 0, audit_chain.FIRST
 
     def add(self, kind: str, fields: Fields) -> None:
         """Write a line durably; if the disk or the log fails, remove the line and raise `ConfigError`."""
         try:
             with self._alone, taken(private_folder(self._folder) / _LOCK, inf):
-                if self._place.required and (self._folder / UNWRITTEN).exists():
+                if self._place.required and (self._folder / audit_chain.UNWRITTEN).exists():
                     raise OSError(errno.EIO, "its head cannot be written off the machine, which the owner demands")
                 self._find_end()
                 if self._size > self._place.bytes:
@@ -92,22 +78,15 @@ class AuditLog:
     def _write(self, kind: str, fields: Fields) -> None:
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         said = {**fields, "n": self._n + 1, "at": at, "before": self._digest, "kind": kind}
-        line, digest = sealed_line(said)
-        with _opened(self._folder / file_name(self._file)) as descriptor:
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fdatasync(descriptor)
-            except OSError:
-                os.ftruncate(descriptor, self._size)
-                raise
+        line, digest = audit_chain.sealed_line(said)
+        audit_chain.append_line(self._folder / file_name(self._file), line, self._size)
         if self._size == 0:
             _sync(self._folder)
         self._n, self._digest, self._size = self._n + 1, digest, self._size + len(line)
 
     def _find_end(self) -> None:
         """Find the last line, unless this process wrote it; cut off an incomplete line."""
-        files = log_files(self._folder)
+        files = audit_chain.log_files(self._folder)
         number, path = files[-1] if files else (1, self._folder / file_name(1))
         size = path.stat().st_size if files else 0
         if (number, size) == (self._file, self._size):
@@ -118,16 +97,14 @@ class AuditLog:
                 break
             found, _ = _last_line(each)
         self._file, self._size = number, size - torn
-        self._n, self._digest = found or (0, FIRST)
+        self._n, self._digest = found or (0, audit_chain.FIRST)
         if torn:
-            with _opened(path) as descriptor:
-                os.ftruncate(descriptor, self._size)
+            os.truncate(path, self._size)
             self._write("repaired", {"bytes": torn})
 
     def _rotate(self) -> None:
-        """Begin another file, and remove the oldest files, which the new file records first."""
         self._file, self._size = self._file + 1, 0
-        surplus = log_files(self._folder)[: -(self._place.keep - 1) or None]
+        surplus = audit_chain.log_files(self._folder)[: -(self._place.keep - 1) or None]
         first = 0 if not surplus else _first_number(self._folder / file_name(surplus[-1][0] + 1))
         if first:
             self._write("pruned", {"first": first})
@@ -147,10 +124,7 @@ def _log_of(allowed: str) -> AuditLog | None:
 
 
 def audit_answer(identity: Identity | None, asked: str, nbytes: int, reply: str, answer: Payload | None) -> None:
-    """Record an answer, and ``nbytes`` of the request's payload, before the answer leaves the silo.
-
-    ``identity`` is None where the message did not say. Raises `ConfigError` if the answer cannot be recorded.
-    """
+    """Record an answer before it leaves, or raise `ConfigError`; ``nbytes``: size of the request's payload."""
     log = audit_here()
     if log is None:
         return
@@ -171,7 +145,6 @@ def _run(identity: Identity | None) -> dict[str, str | int]:
 
 @lru_cache(maxsize=8)
 def run_name(spec: str) -> str:
-    """Return the server's name for a run, shortened; empty where it cannot be read."""
     try:
         return str(json.loads(spec).get("run", ""))[:_MOST_WORDS]
     except (ValueError, AttributeError, RecursionError):
@@ -180,15 +153,15 @@ def run_name(spec: str) -> str:
 
 def _asked(text: str) -> dict[str, str | int]:
     try:
-        request: Request = read_request(text)
+        request: protocol.Request = protocol.read_request(text)
     except ProtocolError:
         return {"asked": "", "of": ""}
     match request:
-        case Train(order):
+        case protocol.Train(order):
             of = order.update_id
-        case Collect(update_id):
+        case protocol.Collect(update_id):
             of = update_id
-        case EvaluateModel(version, split, subject):
+        case protocol.EvaluateModel(version, split, subject):
             of = f"{subject} {version} {split}"
         case _:
             of = ""
@@ -200,27 +173,16 @@ def _said(reply: str) -> dict[str, str | int]:
     kind = said["type"] if said["type"] in _REPLIES else ""
     if kind != "Refused":
         return {"said": kind}
-    code = Refusal(said["code"])
+    code = protocol.Refusal(said["code"])
     return {"said": kind, "code": code.value, "why": _why(code)[:_MOST_WORDS]}
 
 
-def _why(code: Refusal) -> str:
-    """Return the reason of a refusal, which the refusing process has just recorded."""
+def _why(code: protocol.Refusal) -> str:
     from fedsync.silo.owner.refusals import last_refusals
 
-    root = os.environ.get(STATE)
+    root = os.environ.get(protocol.STATE)
     notes = last_refusals(Path(root)) if root and code in _TELLING else ()
     return next((note.reason for note in reversed(notes) if note.code is code), "")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags, OWNER_FILE)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _last_line(path: Path) -> tuple[tuple[int, str] | None, int]:

@@ -14,6 +14,7 @@ files. A later line of kind ``pruned`` then names the first remaining line.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.errors import FedSyncError
+from fedsync.common.files import OWNER_FILE
 
 AUDIT = "audit"
 
@@ -50,11 +52,8 @@ class AuditBroken(FedSyncError):
 class AuditPlace:
     """Location and limits of a silo's log.
 
-    Args:
-        asks: address of the server, which asks this silo.
-        bytes: size at which a new file begins.
-        keep: number of files that are kept.
-        required: nothing leaves the silo while the head cannot be written where the owner wants it.
+    ``asks`` is the server's address, ``bytes`` the size at which a new file begins, and ``keep`` the number of files.
+    If ``required``, nothing leaves the silo while the head cannot be written where the owner wants it.
     """
 
     folder: str
@@ -69,9 +68,22 @@ def canonical(fields: Mapping[str, Any]) -> bytes:
 
 
 def sealed_line(fields: Fields) -> tuple[bytes, str]:
-    """Return a line with its line end, and its digest."""
     digest = hashlib.sha256(canonical(fields)).hexdigest()
     return canonical({**fields, "digest": digest}) + b"\n", digest
+
+
+def append_line(path: Path, line: bytes, size: int) -> None:
+    """Append a line durably to a file of ``size`` bytes; raise `OSError`, and leave the file as it was, if it fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE)
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(descriptor)
+    except OSError:
+        os.ftruncate(descriptor, size)
+        raise
+    finally:
+        os.close(descriptor)
 
 
 def file_name(number: int) -> str:
@@ -94,8 +106,8 @@ def log_files(folder: Path) -> list[tuple[int, Path]]:
 class AuditReader:
     """Reader of a log, from its beginning or from its last position; checks every line.
 
-    ``n`` and ``digest`` are those of the last line read; ``first`` is the number of the first existing line. ``torn``
-    is the size of an incomplete last line: the machine stopped during the write, and no answer left.
+    ``n`` and ``digest`` are those of the last line read, ``first`` is the number of the first existing line, and
+    ``torn`` the size of an incomplete last line, whose answer never left.
     """
 
     folder: Path
@@ -165,7 +177,6 @@ class AuditReader:
         return line
 
     def digests(self, wanted: Collection[int]) -> dict[int, str]:
-        """Return the digests of the wanted lines among the new lines; raises as `lines`."""
         found = {}
         for line in self.lines():
             if line["n"] in wanted:

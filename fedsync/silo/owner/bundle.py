@@ -17,12 +17,10 @@ _MANIFEST = "pyproject.toml"
 
 
 def announced(path: Iterable[str], apps: Path) -> str:
-    """Return the folder of the Flower app of this process; empty for none.
+    """Return the folder of this process's Flower app among the folders of ``path``; empty for none.
 
-    Args:
-        path: folders that the process imports from; Flower adds the app's folder.
-        apps: folder where Flower unpacks apps. A folder in it takes precedence: Ray puts the SuperLink's start folder
-            into ``sys.path``, which may hold an older copy of the app.
+    A folder in ``apps``, where Flower unpacks apps, takes precedence: Ray puts the SuperLink's start folder into
+    ``sys.path``, which may hold an older copy of the app.
     """
     folders = [Path(entry).resolve() for entry in path if entry and (Path(entry) / _MANIFEST).is_file()]
     folders.sort(key=lambda folder: folder.parent != apps.resolve())

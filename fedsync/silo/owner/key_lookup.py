@@ -37,7 +37,6 @@ def own_ring(name: str) -> Ring:
 
 
 def many_keys() -> bool:
-    """Return whether the folder holds the keys of several silos, as for emulated silos."""
     from fedsync.cipher.keys.keyring import SILO_FILE
 
     root = os.environ.get(KEYS)

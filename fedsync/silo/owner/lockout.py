@@ -93,20 +93,16 @@ class Lockout:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Serialize messages over all trainers of the silo, from the check that it is open to the count.
+        """Serialize messages over all trainers of the silo, from the check to the count; raises as `check`.
 
         Without this lock, a server that asks many trainers at once could test many forgeries before the lockout.
-        Raises `SiloLocked`, and `ConfigError` if the folder is not writable.
         """
         with self._held(_TURN):
             self.check()
             yield
 
     def count(self, reason: str) -> None:
-        """Count a failure; it is on disk when this returns.
-
-        Raises `SiloLocked` if the failure cannot be counted; the silo answers nothing else until it can.
-        """
+        """Count a failure durably; raises `SiloLocked` if that fails. The silo then answers nothing until it can."""
         failure = IntegrityFailure(datetime.now(UTC).isoformat(timespec="seconds"), reason[:_MOST_REASON])
         self._uncounted = failure.reason
         try:
@@ -130,7 +126,6 @@ class Lockout:
 
     @contextmanager
     def _held(self, lock: str = _LOCK) -> Iterator[Path | None]:
-        """Yield the folder while this process holds its lock."""
         if self._folder is None:
             yield None
             return

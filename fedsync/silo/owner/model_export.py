@@ -18,14 +18,13 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.best_version import stated
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import COPY, STATE_FOLDER, Identity
-from fedsync.silo.room.model_keeper import keeper_of
+from fedsync.silo.room.process_start import keeper_of
 from fedsync.silo.run_text import RunText
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.replica_state import ReplicaState
     from fedsync.model.layout import Layout
-    from fedsync.train.local_trainer import ModelKeeper
 
 MODEL, LAST, BEST, STATED = "model.pt", "last.pt", "best.pt", "best.json"
 
@@ -34,11 +33,9 @@ _SURVEY = "survey"
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """Encrypted run whose model this silo keeps.
+    """Encrypted run whose model this silo keeps; ``at_s`` is the time of the model's arrival [s since the epoch].
 
-    Args:
-        at_s: time of the model's arrival [s since the epoch].
-        copies: model files, one of each trainer; there are several where the owner's rules changed during the run.
+    ``copies`` has several model files where the owner's rules changed during the run, one of each trainer.
     """
 
     name: str
@@ -56,10 +53,7 @@ class KeptRun:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of `export_kept`: the state dict's file, its run, the version, and other runs, newest first.
-
-    ``best`` is the version in ``best.pt``; None where the silo keeps none.
-    """
+    """Result of `export_kept`: the state dict's file, its run and version, the version in ``best.pt``, other runs."""
 
     file: Path
     run: KeptRun
@@ -83,11 +77,9 @@ def export_model(state: Path, out: Path) -> Mapping[str, str]:
 
 
 def export_kept(config: SiloStartConfig, out: Path, run: str | None = None) -> Exported:
-    """Write ``model.pt``, ``last.pt`` and ``best.pt`` from a real silo's copy of an encrypted run's model.
+    """Write ``model.pt``, ``last.pt`` and ``best.pt`` of a run, by default the newest, from a real silo's copy.
 
-    Args:
-        out: destination folder; created if missing, for its owner alone.
-        run: identity of the run; None for the run with the newest model.
+    ``out`` is created if missing, for its owner alone.
 
     Raises:
         ConfigError: the silo keeps no such run, its task cannot be built here or has changed, or ``out`` is not
@@ -152,29 +144,20 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
-    """Write the copy with the highest version; return this version, and the best version if there is one.
-
-    With an ``owner``, private parts are as the copy's trainer has trained them; else they are initial.
-    """
-    with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
-        return _write_by(keeper, out, copies, spec, own=owner is not None)
-
-
-def _write_by(
-    keeper: ModelKeeper, out: Path, copies: Sequence[Path], spec: RunSpec, *, own: bool
-) -> tuple[int, int | None]:
+    """Write the newest copy, with private parts if there is an ``owner``; return its version and the best version."""
     from fedsync.silo.session.last_order import LastOrders  # imports torch, which takes seconds
 
-    path, newest, plan = kept_state(copies, spec, keeper.layout)
-    last = LastOrders(path.parent).last if own else None
-    private = b"" if last is None else last.cursor.private
-    for name in (MODEL, LAST):
-        keeper.save_model(out / name, newest.model, private)
-    for name in (BEST, STATED):
-        (out / name).unlink(missing_ok=True)
-    if newest.best is None:
-        return newest.version, None
-    keeper.save_model(out / BEST, newest.best.model, private)
+    with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
+        path, newest, plan = kept_state(copies, spec, keeper.layout)
+        last = None if owner is None else LastOrders(path.parent).last
+        private = b"" if last is None else last.cursor.private
+        for name in (MODEL, LAST):
+            keeper.save_model(out / name, newest.model, private)
+        for name in (BEST, STATED):
+            (out / name).unlink(missing_ok=True)
+        if newest.best is None:
+            return newest.version, None
+        keeper.save_model(out / BEST, newest.best.model, private)
     score, rule = newest.best.score, None if plan is None else plan.selection
     if score is not None:
         about = stated(score, None if rule is None else rule.value(score, {}, ()))

@@ -41,15 +41,10 @@ def surveyed(spec: RunSpec, sums: SurveySums | None, folder: Path | None) -> Run
 
 
 def open_survey(survey: SealedSurvey, identity: Identity, ring: Ring, owner: OwnerPolicy) -> SurveySums | None:
-    """Open a sealed survey if it seals as much as ``owner`` demands; None if it holds no silo's sums.
+    """Open a sealed survey, part of the run's specification as the server sent it; None if it holds no silo's sums.
 
-    The survey is part of the run's specification, so updates of silos with different surveys do not add up. Survey and
-    identity must be as the server sent them.
-
-    Raises:
-        ProtocolError: the survey is invalid, or is not what silos sealed.
-        SpoiledSum: silos sealed for another survey.
-        OwnerRefusal: the survey seals too little.
+    Raises `ProtocolError` if the survey is invalid, or is not what silos sealed, `SpoiledSum` if they sealed for
+    another survey, and `OwnerRefusal` if it seals too little.
     """
     from fedsync.cipher.silo.opening import model_of
     from fedsync.cipher.suites import open_suite

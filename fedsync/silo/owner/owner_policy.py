@@ -6,15 +6,21 @@ against these rules. Emulated silos have no owner, so the run's own settings app
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from fedsync.common.errors import LimitReached, OwnerRefusal, SiloAway
+from fedsync.common.errors import ConfigError, LimitReached, OwnerRefusal, SiloAway
+from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.locate import BY_NAME
@@ -31,7 +37,6 @@ from fedsync.silo.owner.approvals import APPROVALS, check_approved
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace
 from fedsync.silo.owner.bundle import unpacked
 from fedsync.silo.owner.key_lookup import KEYS, has_keys
-from fedsync.silo.owner.order_counts import OrderCounts
 from fedsync.silo.owner.privacy_ledger import LEDGERS
 from fedsync.silo.protocol import Identity
 
@@ -40,76 +45,51 @@ if TYPE_CHECKING:
 
 _MOST_NAMES = 4
 _COUNTS = "orders.json"
+_AS_GIVEN = (
+    *("presence", "limits", "state_bytes", "statistics", "share_local", "emulate", "first_model", "errors"),
+    "authority",
+)
+"""Settings of silo.yaml that are rules as they are."""
 
 ALL_DATA = "data"
 """Name of the budget for all data, where the owner gives no budgets by name."""
 
 
 class OwnerPolicy(Section):
-    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting."""
+    """Rules for runs at a silo; `fedsync.config.silo_start.SiloStartConfig` explains each setting.
+
+    None leaves the choice to the run, or turns a duty of the silo off. Paths are absolute.
+    """
 
     seal: SealConfig | None = None
-    """Minimum encryption of a run; None leaves the choice to the run."""
-
     data: list[str] | None = None
-    """Absolute paths of the files and folders that runs may read; None leaves the choice to the run."""
+    """Files and folders that runs may read."""
 
     named: dict[str, str] = Field(default_factory=dict)
-    """Paths of the silo's data, by the names that runs use."""
-
     code_files: list[str] | None = None
-    """Absolute paths of code files that runs may name (`fedsync.common.sandbox.named_code`); None: any file."""
+    """Code files that runs may name (`fedsync.common.sandbox.named_code`)."""
 
     reviewers: list[str] | None = None
-    """Public keys of code reviewers; None where the owner lists code files one by one."""
-
     never: list[str] = Field(default_factory=list)
-    """Absolute paths of files and folders that stay closed, even below the folders in ``data``."""
+    """Files and folders that stay closed, even below the folders in ``data``."""
 
     presence: PresenceConfig | None = None
-    """Times at which the silo takes orders; None for always."""
-
     limits: LimitsConfig | None = None
-    """Minimum size and maximum frequency of orders; None leaves the choice to the run."""
-
     counts: str | None = None
-    """File in which orders are counted; None turns counting off."""
-
     state_bytes: int | None = None
-    """Quota of the trainers' folders together [bytes]; beyond it, new runs are refused. None for no limit."""
-
     approvals: str | None = None
-    """Folder of the owner's decisions on runs; None where runs need no approval."""
-
     audit: AuditPlace | None = None
-    """Folder and limits of the audit log; None turns the log off."""
-
     statistics: Literal["sealed", "plain"] = "plain"
-    """Whether the server may read statistics of the silo's columns in an unencrypted run."""
-
     share_local: bool | None = None
-    """Whether the silo's local model may go to other silos; None leaves the choice to the run."""
-
     emulate: bool = True
-    """Whether the silo may emulate another machine."""
-
     first_model: str | None = "any"
-    """SHA-256 of the first model that the server may send; None admits only the task's own initial model."""
-
     errors: Literal["codes", "text"] = "codes"
-    """Whether the server may read the reasons of failures in unencrypted runs."""
-
     hub_hosts: list[str] = Field(default_factory=list)
-    """Hosts that are allowed as the hub of a run."""
-
     privacy: dict[str, BudgetConfig] = Field(default_factory=dict)
     """Privacy budgets by the owner's names of the data; one under `ALL_DATA` holds for all data."""
 
     ledgers: str = ""
-    """Folder of the ledgers of privacy budgets."""
-
     authority: str | None = None
-    """File with the certificate of the authority that signed the hub's certificate; None without TLS."""
 
     @classmethod
     def of(cls, config: SiloStartConfig) -> OwnerPolicy:
@@ -120,21 +100,13 @@ class OwnerPolicy(Section):
             code_files=None if config.code == "shipped" else config.code_files,
             reviewers=config.reviewers or None,
             never=config.closed(),
-            presence=config.presence,
-            limits=config.limits,
             counts=str(Path(config.state) / _COUNTS),
-            state_bytes=config.state_bytes,
             approvals=str(Path(config.state) / APPROVALS) if config.approve == "ask" else None,
             audit=audit_place(config),
-            statistics=config.statistics,
-            share_local=config.share_local,
-            emulate=config.emulate,
-            first_model=config.first_model,
-            errors=config.errors,
             hub_hosts=config.trusted_hosts,
             privacy=_budgets(config),
             ledgers=str(Path(config.state) / LEDGERS),
-            authority=config.authority,
+            **{name: getattr(config, name) for name in _AS_GIVEN},
         )
 
     @classmethod
@@ -146,11 +118,8 @@ class OwnerPolicy(Section):
         """Return the run as the silo ``index`` carries it out, with the paths of its task resolved.
 
         Each path must lie in the owner's folders, or be a name that the owner gave to data. A silo without an owner
-        resolves paths in the Flower app. The task keeps only the files of this silo.
-
-        Raises:
-            OwnerRefusal: a path is closed to runs, the run emulates machines against the owner's rules, or it asks
-                for statistics in the clear.
+        resolves paths in the Flower app. The task keeps only the files of this silo. Raises `OwnerRefusal` for a closed
+        path, an emulated machine or statistics in the clear against the owner's rules.
         """
         if spec.emulate and not self.emulate:
             problem = "the run has silos pretend to be other machines, and this silo's owner does not allow it"
@@ -174,7 +143,6 @@ class OwnerPolicy(Section):
         return spec.model_copy(update={"task": own.relocated(lambda path: str(fence.located(self._found(path))))})
 
     def _found(self, path: str) -> str:
-        """Return the path of data that a run asks for by name; other paths pass unchanged."""
         if not path.startswith(BY_NAME):
             return path
         name = path.removeprefix(BY_NAME)
@@ -185,7 +153,6 @@ class OwnerPolicy(Section):
         return self.named[name]
 
     def _check_statistics(self, task: TaskConfig) -> None:
-        """Check that statistics aggregate as many cells as the owner demands; raise `OwnerRefusal`."""
         asked = task.statistics if isinstance(task, SurveyConfig) else None
         if isinstance(task, CsvConfig):
             asked = task.survey()
@@ -205,7 +172,6 @@ class OwnerPolicy(Section):
         return self.code_files is not None
 
     def present(self) -> Presence | None:
-        """Return the presence that the silo reports to the server; None if it is always present."""
         return None if self.presence is None else self.presence.told(utc_now())
 
     def begin(self, order: WorkOrder, *, survey: bool = False, rounds: int | None = None) -> None:
@@ -236,22 +202,18 @@ class OwnerPolicy(Section):
                 self._counted.take("orders", *evaluations, *surveys)
 
     def begin_evaluation(self) -> None:
-        """Count an evaluation; raises as `begin`."""
         if self._counted is not None:
             self._counted.take("evaluations")
 
     @property
     def least_samples(self) -> int:
-        """Minimum that an order processes before it may end [samples]."""
         return 0 if self.limits is None else self.limits.samples
 
     @property
     def least_batch(self) -> int:
-        """Smallest allowed batch of an order [samples]."""
         return 1 if self.limits is None else self.limits.batch_size
 
     def check_done(self, samples: int) -> None:
-        """Check that an order's result may leave the silo; raise `LimitReached` if it has too few samples."""
         _at_least("samples", samples, self.least_samples)
 
     @cached_property
@@ -307,7 +269,6 @@ def _budgets(config: SiloStartConfig) -> dict[str, BudgetConfig]:
 
 
 def _check_bounds(plan: EncryptionPlan, seal: SealConfig) -> None:
-    """Check the numbers by which a run hides single silos against the owner's bounds; raise `OwnerRefusal`."""
     least = {
         "cipher.colluding": (plan.colluding, seal.colluding, "silos that may work with the server"),
         "min_silos": (plan.quorum, seal.quorum, "silos in a round, of more than half of which figures are told"),
@@ -338,24 +299,80 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Return the environment variables for every process that may start a silo's trainer: its keys and its rules.
-
-    The result sets all of them, so that no value of the caller's environment takes effect.
-    """
+    """Return all variables of a process that may start a silo's trainer, so that none of the caller's applies."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
-    return {
-        KEYS: config.keys or "",
-        NAMED_BY: config.passphrase_env,
-        ALLOWED: OwnerPolicy.of(config).model_dump_json(),
-    }
+    return {KEYS: config.keys or "", NAMED_BY: config.passphrase_env, ALLOWED: OwnerPolicy.of(config).model_dump_json()}
 
 
 def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
-    """Apply a trainer's rules for a run to this process: only allowed paths and only confirmed code.
-
-    Raises `OwnerRefusal` if the owner approves runs, and has not approved this run.
-    """
+    """Apply a trainer's rules for a run to this process; raises `OwnerRefusal` if the run lacks an approval."""
     os.environ.update(owner_environment(config))
     check_approved(identity)
     return OwnerPolicy.of(config)
+
+
+_MINUTES = 60
+_PORTION = 1000
+_LOCK_S = 10.0
+
+
+class OrderCounts:
+    """Counts of a silo's orders within the last hour, over all runs and restarts; ``most`` is the limit by kind.
+
+    The counts of each minute are in one file, and count until they are an hour old, or in the future, after a clock was
+    set back. A disk write costs milliseconds, so a trainer reserves a thousandth of the limit at a time. The unused
+    rest counts too, after the minute or the process ends.
+    """
+
+    def __init__(self, file: Path, most: Mapping[str, int]) -> None:
+        self._file = file
+        self._most = most
+        self._minute, self._left = 0, Counter[str]()
+        self._alone = threading.Lock()
+
+    def take(self, *kinds: str) -> None:
+        """Count one more of each kind.
+
+        Raises `LimitReached`, and counts nothing, beyond the owner's limit; `ConfigError` if the file is damaged, or
+        cannot be written.
+        """
+        with self._alone:
+            minute = int(time.time() // 60)
+            if minute != self._minute:
+                self._minute, self._left = minute, Counter()
+            missing = [kind for kind in kinds if not self._left[kind]]
+            if missing:
+                self._left.update(self._count(missing, minute))
+            self._left.subtract(kinds)
+
+    def _count(self, kinds: Sequence[str], minute: int) -> dict[str, int]:
+        with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
+            if not got:
+                raise ConfigError(str(self._file), "somebody keeps it locked", "End other trainers of this silo")
+            portions = {}
+            known = {kind: self._recent(counts, minute) for kind, counts in self._load().items()}
+            for kind in kinds:
+                counts = known.setdefault(kind, Counter())
+                portions[kind] = min(max(1, self._most[kind] // _PORTION), self._most[kind] - counts.total())
+                if portions[kind] < 1:
+                    problem = f"{counts.total()} {kind} within an hour, which is what this silo's owner allows"
+                    raise LimitReached("limits", problem, f"Wait, or have the owner raise limits.{kind}_per_hour")
+                counts[str(minute)] += portions[kind]
+            write_atomically(self._file, json.dumps(known).encode(), OWNER_FILE)
+            return portions
+
+    @staticmethod
+    def _recent(counts: Mapping[str, int], minute: int) -> Counter[str]:
+        return Counter({key: count for key, count in counts.items() if int(key) >= minute - _MINUTES})
+
+    def _load(self) -> dict[str, dict[str, int]]:
+        try:
+            known: dict[str, dict[str, int]] = json.loads(self._file.read_bytes())
+            if all(type(n) is int and int(key) for counts in known.values() for key, n in counts.items()):
+                return known
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError):
+            pass
+        raise ConfigError(str(self._file), "damaged: nobody knows how many orders there were", "Remove it")

@@ -8,6 +8,7 @@ remain; docs/assurance/privacy.md lists each figure.
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,9 @@ from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger, ledger_file
-from fedsync.silo.owner.privacy_tally import PrivacyTally, tally_of
+from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
-from fedsync.train.sample import Estimating
-from fedsync.train.silo_trainer import Outcome, SiloTrainer, TrainerFacts
+from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -70,9 +69,7 @@ class PrivacyGuard:
     def allow(self, order: WorkOrder) -> WorkOrder:
         """Return an order that may begin; one that is bounded by time has no more steps than the budgets have room for.
 
-        Raises:
-            BudgetSpent: the budgets have no room for it.
-            OwnerRefusal: it would train without privacy.
+        Raises `BudgetSpent` without room, and `OwnerRefusal` if it would train without privacy.
         """
         if order.apart:
             problem = f"a {order.subject} model would be trained without privacy, and a budget guards the data"
@@ -83,14 +80,11 @@ class PrivacyGuard:
         def fit(steps: int) -> bool:
             return all(ledger.allows(self._asked(order, steps)) for ledger in self.ledgers)
 
-        steps, beyond = 0, order.max_steps + 1
         if order.scores_only or order.budget_s is None or fit(order.max_steps):
             for ledger in self.ledgers:
                 ledger.check(self._asked(order, order.max_steps))
             return order
-        while beyond - steps > 1:
-            middle = (steps + beyond) // 2
-            steps, beyond = (middle, beyond) if fit(middle) else (steps, middle)
+        steps = bisect_left(range(1, order.max_steps + 1), True, key=lambda count: not fit(count))
         for ledger in self.ledgers:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
@@ -141,7 +135,6 @@ class PrivacyGuard:
             self.trainer.make_private(self.settings)
 
     def _guess(self, batch_size: int) -> float | None:
-        """Return about the noise for another batch size: it grows with the rate."""
         before = self.settings.noise
         return (
             None if before is None else 1.01 * before * self.settings.rate(batch_size) / self.settings.rate(self._aimed)
@@ -150,9 +143,8 @@ class PrivacyGuard:
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         """Enter what an order releases, and return its outcome as it may leave.
 
-        Raises:
-            BudgetSpent: other runs have spent the budget meanwhile.
-            ConfigError: a ledger takes no entry.
+        Raises `BudgetSpent` if other runs have spent the budget meanwhile, and `ConfigError` if a ledger takes no
+        entry.
         """
         report = outcome.report
         evaluation, releases = None, self._releases_of(order, report.steps)
@@ -169,7 +161,6 @@ class PrivacyGuard:
         return told
 
     def public(self, figure: str) -> bool:
-        """Return whether the owner declares a figure of all data public."""
         return all(figure in ledger.budget.public for ledger in self._owned)
 
     @property
@@ -193,7 +184,6 @@ class PrivacyGuard:
 
     @property
     def _open(self) -> bool:
-        """Whether the owner declares scores public."""
         return bool(self._owned) and self.public("scores")
 
     def _scored(self) -> Counter[Release]:
@@ -227,7 +217,6 @@ class PrivacyGuard:
         return Evaluation(None, min(max(right, 0.0), float(samples)), samples)
 
     def _stripped(self, order: WorkOrder, report: WorkReport) -> WorkReport:
-        """Return the report without what training finds out about the data."""
         loss = report.loss if self._owned and self.public("loss") else None
         if not self.public("speed"):
             samples = report.steps * order.batch_size
@@ -270,9 +259,7 @@ def privacy_guard(
         plan: of the run's encryption, which has the noise on whole updates.
         seeded: noise comes from the seeds of orders, in virtual time.
 
-    Raises:
-        BudgetSpent: nothing is left for the run.
-        ConfigError: the trainer cannot train privately.
+    Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
     """
     config = spec.privacy
     if config is None:
@@ -311,9 +298,8 @@ def privacy_guard(
 def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list[PrivacyLedger]:
     """Check a run against the budgets of its data, before data are read; return their ledgers.
 
-    Raises:
-        OwnerRefusal: the run is not private, or less than the owner demands.
-        ConfigError: a ledger is damaged, or the data have different units.
+    Raises `OwnerRefusal` if the run is not private, or less than the owner demands, and `ConfigError` if a ledger is
+    damaged, or the data have different units.
     """
     ledgers, config = ledgers_of(owner, spec.task), spec.privacy
     emulated = spec.emulate[identity.index] if spec.emulate else None
@@ -338,10 +324,7 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
 
 
 def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
-    """Return the loaded ledgers of the data that a checked run's task reads.
-
-    A task with code of its own may read all of the owner's data. Raises as `PrivacyLedger.load`.
-    """
+    """Return the loaded ledgers of the data that a task reads, all for code of its own; see `PrivacyLedger.load`."""
     read: list[str] = []
     task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]
     everything = not isinstance(task, CsvConfig | SurveyConfig)
@@ -353,7 +336,6 @@ def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
 
 
 def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
-    """Return the loaded ledger of a budget in silo.yaml; raises as `PrivacyLedger.load`."""
     audit, log = None if owner.audit is None else Path(owner.audit.folder), audit_here()
     tell = PrivacyLedger.tell if log is None else log.add
     return PrivacyLedger(name, owner.privacy[name], ledger_file(owner.ledgers, name), audit, tell).load()

@@ -21,7 +21,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,12 +30,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common.errors import BudgetSpent, ConfigError
-from fedsync.common.files import OWNER_FILE, private_folder
+from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
-from fedsync.config.sections.privacy import BudgetConfig
-from fedsync.privacy.accounting import epsilon, fits, shown
+from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
+from fedsync.privacy.accounting import AccountantKind, epsilon, fits, shown
 from fedsync.privacy.release import Release
-from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, log_files, sealed_line
+from fedsync.silo.owner.audit_chain import FIRST, MOST_LINE, AuditBroken, append_line, log_files, sealed_line
+from fedsync.silo.protocol import STATE
 
 LEDGERS = "privacy"
 """Folder of the ledgers in the state folder."""
@@ -46,12 +48,9 @@ SPENT = "privacy"
 
 @dataclass
 class PrivacyLedger:
-    """Ledger of the data set ``name``.
+    """Ledger of the data set ``name``; in memory if ``file`` is None, as for an emulated silo.
 
-    Args:
-        file: None keeps the ledger in memory, for an emulated silo.
-        audit: folder of the audit log; None without one.
-        tell: records an entry in the audit log.
+    ``audit`` is the folder of the audit log, if there is one, and ``tell`` records an entry there.
     """
 
     name: str
@@ -79,7 +78,6 @@ class PrivacyLedger:
         return self
 
     def epsilon(self, run: str | None = None) -> float:
-        """Epsilon that all runs, or one run, have spent."""
         releases = self.spent if run is None else self.by_run.get(run, Counter())
         return epsilon(releases, self.budget.delta, self.budget.accountant)
 
@@ -94,11 +92,9 @@ class PrivacyLedger:
             self._check(releases)
 
     def enter(self, run: str, of: str, releases: Mapping[Release, int]) -> None:
-        """Enter releases durably, before they leave.
+        """Enter releases durably, before they leave; nothing is entered if this raises.
 
-        Raises:
-            BudgetSpent: they exceed the budget; nothing is entered.
-            ConfigError: the disk does not take the entry, or its names are too long; nothing is entered.
+        Raises `BudgetSpent` if they exceed the budget, and `ConfigError` if the disk refuses or names are too long.
         """
         with self._alone():
             self._read()
@@ -167,24 +163,14 @@ class PrivacyLedger:
             problem = f"the names of run and order make an entry of {len(line)} bytes, at most {MOST_LINE - 1}"
             raise ConfigError("privacy", problem, "Give them shorter names")
         if self.file is not None:
-            self._append(line)
+            try:
+                append_line(self.file, line, self._size)
+            except OSError as error:
+                problem = f"the privacy ledger takes no entry: {error.strerror or error}"
+                raise ConfigError(str(self.file), problem, "Make room") from error
             self.tell(SPENT, {"of": self.name, "entry": self._n + 1, "entry_digest": digest, "run": str(fields["run"])})
         self._size += len(line)
         self._take({**said, "digest": digest})
-
-    def _append(self, line: bytes) -> None:
-        assert self.file is not None
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, OWNER_FILE)
-        try:
-            if os.write(descriptor, line) != len(line):
-                raise OSError("no room")
-            os.fdatasync(descriptor)
-        except OSError as error:
-            os.ftruncate(descriptor, self._size)
-            problem = f"the privacy ledger takes no entry: {error.strerror or error}"
-            raise ConfigError(str(self.file), problem, "Make room") from error
-        finally:
-            os.close(descriptor)
 
 
 def ledger_file(folder: str, name: str) -> Path:
@@ -204,3 +190,67 @@ def last_entry(audit: Path, name: str) -> tuple[int, str]:
             except (ValueError, KeyError, TypeError) as error:
                 raise AuditBroken(f"{path.name} has a line that is none") from error
     return 0, FIRST
+
+
+_FILE = "spent-{}.json"
+
+
+@dataclass
+class PrivacyTally:
+    """Releases of one silo in one run; ``budget`` is the epsilon of the silo's budget, if it has one.
+
+    A real silo's ledger stays with its owner. In a simulation all silos are the user's, so the run's result has what
+    each has spent. ``file`` is a copy for the process that runs the simulation; None where both are one process.
+    """
+
+    silo: str
+    delta: float
+    budget: float | None = None
+    accountant: AccountantKind = "pld"
+    file: Path | None = None
+    releases: Counter[Release] = field(default_factory=Counter)
+
+    def add(self, releases: Mapping[Release, int]) -> None:
+        self.releases.update(releases)
+        if self.file is not None:
+            counted = [[release.rate, release.noise, times] for release, times in self.releases.items()]
+            text = json.dumps([self.silo, self.delta, self.budget, self.accountant, counted])
+            write_atomically(self.file, text.encode(), OWNER_FILE, settle=False)
+
+    def told(self) -> dict[str, float | None]:
+        """Return the tally as ``summary.json`` has it."""
+        return {
+            "epsilon": epsilon(self.releases, self.delta, self.accountant),
+            "delta": self.delta,
+            "budget": self.budget,
+        }
+
+
+def tally_of(spec: RunSpec, config: PrivacyConfig, index: int) -> PrivacyTally:
+    """Return the tally of silo ``index``; that of a real silo is in its memory only, and nobody reads it."""
+    if not spec.emulate:
+        return PrivacyTally("", config.delta)
+    machine, root = spec.emulate[index], os.environ.get(STATE)
+    file = None if root is None else Path(root) / _FILE.format(index)
+    if file is not None and file.exists():  # of a trainer before this one
+        return _read(file)
+    own = machine.privacy
+    if own is None:
+        accountant: AccountantKind = "rdp" if config.kind == "silo-noise" else "pld"
+        return PrivacyTally(machine.name, config.delta, None, accountant, file)
+    return PrivacyTally(machine.name, own.delta, own.epsilon, own.accountant, file)
+
+
+def spent_by(tallies: Iterable[PrivacyTally | None]) -> dict[str, Any]:
+    found = {each.silo: each.told() for each in tallies if each is not None}
+    return {"privacy": found} if found else {}
+
+
+def kept_tallies(state: Path) -> list[PrivacyTally]:
+    return sorted(map(_read, state.glob(_FILE.format("*"))), key=lambda each: each.silo)
+
+
+def _read(file: Path) -> PrivacyTally:
+    silo, delta, budget, accountant, counted = json.loads(file.read_bytes())
+    releases = Counter({Release(rate, noise): times for rate, noise, times in counted})
+    return PrivacyTally(silo, delta, budget, accountant, file, releases)

@@ -17,21 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsync.common import codec, foreign
-from fedsync.common.errors import (
-    BudgetSpent,
-    ConfigError,
-    Diverged,
-    Hanging,
-    IntegrityError,
-    LimitReached,
-    OwnerRefusal,
-    ProtocolError,
-    RunError,
-    SiloAway,
-    SiloLocked,
-    UserCodeError,
-)
+from fedsync.common import codec, errors, foreign
+from fedsync.common.errors import ConfigError, IntegrityError, ProtocolError, RunError, SiloAway, SiloLocked
 from fedsync.common.files import OWNER_FILE, write_atomically
 from fedsync.common.locks import taken
 from fedsync.common.sandbox.path_sandbox import ALLOWED
@@ -61,14 +48,14 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
     (SiloLocked, Refusal.LOCKED),
     (IntegrityError, Refusal.INTEGRITY),
     (ProtocolError, Refusal.PROTOCOL),
-    (LimitReached, Refusal.LIMIT),
-    (BudgetSpent, Refusal.BUDGET),
+    (errors.LimitReached, Refusal.LIMIT),
+    (errors.BudgetSpent, Refusal.BUDGET),
     (SiloAway, Refusal.AWAY),
     (AwaitsApproval, Refusal.APPROVAL),
-    (OwnerRefusal, Refusal.OWNER),
-    (Diverged, Refusal.DIVERGED),
-    (Hanging, Refusal.HANGS),
-    (UserCodeError, Refusal.CODE),
+    (errors.OwnerRefusal, Refusal.OWNER),
+    (errors.Diverged, Refusal.DIVERGED),
+    (errors.Hanging, Refusal.HANGS),
+    (errors.UserCodeError, Refusal.CODE),
     (ConfigError, Refusal.CONFIG),
 )
 """Codes of errors: the first matching class decides; other errors are `Refusal.INTERNAL`."""
@@ -149,7 +136,6 @@ class _RefusalNotes:
 
 
 def explained(silo: str, refused: Refused) -> str:
-    """Explain a refusal to the server's operator; the silo's text is shortened."""
     meaning, remedy = MEANINGS[refused.code]
     why = refused.text[:_MOST_TEXT] or "its own log and `fedsync doctor` say why"
     return f"{silo} answers {refused.code.name}: {meaning} ({why}). {remedy}"
@@ -173,7 +159,6 @@ def explained_too_few(refusals: Mapping[str, Refused], needed: int, left: int) -
 
 
 def listed(texts: Sequence[str], between: str = ", ") -> str:
-    """Join the first five texts, and the number of the others."""
     more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
     return between.join([*texts[:_MOST_TOLD], *more])
 
@@ -198,11 +183,8 @@ def refuse(error: Exception) -> Refused:
         logger.warning("refused, %s: %s", code, reason, exc_info=None if code in _QUIET else error)
         if code is not Refusal.LOADING:
             _note(code, reason)
-        text, back_s = (
-            _printing(reason) if _texts_may_go() else "",
-            error.back_s if isinstance(error, SiloAway) else None,
-        )
-        return Refused(code, text, back_s)
+        back_s = error.back_s if isinstance(error, SiloAway) else None
+        return Refused(code, _printing(reason) if _texts_may_go() else "", back_s)
     except Exception:
         logger.exception("a refusal could not be put down")
         return Refused(Refusal.INTERNAL)
@@ -266,7 +248,6 @@ def _printing(reason: str) -> str:
 
 
 def _note(code: Refusal, reason: str) -> None:
-    """Record a refusal; a failure to do so, such as a full disk, changes no answer."""
     root = os.environ.get(STATE)
     if not root:
         return

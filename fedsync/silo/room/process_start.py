@@ -1,4 +1,7 @@
-"""Start and end of a training process and of all processes that a user's code starts in it."""
+"""Start and end of a training process, and models that a run's code builds in it for what an owner's command writes.
+
+A model's process returns tensors; this process writes files.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,32 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from fedsync.common import foreign
+from fedsync.common.errors import RunError
+from fedsync.common.files import OWNER_FILE, remove_tree
 from fedsync.common.processes import INTERPRETER
 from fedsync.common.sandbox.confinement import emptied
 from fedsync.common.sandbox.named_code import CONFIRMED
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
+from fedsync.config.run_spec import RunSpec
+from fedsync.model.layout import Layout, Vector
 from fedsync.silo.owner.owner_policy import OwnerPolicy
-from fedsync.silo.room.room_messages import RoomChannel, RoomReply, RoomRequest
+from fedsync.silo.protocol import Identity
+from fedsync.silo.room import room_messages as messages
+from fedsync.silo.room.room_messages import Part, RoomChannel, RoomReply, RoomRequest, checked_layout, raise_failure
+from fedsync.silo.session.trainer_folder import HOME
+
+if TYPE_CHECKING:
+    from fedsync.train.local_trainer import ModelKeeper
 
 _PROGRAM = "fedsync.silo.room.program"
 _OWN = ("data", "never", "code_files", "reviewers")
@@ -34,8 +49,7 @@ _END_S, _MOST_LOG = 5.0, 2**16
 class StartedProcess:
     """A started training process with its folder ``home``, which is emptied first; it ends with this object.
 
-    Raises:
-        ConfigError: the folder cannot be emptied, or a data folder holds a second name of a closed file.
+    Raises `ConfigError` if the folder cannot be emptied, or a data folder holds a second name of a closed file.
     """
 
     def __init__(self, home: Path, owner: OwnerPolicy) -> None:
@@ -73,7 +87,6 @@ class StartedProcess:
 
 
 def _environment(home: Path) -> Mapping[str, str]:
-    """Return the owner's variables without the passphrase and without FedSync's own variables."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     secret = os.environ.get(NAMED_BY, "")
@@ -103,3 +116,69 @@ def _end(process: subprocess.Popen[bytes], channel: RoomChannel) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+_MOST_BYTES = 2**36
+
+
+@contextmanager
+def keeper_of(identity: Identity, spec: RunSpec, owner: OwnerPolicy | None) -> Iterator[ModelKeeper]:
+    """Yield the keeper of a run's model, as the trainer of ``identity`` built it, but on the CPU.
+
+    The run's code runs in a room where the ``owner``'s rules confine training. Raises `ConfigError` if the model cannot
+    be built here.
+    """
+    identity = replace(identity, device="cpu")  # the device of the training may be gone
+    if owner is None or not owner.confines:
+        from fedsync.silo.session.silo_setup import local_keeper  # imports torch, which takes seconds
+
+        yield local_keeper(spec, identity)
+        return
+    with room_folder() as folder:
+        keeper = _RoomKeeper(identity, spec, owner, folder / HOME)
+        try:
+            yield keeper
+        finally:
+            keeper.end()
+
+
+@contextmanager
+def room_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="fedsync-"))
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+
+
+class _RoomKeeper:
+    def __init__(self, identity: Identity, spec: RunSpec, owner: OwnerPolicy, home: Path) -> None:
+        self._process = StartedProcess(home, owner)
+        told, _ = self._ask(messages.BuildKeeper(identity.dump(), spec.dump()))
+        if not isinstance(told, messages.KeeperBuilt):
+            raise RunError("the training process builds no model")
+        self.layout: Layout = checked_layout(told.layout)
+
+    def save_model(self, path: Path, model: Vector, private: bytes = b"") -> None:
+        from fedsync.train.weights import save_values
+
+        told, parts = self._ask(messages.FillModel(), model, private)
+        if not isinstance(told, messages.ModelFilled) or len(parts) != 1:
+            raise RunError("the training process fills no model")
+        save_values(path, told.tensors, parts[0], OWNER_FILE)
+
+    def end(self) -> None:
+        self._process.end()
+
+    def _ask(self, asked: RoomRequest, *parts: Vector | bytes) -> tuple[RoomReply, list[Part]]:
+        channel = self._process.channel
+        try:
+            channel.send(asked, *parts)
+            told, beside = channel.receive((_MOST_BYTES,))
+        except (EOFError, OSError) as error:
+            self.end()
+            raise RunError(f"the training process ended before it answered: {error}") from error
+        if isinstance(told, messages.RoomFailure):
+            self.end()
+            raise_failure(told)
+        return told, beside  # type: ignore[return-value]  # the channel receives nothing else

@@ -15,11 +15,12 @@ import os
 import signal
 import socket
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.confinement import Room, confine, own_namespaces, own_sources, settle_in
-from fedsync.silo.room.guard import watch
 
 _MOST_LINE, _DEATH_SIGNAL = 2**24, 1
 _DEVICES = ("null", "nvidia*", "nvidia-caps/*", "kfd", "dri")
@@ -74,6 +75,34 @@ def main(end: socket.socket) -> None:
     from fedsync.silo.room.room_work import serve
 
     serve(end, alone=alone, failure=failure)
+
+
+_END_S = 5.0
+
+
+def watch(inner: int, parent: int) -> None:
+    """Guard the process ``inner``: kill its group at its end, on SIGTERM, or without ``parent``, and exit as it did.
+
+    No process can leave the group, and no user's code runs in the guard.
+    """
+    signals = {signal.SIGCHLD, signal.SIGTERM}
+    while os.waitid(os.P_PID, inner, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None and os.getppid() == parent:
+        came = signal.sigtimedwait(signals, 0.5)
+        if came is not None and came.si_signo == signal.SIGTERM:
+            break
+    with suppress(ProcessLookupError):
+        os.killpg(inner, signal.SIGKILL)
+    _, status = os.waitpid(inner, 0)
+    end_s = time.monotonic() + _END_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end_s:
+            os.killpg(inner, 0)
+            time.sleep(0.01)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os.kill(os.getpid(), -code)
+    os._exit(max(code, 0))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Messages between a silo's session and its training process, over a socket pair.
+"""Messages between a silo's session and its training process, over a socket pair, and the session's checks of them.
 
 A frame has a head, a text and parts. The head holds the number of parts, their lengths, and the length of the text.
 The text is a value as JSON. The parts are arrays in their memory layout. Nothing is unpickled. The receiver bounds the
@@ -7,6 +7,8 @@ length of each part before it allocates memory, because a user's code runs on th
 
 from __future__ import annotations
 
+import errno
+import re
 import socket
 import struct
 import threading
@@ -18,11 +20,24 @@ from multiprocessing.connection import wait
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.common import codec
+from fedsync.common import codec, foreign
+from fedsync.common.errors import (
+    ConfigError,
+    Diverged,
+    HugeModel,
+    LimitReached,
+    OwnerRefusal,
+    PolicyError,
+    ProtocolError,
+    RunError,
+    UserCodeError,
+)
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
+from fedsync.silo.owner.refusals import code_of, printed
+from fedsync.silo.protocol import Refusal
 from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
 
 Part = NDArray[np.uint8]
@@ -32,17 +47,15 @@ _MOST_TEXT, _MOST_PARTS, _SEND_S = 2**22, 4, 60.0
 _AT_ONCE = 2**20
 
 MOST_PRIVATE = 2**28 + 2**20
-"""Limit of the private parts in a message [bytes]: `fedsync.train.private.MOST_BYTES`, plus room for their names."""
+"""Limit of the private parts in a message [bytes]: `module_parts.MOST_BYTES`, plus room for names."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTrainer:
-    """Request to build the trainer.
+    """Request to build the trainer; the first in a process.
 
-    Args:
-        identity: JSON of `fedsync.silo.protocol.Identity`.
-        spec: JSON of the run's specification as the owner allows it; its paths are those of the silo's data.
-        least_samples: minimum that an order processes before it may end, set by the owner [samples].
+    ``identity`` is a `fedsync.silo.protocol.Identity` as JSON, ``spec`` the run's specification as JSON with the paths
+    of the silo's data, and ``least_samples`` the owner's minimum before an order may end [samples].
     """
 
     identity: str
@@ -52,7 +65,7 @@ class BuildTrainer:
 
 @dataclass(frozen=True, slots=True)
 class BuildKeeper:
-    """Request to build the model only, in place of `BuildTrainer`, with the same arguments."""
+    """Request to build the model only, in place of `BuildTrainer`."""
 
     identity: str
     spec: str
@@ -67,9 +80,8 @@ class FillModel:
 class TrainOrder:
     """Request to carry out an order.
 
-    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``cursor`` comes
-    from the last order. ``throttled`` asks for the pace of the emulated machine. ``ids`` is the value of
-    `fedsync.common.environment.FLOWER_IDS`.
+    Parts: base model, private parts of the model, and the correction of the steps if there is one. ``throttled`` asks
+    for the pace of the emulated machine. ``ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
     """
 
     order: WorkOrder
@@ -80,13 +92,9 @@ class TrainOrder:
 
 @dataclass(frozen=True, slots=True)
 class EvaluateGiven:
-    """Request to evaluate a model. Parts: the model, private parts.
+    """Request to evaluate a model; if ``quiet``, a failure yields no result instead of an error.
 
-    Args:
-        cursor: from the last order.
-        gains: whether to report the gains over the silo's own model.
-        quiet: a failed evaluation yields no result instead of an error.
-        ids: value of `fedsync.common.environment.FLOWER_IDS`.
+    Parts: the model, private parts. ``gains`` asks for the gains over the silo's own model.
     """
 
     cursor: Cursor
@@ -202,7 +210,7 @@ class CurrentLine:
 
 @dataclass(frozen=True, slots=True)
 class RoomFailure:
-    """Error of a closed list of kinds; see `fedsync.silo.room.failures`."""
+    """Error of a closed list of kinds; see `failure_of`. ``lacks`` is ``memory``, ``disk`` or empty."""
 
     kind: str
     texts: tuple[str, ...]
@@ -224,11 +232,9 @@ RoomReply = (
 
 
 class RoomChannel:
-    """One end of the socket pair. Any thread may send; one thread receives.
+    """One end of the socket pair: any thread may send, one thread receives.
 
-    Args:
-        sends: union of the message types that this end sends; ``receives`` likewise.
-        trusted: the other side is FedSync's own program, without a user's code.
+    ``trusted``: the other side is FedSync's own program, without a user's code.
     """
 
     def __init__(self, end: socket.socket, sends: object, receives: object, *, trusted: bool) -> None:
@@ -250,14 +256,9 @@ class RoomChannel:
             self._sending.release()
 
     def receive(self, most: Sequence[int] = ()) -> tuple[RoomRequest | RoomReply, list[Part]]:
-        """Receive the next message with its parts.
+        """Receive the next message with its parts, of at most ``most`` bytes each.
 
-        Args:
-            most: size limit of each part [bytes].
-
-        Raises:
-            EOFError: the other side is gone.
-            OSError: the connection broke, or the message is invalid or exceeds a limit.
+        Raises `EOFError` if the other side is gone, and `OSError` if the message is invalid or exceeds a limit.
         """
         length, count = _COUNTS.unpack(self._bytes(_COUNTS.size).tobytes())
         if length > _MOST_TEXT or count > _MOST_PARTS:
@@ -273,7 +274,6 @@ class RoomChannel:
         return value, [self._bytes(size) for size in sizes]
 
     def poll(self, seconds: float) -> bool:
-        """Wait for a message; return whether one arrived."""
         return bool(wait([self._end], seconds))
 
     def close(self) -> None:
@@ -290,3 +290,85 @@ class RoomChannel:
                 raise EOFError
             done += came
         return found
+
+
+_DEVICE = re.compile(r"[a-z]{1,8}(:[0-9]{1,3})?")
+_MOST_BYTES, _MOST_DIGEST, _MOST_WINDOWS = 2**40, 64, 64
+
+
+def checked_trainer(told: RoomReply) -> TrainerBuilt:
+    if not isinstance(told, TrainerBuilt):
+        raise RunError(f"the training process begins with {type(told).__name__}")
+    facts = told.facts
+    checked_layout(facts.layout)
+    _check(facts.examples >= 0, "examples")
+    _check(_DEVICE.fullmatch(facts.device) is not None, "device")
+    digest = re.fullmatch(r"([0-9a-f]{2})*", facts.frozen) is not None
+    _check(digest and len(facts.frozen) <= 2 * _MOST_DIGEST, "frozen")
+    _check(told.batch_cap is None or 1 <= told.batch_cap <= max(facts.examples, 1), "batch_cap")
+    return told
+
+
+def checked_layout(layout: Layout) -> Layout:
+    named = len(layout.names) == len(layout.shapes) and all(size >= 0 for shape in layout.shapes for size in shape)
+    _check(named and 0 < layout.nbytes <= _MOST_BYTES, "layout")
+    return layout
+
+
+def checked_progress(asked: RoomRequest, told: OrderProgress) -> OrderProgress:
+    most = asked.order.max_steps if isinstance(asked, TrainOrder) else 0
+    _check(0 <= told.steps <= most and told.samples >= 0, "progress")
+    return told
+
+
+def checked_order(order: WorkOrder, told: OrderDone, parts: int, examples: int) -> OrderDone:
+    report = told.report
+    _check(parts == 2, "parts")
+    _check(report.base_version == order.base_version, "base_version")
+    _check(1 <= report.steps <= order.max_steps and report.samples >= 0, "steps")
+    _check(report.compute_s >= 0 and len(report.windows) <= _MOST_WINDOWS, "times")
+    _check(report.batch_cap is None or 1 <= report.batch_cap <= order.batch_size, "batch_cap")
+    _check(told.epoch >= 0 and 0 <= told.position <= examples, "cursor")
+    return told
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise RunError(f"the training process says what cannot be of its {what}")
+
+
+_MOST_REASON = 4000
+_OF_PLACES: tuple[type[ConfigError], ...] = (HugeModel, Diverged, LimitReached, OwnerRefusal, ConfigError)
+_OF_TEXTS: tuple[type[Exception], ...] = (UserCodeError, RunError, PolicyError)
+
+
+def failure_of(error: Exception) -> RoomFailure:
+    lacks = {Refusal.MEMORY: "memory", Refusal.DISK: "disk"}.get(code_of(error), "")
+    if isinstance(error, ConfigError):
+        of_place = next(each for each in _OF_PLACES if isinstance(error, each))
+        return RoomFailure(of_place.__name__, _short(error.place, error.problem, error.remedy), lacks)
+    if isinstance(error, ProtocolError):
+        return RoomFailure(ProtocolError.__name__, _short(error.sender, error.check, error.detail), lacks)
+    of_text = next((each for each in _OF_TEXTS if isinstance(error, each)), type(error))
+    return RoomFailure(of_text.__name__, _short(error), lacks)
+
+
+def raise_failure(failed: RoomFailure) -> None:
+    """Raise the reported error; an unlisted kind becomes a `RuntimeError`, an internal error of FedSync."""
+    causes = {"memory": MemoryError(), "disk": OSError(errno.ENOSPC, "no space")}
+    raise _error_of(failed) from causes.get(failed.lacks)
+
+
+def _error_of(failed: RoomFailure) -> Exception:
+    if len(failed.texts) == 3:
+        of_three: type[ConfigError | ProtocolError]
+        for of_three in (*_OF_PLACES, ProtocolError):
+            if failed.kind == of_three.__name__:
+                return of_three(*(text[:_MOST_REASON] for text in failed.texts))
+    text = " ".join(failed.texts)[:_MOST_REASON]
+    kind = next((each for each in _OF_TEXTS if each.__name__ == failed.kind), None)
+    return RuntimeError(f"{failed.kind}: {text}") if kind is None else kind(text)
+
+
+def _short(*texts: object) -> tuple[str, ...]:
+    return tuple(foreign.shown(" ".join(printed(text)[:_MOST_REASON].split())) for text in texts)

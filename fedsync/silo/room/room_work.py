@@ -22,36 +22,11 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
 from fedsync.silo.protocol import Identity
-from fedsync.silo.room.failures import failure_of
-from fedsync.silo.room.room_messages import (
-    MOST_PRIVATE,
-    AskCurrentLine,
-    BuildInitialModel,
-    BuildKeeper,
-    BuildTrainer,
-    CurrentLine,
-    EvaluateGiven,
-    HaltOrder,
-    InitialModelBuilt,
-    KeeperBuilt,
-    MadePrivate,
-    MakePrivate,
-    ModelEvaluated,
-    ModelFilled,
-    OrderDone,
-    OrderProgress,
-    Part,
-    RoomChannel,
-    RoomReply,
-    RoomRequest,
-    TrainerBuilt,
-    TrainOrder,
-)
+from fedsync.silo.room import room_messages as messages
+from fedsync.silo.room.room_messages import MOST_PRIVATE, Part, RoomChannel, RoomReply, RoomRequest, failure_of
 from fedsync.silo.session.silo_setup import local_keeper, local_trainer
 from fedsync.train.batches import hand_over_by_value
-from fedsync.train.guarded_trainer import GuardedTrainer
 from fedsync.train.guests.guest_code import guarded
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.weights import read_state, values_of
 
 logger = foreign.logger(__name__)
@@ -63,35 +38,34 @@ _TELL_S = 0.02
 
 
 class _Work:
-    """Executor of the session's requests; ``least_samples`` is the minimum before an order may end."""
-
-    def __init__(
-        self, channel: RoomChannel, trainer: GuardedTrainer, throttle: Throttle | None, least_samples: int
-    ) -> None:
-        self._channel, self._trainer, self._throttle, self._least = channel, trainer, throttle, least_samples
+    def __init__(self, channel: RoomChannel, asked: messages.BuildTrainer, *, alone: bool) -> None:
+        identity, spec = _described(asked)
+        if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
+            problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
+            raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
+        self._channel, self._least, self._throttle = channel, asked.least_samples, spec.throttle(identity.index)
+        self.trainer = local_trainer(spec, identity)
+        self.built = messages.TrainerBuilt(self.trainer.facts, self.trainer.find_batch_cap_on_gpu())
         self.halted = ""
 
     def do(self, asked: RoomRequest, parts: list[Part]) -> None:
         match asked:
-            case TrainOrder():
+            case messages.TrainOrder():
                 self._train(asked, *parts)
-            case EvaluateGiven(cursor, split, subject, gains, quiet, ids):
+            case messages.EvaluateGiven(cursor, split, subject, gains, quiet, ids):
                 os.environ[FLOWER_IDS] = ids
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
                 if quiet:
-                    found = self._trainer.try_evaluate(model, at, split)
+                    found = self.trainer.try_evaluate(model, at, split)
                 else:
-                    found = self._trainer.judge(model, at, split, subject, gains=gains)
-                self._channel.send(ModelEvaluated(found))
-            case MakePrivate(settings):
-                self._channel.send(MadePrivate(self._trainer.make_private(settings)))
-            case BuildInitialModel():
-                self._channel.send(InitialModelBuilt(), self._trainer.initial_model())
+                    found = self.trainer.judge(model, at, split, subject, gains=gains)
+                self._channel.send(messages.ModelEvaluated(found))
+            case messages.MakePrivate(settings):
+                self._channel.send(messages.MadePrivate(self.trainer.make_private(settings)))
+            case messages.BuildInitialModel():
+                self._channel.send(messages.InitialModelBuilt(), self.trainer.initial_model())
 
-    def where(self, thread: int) -> str:
-        return self._trainer.where(thread)
-
-    def _train(self, asked: TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
+    def _train(self, asked: messages.TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
         os.environ[FLOWER_IDS] = asked.ids
         order, told_s = asked.order, 0.0
 
@@ -100,17 +74,16 @@ class _Work:
             now_s = time.monotonic()
             if now_s - told_s > _TELL_S:
                 told_s = now_s
-                self._channel.send(OrderProgress(steps, samples))
+                self._channel.send(messages.OrderProgress(steps, samples))
             return samples < self._least or not (order.scores_only or self.halted == order.update_id)
 
         throttle = self._throttle if asked.throttled else None
         corrected = None if correction is None else correction.view(np.float32)
         cursor = replace(asked.cursor, private=private.tobytes())
-        outcome = self._trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
+        outcome = self.trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
         after = outcome.cursor
-        self._channel.send(
-            OrderDone(outcome.report, after.epoch, after.position, after.state), outcome.update, after.private
-        )
+        done = messages.OrderDone(outcome.report, after.epoch, after.position, after.state)
+        self._channel.send(done, outcome.update, after.private)
 
 
 def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> None:
@@ -123,20 +96,20 @@ def serve(end: socket.socket, *, alone: bool, failure: ConfigError | None) -> No
     hand_over_by_value()
     channel = RoomChannel(end, RoomReply, RoomRequest, trusted=True)
     asked, _ = channel.receive()
-    assert isinstance(asked, BuildTrainer | BuildKeeper)
+    assert isinstance(asked, messages.BuildTrainer | messages.BuildKeeper)
     try:
         if failure is not None:
             raise failure
-        if isinstance(asked, BuildKeeper):
+        if isinstance(asked, messages.BuildKeeper):
             _keep(channel, asked)
             return
-        trainer, throttle, built = _built(asked, alone=alone)
+        work, questions = _Work(channel, asked, alone=alone), _Questions()
     except Exception as error:
         _tell_failure(channel, error)
         return
-    channel.send(built)
-    work, questions = _Work(channel, trainer, throttle, asked.least_samples), _Questions()
-    most = (trainer.facts.layout.nbytes, MOST_PRIVATE, trainer.facts.layout.nbytes)
+    channel.send(work.built)
+    model_bytes = work.built.facts.layout.nbytes
+    most = (model_bytes, MOST_PRIVATE, model_bytes)
     threading.Thread(target=_listen, args=(channel, most, work, questions), daemon=True).start()
     while True:
         question, parts = questions.get()
@@ -153,23 +126,22 @@ def _listen(channel: RoomChannel, most: tuple[int, ...], work: _Work, questions:
         try:
             asked, parts = channel.receive(most)
             match asked:
-                case HaltOrder(update_id):
+                case messages.HaltOrder(update_id):
                     work.halted = update_id
-                case AskCurrentLine():
-                    channel.send(CurrentLine(foreign.shown(work.where(main))))
+                case messages.AskCurrentLine():
+                    channel.send(messages.CurrentLine(foreign.shown(work.trainer.where(main))))
                 case _:
-                    if isinstance(asked, TrainOrder):
+                    if isinstance(asked, messages.TrainOrder):
                         work.halted = ""  # messages arrive in order: a later halt belongs to this order
                     questions.put((asked, parts))  # type: ignore[arg-type]  # the channel receives nothing else
         except (EOFError, OSError):
             os._exit(0)
 
 
-def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
-    """Build a model, and fill it until the owner's command ends."""
-    identity: Identity = codec.loads(Identity, asked.identity, own=True)
-    keeper, file = local_keeper(RunSpec.parse(asked.spec), identity), Path("model.pt")
-    channel.send(KeeperBuilt(keeper.layout))
+def _keep(channel: RoomChannel, asked: messages.BuildKeeper) -> None:
+    identity, spec = _described(asked)
+    keeper, file = local_keeper(spec, identity), Path("model.pt")
+    channel.send(messages.KeeperBuilt(keeper.layout))
     while True:
         try:
             _, parts = channel.receive((keeper.layout.nbytes, MOST_PRIVATE))
@@ -178,18 +150,11 @@ def _keep(channel: RoomChannel, asked: BuildKeeper) -> None:
         with guarded():
             keeper.save_model(file, parts[0].view(np.float32), parts[1].tobytes())
         places, values = values_of(read_state(file))
-        channel.send(ModelFilled(places), values)
+        channel.send(messages.ModelFilled(places), values)
 
 
-def _built(asked: BuildTrainer, *, alone: bool) -> tuple[GuardedTrainer, Throttle | None, TrainerBuilt]:
-    identity: Identity = codec.loads(Identity, asked.identity, own=True)
-    spec = RunSpec.parse(asked.spec)
-    if not alone and (spec.local.workers or (identity.processes or spec.local.processes) > 1):
-        problem = "this system gives a process no namespaces of its own, so that it trains without helpers"
-        raise ConfigError("local", problem, "Write workers: 0 and processes: 1, or let this user make namespaces")
-    trainer = local_trainer(spec, identity)
-    built = TrainerBuilt(trainer.facts, trainer.find_batch_cap_on_gpu())
-    return trainer, spec.throttle(identity.index), built
+def _described(asked: messages.BuildTrainer | messages.BuildKeeper) -> tuple[Identity, RunSpec]:
+    return codec.loads(Identity, asked.identity, own=True), RunSpec.parse(asked.spec)
 
 
 def _tell_failure(channel: RoomChannel, error: Exception) -> None:

@@ -21,8 +21,6 @@ from fedsync.silo.protocol import SocketReply, SocketRequest
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Section of a file."""
-
     path: str
     offset: int
     nbytes: int
@@ -47,10 +45,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def call(path: Path) -> Connection | None:
-    """Connect without waiting to be accepted; None if nobody listens.
-
-    Raises `BlockingIOError` if the queue of pending connections is full.
-    """
+    """Connect without waiting to be accepted; None if nobody listens. Raises `BlockingIOError` if the queue is full."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
@@ -68,11 +63,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def send(
-    connection: Connection,
-    value: SocketRequest | SocketReply,
-    payload: Payload | None = None,
-    *,
-    passing: bool = False,
+    connection: Connection, value: SocketRequest | SocketReply, payload: Payload | None = None, *, passing: bool = False
 ) -> None:
     """Send a value, preceded by a byte that names the kind of its payload.
 
@@ -93,9 +84,7 @@ def send(
 def receive(connection: Connection) -> tuple[SocketRequest | SocketReply, Payload | None]:
     """Receive a value and its payload, uint8.
 
-    Raises:
-        EOFError: the other side closed the connection first.
-        OSError: the connection broke, or the other side is another version of FedSync.
+    Raises `EOFError` if the other side closed first, and `OSError` if the connection broke, or it is another FedSync.
     """
     head = connection.recv_bytes()
     try:

@@ -1,19 +1,18 @@
-"""Last order that a silo finished, on disk: its answer, and the start of the next order in the data.
+"""Files of a silo that outlast an order: its last finished order, and the models that it trains for itself.
 
-It is one file (`fedsync.silo.session.vector_file`), replaced as a whole. So after a crash the order is either done, and
-a repeated request gets the answer without a second training, or it never happened. The optimiser is not part of the
-file, because every order begins with a new one. The JSON line has order, report and cursor. The vectors are those that
-the next order needs, and the update in its transfer format. The rest holds the private parts of the model. The update
-is sent from the file, so it need not stay in memory.
-
-If an order was queued behind another, the server may still request both answers. `LastOrders` then keeps two, in files
-that alternate: an answer stays in its file until the order after the next is done.
+The last order is its answer and the start of the next order in the data, in one `VectorFile`. So after a crash the
+order is either done, and a repeated request gets the answer without a second training, or it never happened. The update
+is sent from the file. If an order was queued behind another, the server may still request both answers: `LastOrders`
+then keeps two, in files that alternate, and an answer stays in its file until the order after the next is done.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common import foreign
+from fedsync.common.checksums import digested, undigested
 from fedsync.common.codec import decode, encode
-from fedsync.common.errors import PolicyError
+from fedsync.common.errors import SERVER, ProtocolError
+from fedsync.common.files import OWNER_FILE, write_pieces
 from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.model.chunked_arrays import FilePart, file_part
+from fedsync.core.orders import Subject, WorkOrder, WorkReport
+from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWERS, Completed
-from fedsync.silo.session.vector_file import VectorFile
 
 logger = foreign.logger(__name__)
 
@@ -49,14 +49,6 @@ class LastOrder:
     beside: Mapping[str, Vector] = field(default_factory=dict)
     number: int = 0
 
-    @property
-    def update_at(self) -> FilePart:
-        """Location of the saved update, valid even after the file is replaced; `PolicyError` if it is in memory."""
-        part = file_part(self.answer.update)
-        if part is None:
-            raise PolicyError(f"the update {self.order.update_id!r} is in no file")
-        return part
-
     def save(self, path: Path) -> Self:
         """Write the file durably, or raise `ConfigError`; return the order with its update as a map of the file."""
         update = self.answer.update
@@ -74,7 +66,6 @@ class LastOrder:
 
     @classmethod
     def load(cls, path: Path) -> LastOrder | None:
-        """Load the file; None where it is missing or damaged."""
         if not path.exists():
             return None
         found = VectorFile.load(path)
@@ -97,7 +88,6 @@ class LastOrders:
 
     @property
     def kept(self) -> tuple[LastOrder, ...]:
-        """At most two orders, the newest last."""
         return tuple(last for _, last in self._kept)
 
     @property
@@ -105,10 +95,7 @@ class LastOrders:
         return self._kept[-1][1] if self._kept else None
 
     def add(self, order: LastOrder) -> LastOrder:
-        """Add a completed order; with a folder, it is on disk when this returns, with its update in the file.
-
-        Raises `ConfigError` if the disk rejects the file; the previous order then stays.
-        """
+        """Add a completed order, durably with a folder; raises `ConfigError` if the disk rejects it."""
         if not self._paths:
             return order
         place, other = self._paths
@@ -126,7 +113,6 @@ class LastOrders:
 
 
 def _queued(one: WorkOrder, other: WorkOrder) -> bool:
-    """Return whether the orders were queued one behind the other, so that both answers may be requested."""
     return other.behind == one.update_id or one.behind == other.update_id
 
 
@@ -134,3 +120,124 @@ def _beside(vectors: Mapping[str, NDArray[Any]], same: list[str]) -> dict[str, V
     """Return the vectors beside the update by name; ``same`` lists names that mean the update itself."""
     beside = {name: each for name, each in vectors.items() if name != _UPDATE}
     return {**beside, **dict.fromkeys(same, vectors[_UPDATE])}
+
+
+_ALIGNED = 64
+"""Alignment of the first vector [bytes], so that its map is an ordinary aligned array."""
+
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorFile:
+    """File of the caller's JSON data, flat arrays and other bytes; it is found again complete, or not at all.
+
+    | bytes | content |
+    |---|---|
+    | 32 | SHA-256 of the line |
+    | to a multiple of 64 | JSON line: the caller's data, and types, sizes and SHA-256s of the rest |
+    | as many as the line says | vectors, one after the other, as memory maps |
+    | to the end | other bytes |
+    """
+
+    about: Mapping[str, Any]
+    vectors: Mapping[str, NDArray[Any]]
+    rest: bytes = b""
+
+    def save(self, path: Path) -> Mapping[str, NDArray[Any]]:
+        """Write the file durably, or raise `ConfigError`; return the vectors as maps of the file."""
+        described = {name: (each.dtype.name, each.size, digest(each).hex()) for name, each in self.vectors.items()}
+        rest = hashlib.sha256(self.rest).hexdigest()
+        text = json.dumps({"about": self.about, "vectors": described, "rest": rest}, separators=(",", ":")).encode()
+        begins = -(-(_DIGEST_BYTES + len(text) + 1) // _ALIGNED) * _ALIGNED
+        head = digested(text.ljust(begins - _DIGEST_BYTES - 1) + b"\n")
+        vectors = chain.from_iterable(map(pieces, self.vectors.values()))
+        write_pieces(path, chain((head,), vectors, (self.rest,)), OWNER_FILE)
+        return _mapped(path, described, begins)
+
+    @classmethod
+    def load(cls, path: Path) -> VectorFile | None:
+        """Return the file's content; None where it is damaged. Raises `OSError` if it is missing or unreadable."""
+        with path.open("rb") as file:
+            line = undigested(file.read(_DIGEST_BYTES) + file.readline())
+            if line is None:
+                return None
+            said, begins = json.loads(line), file.tell()
+            described = said["vectors"]
+            ends = begins + sum(size * np.dtype(dtype).itemsize for dtype, size, _ in described.values())
+            file.seek(ends)
+            rest = file.read()
+        # A truncated file fails the digest of the rest or the size check; surplus bytes change the digest.
+        if hashlib.sha256(rest).hexdigest() != said["rest"] or path.stat().st_size < ends:
+            return None
+        vectors = _mapped(path, described, begins)
+        whole = all(digest(vectors[name]).hex() == hashed for name, (_, _, hashed) in described.items())
+        return cls(said["about"], vectors, rest) if whole else None
+
+
+def _mapped(path: Path, described: Mapping[str, tuple[str, int, str]], begins: int) -> dict[str, NDArray[Any]]:
+    vectors = {}
+    for name, (dtype, size, _) in described.items():
+        vectors[name] = map_file(path, np.dtype(dtype), begins, size)
+        begins += vectors[name].nbytes
+    return vectors
+
+
+SUBJECTS = (Subject.LOCAL, Subject.TUNED)
+
+
+class OwnModels:
+    """Models that a silo trains for itself in one run: from scratch (local), and from the best model (tuned).
+
+    Each is the update of a `LastOrder` in a file of ``folder``; None keeps them in memory. An order older than the kept
+    model counts as done: a server that was restored from a checkpoint repeats such orders.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._kept: dict[Subject, LastOrder] = {}
+        for subject in SUBJECTS if folder is not None else ():
+            found = LastOrder.load(self._file(subject))
+            if found is not None:
+                self._kept[subject] = found
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        return tuple(self._kept)
+
+    def model(self, subject: Subject) -> tuple[Vector, Cursor]:
+        """Return a model, float32 [values], and the cursor after its training; `ProtocolError` if there is none."""
+        kept = self._kept.get(subject)
+        if kept is None:
+            raise ProtocolError(SERVER, "subject", f"this silo has trained no {subject} model")
+        return kept.answer.update, kept.cursor
+
+    def report(self, order: WorkOrder) -> WorkReport | None:
+        """Return the report of an order that the kept model already includes."""
+        kept = self._kept.get(order.subject)
+        if kept is None or order.after > kept.order.after or order.base_version != kept.order.base_version:
+            return None
+        done = kept.answer.report
+        steps = min(done.steps, order.max_steps)
+        return replace(done, steps=steps, samples=min(done.samples, steps * order.batch_size))
+
+    def before(self, order: WorkOrder) -> tuple[Vector, Cursor] | None:
+        """Return the model and cursor that an order continues; None for the first order.
+
+        Raises `ProtocolError` if the preceding model is missing.
+        """
+        if order.after == 0:
+            return None
+        kept = self._kept.get(order.subject)
+        if kept is None or (kept.order.after, kept.order.base_version) != (order.after - 1, order.base_version):
+            raise ProtocolError(SERVER, "order", f"the {order.subject} model after {order.after} orders is not here")
+        return kept.answer.update, kept.cursor
+
+    def keep(self, order: WorkOrder, model: Vector, report: WorkReport, cursor: Cursor) -> None:
+        """Keep the result of an order durably, or raise `ConfigError`."""
+        made = LastOrder(order, Completed(report, model), cursor)
+        self._kept[order.subject] = made if self._folder is None else made.save(self._file(order.subject))
+
+    def _file(self, subject: Subject) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{subject}.bin"

@@ -1,9 +1,16 @@
-"""Detection of hung trainers for waiting clients, and the trainers' states for the health file.
+"""Detection of hung trainers, by waiting clients and by the trainers themselves; the trainers' states for health files.
 
-A trainer answers probes by a separate thread, also while it loads and trains. So the duration of an order says nothing.
-A trainer is hung if it misses several probes in a row and uses no processor time meanwhile. It is stopped, or waits for
-a disk or a device that is gone. A silent trainer that uses processor time may be in a long computation that blocks all
-other threads. Such a busy trainer is never treated as hung.
+A trainer answers probes by a separate thread, also while it loads and trains. It is hung if it misses several probes in
+a row and uses no processor time meanwhile: it is stopped, or waits for a disk or a device that is gone. A trainer that
+answers may still have a thread that waits for ever: then no local step ends, and neither the trainer nor its child
+processes use processor time. A busy trainer is never treated as hung, however long a step takes. A thread cannot be
+killed, so the whole trainer ends after it has reported the error; the next message starts another.
+
+| work | counts as hung after |
+|---|---|
+| the shipped loop, or an evaluation by it | ten minutes without a sign of life |
+| a loop of the user's own, which may wait for another machine; an emulated machine, which sleeps | never |
+| any of them, once the server has given it up or it blocks a queued order | a minute |
 """
 
 from __future__ import annotations
@@ -11,8 +18,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +29,7 @@ from typing import Any, Self
 import psutil
 
 from fedsync.common import foreign
+from fedsync.common.errors import Hanging
 from fedsync.silo.protocol import SOCKET, Ping, TrainerState
 from fedsync.silo.session.connection import call, hang_up, receive, send
 from fedsync.silo.session.trainer_folder import tenant
@@ -52,7 +62,6 @@ class Signs:
 
 
 def probe(folder: Path) -> TrainerState | None:
-    """Return the trainer's own state; None without an answer."""
     try:
         connection = call(folder / SOCKET)
         if connection is None:
@@ -104,7 +113,6 @@ class LivenessWatch:
                 self._connection.close()
 
     def on(self, connection: Connection) -> Connection:
-        """Register a connection, to close it at the end, or earlier on a hang, because the trainer may survive."""
         self._connection = connection
         return connection
 
@@ -178,12 +186,10 @@ class Trainers:
         self._seen = seen
 
     def told(self) -> dict[str, Any]:
-        """Return the last seen states for the health file, by the names of the trainers' folders."""
         return {"trainers": {name: asdict(seen) for name, seen in self._seen.items()}}
 
     @property
     def working(self) -> bool:
-        """Whether any trainer had an order in work at the last look."""
         return any(seen.state == "working" for seen in self._seen.values())
 
     def _one(self, folder: Path, pid: int) -> Seen:
@@ -193,3 +199,95 @@ class Trainers:
         silent = Seen(pid, "silent", datetime.now(UTC).isoformat(timespec="seconds"))
         before = self._seen.get(folder.name)
         return silent if before is None or replace(before, since=silent.since) != silent else before
+
+
+LOOK_S = 5.0
+"""Pause between two checks [s]."""
+
+PATIENCE_S = 600.0
+"""Time without a sign of life after which the shipped loop counts as hung [s]."""
+
+UNWANTED_S = 60.0
+"""The same limit for work whose result nobody waits for [s]."""
+
+_LEAST_SHARE = 0.02
+"""Share of a processor that counts as a sign of life. Progress replies take less."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSigns:
+    """Signs of life of running work: steps and processor time [s] at the last check, and time without a sign [s]."""
+
+    steps: int = -1
+    cpu_s: float = 0.0
+    still_s: float = 0.0
+
+    def after(self, steps: int, cpu_s: float) -> StepSigns:
+        """Add a check; silence counts in checks, not in time, so that a suspended machine does no harm."""
+        # A child process that ends takes its processor time out of the sum, so less time is no sign of life either.
+        lives = steps != self.steps or cpu_s - self.cpu_s > _LEAST_SHARE * LOOK_S
+        return StepSigns(steps, cpu_s, 0.0 if lives else self.still_s + LOOK_S)
+
+
+class HangWatch:
+    """Context manager that watches the work of its thread from another thread.
+
+    Args:
+        unwanted: returns whether nobody waits for the work.
+        where: returns the code line of a thread, for people.
+        waits: the work may wait for any length of time.
+        found: called once with the error if the work hangs.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        steps: Callable[[], int],
+        unwanted: Callable[[], bool],
+        found: Callable[[Hanging], None],
+        where: Callable[[int], str],
+        *,
+        waits: bool,
+    ) -> None:
+        self._what, self._steps, self._unwanted, self._found = what, steps, unwanted, found
+        self._where, self._waits = where, waits
+        self._over = threading.Event()
+        self._thread = 0
+
+    def __enter__(self) -> Self:
+        self._thread = threading.get_ident()
+        threading.Thread(target=self._look, daemon=True).start()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        signs = StepSigns()
+        while not self._over.wait(LOOK_S):
+            signs = signs.after(self._steps(), _group_processor_s())
+            patience_s = UNWANTED_S if self._unwanted() else inf if self._waits else PATIENCE_S
+            if signs.still_s >= patience_s:
+                self._found(self._error(signs))
+                return
+
+    def _error(self, signs: StepSigns) -> Hanging:
+        logger.warning("%s hangs here:", self._what)
+        where = self._where(self._thread)
+        return Hanging(
+            f"{self._what} hangs, after {signs.steps} steps, in {where}: for {signs.still_s:.0f} s no step ended and "
+            "no processor time was taken. The trainer ends, and the next message starts another"
+        )
+
+
+def _group_processor_s() -> float:
+    """Processor time of this process and its living descendants [s], without this thread, which reads all processes."""
+    own = psutil.Process()
+    taken = -time.thread_time()
+    for each in (own, *own.children(recursive=True)):
+        try:
+            times = each.cpu_times()
+        except psutil.Error:
+            continue
+        taken += float(times.user + times.system)
+    return taken

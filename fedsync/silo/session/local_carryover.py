@@ -25,9 +25,8 @@ CARRIED = "carried"
 class LocalCarryover:
     """A silo's last update, as long as orders may carry it over; it is saved with the last order.
 
-    Args:
-        folder: of the trainer, for large vectors; None keeps them in memory.
-        sent_as_it_is: the update itself travels; else its memory is reused for the payload, so a copy is kept.
+    Large vectors are in the trainer's ``folder``, if it is given. Unless the update is ``sent_as_it_is``, its memory is
+    reused for the payload, so a copy is kept.
     """
 
     def __init__(self, folder: Path | None = None, *, sent_as_it_is: bool) -> None:
@@ -63,5 +62,4 @@ class LocalCarryover:
         return self._keeper.make(np.float32, update.size, lambda start, stop: update[start:stop].copy())
 
     def keep(self, order: WorkOrder, own: Vector | None) -> None:
-        """Keep the vector of a completed order; None forbids the carry-over."""
         self._kept = None if own is None else (order.update_id, own)

@@ -19,10 +19,7 @@ from fedsync.silo.session.last_order import LastOrder
 
 
 class OrderJob:
-    """One order: queued, running, or finished. Its training thread writes it; request threads read it.
-
-    The job ``before`` must finish first.
-    """
+    """One order: queued behind ``before``, running, or finished. Its thread writes it; request threads read it."""
 
     def __init__(self, order: WorkOrder, before: OrderJob | None = None) -> None:
         self.order = order
@@ -37,7 +34,6 @@ class OrderJob:
 
     @classmethod
     def of(cls, done: LastOrder) -> OrderJob:
-        """Build the finished job of an order that an earlier trainer process completed."""
         job = cls(done.order)
         job.outcome = done.answer
         job.over.set()
@@ -45,21 +41,17 @@ class OrderJob:
 
     @property
     def refused(self) -> bool:
-        """Whether the payload did not match the held model version, so that the order may be sent again."""
         return isinstance(self.outcome, VersionMismatch)
 
     def watch(self, steps: int, samples: int) -> bool:
-        """Record progress after each step; False ends the order."""
         self.steps = steps
         return not self.halt.is_set()
 
     def give_up(self) -> None:
-        """End the order after its current step, or before it begins."""
         self.given_up = True
         self.halt.set()
 
     def end(self, outcome: Completed | VersionMismatch | None = None, error: Exception | None = None) -> None:
-        """Finish the job once; a later result of a job that was found to hang is ignored."""
         with self._ending:
             if not self.over.is_set():
                 self.outcome, self.error = outcome, error
@@ -106,13 +98,8 @@ class OrderQueue:
     def enter(self, order: WorkOrder, received: Payload, accept: Callable[[], None]) -> OrderJob:
         """Begin or queue an order, unless the queue already has it. A refused order begins again.
 
-        Args:
-            order: an order with a known id but other content counts as new: a restored server may reuse an id.
-            received: payload of the order.
-            accept: raises if the silo's owner does not allow the order.
-
-        Raises:
-            ProtocolError: the order would be the third that the silo has.
+        An order with a known id but other content counts as new: a restored server may reuse an id. ``accept`` raises
+        if the silo's owner does not allow it. Raises `ProtocolError` if it would be the third that the silo has.
         """
         with self._entrance:
             known = self.find(order.update_id)
@@ -129,10 +116,7 @@ class OrderQueue:
             return job
 
     def _beside(self, order: WorkOrder) -> list[OrderJob]:
-        """Return the job that the server knows of beside this order, if the queue has it.
-
-        Raises `ProtocolError` if the silo would have three orders: two behind the same one, or both neighbours.
-        """
+        """Return the job that the server knows of beside this order, if the queue has it; raises as `enter`."""
         others = [job for job in self._jobs if job.order.update_id != order.update_id]
         kept = [job for job in others if order.update_id == job.order.behind or job.order.update_id == order.behind]
         rivals = [job for job in others if order.behind and job.order.behind == order.behind and not job.over.is_set()]

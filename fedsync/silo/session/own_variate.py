@@ -28,7 +28,7 @@ from fedsync.model.chunked_arrays import give_back
 from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica
-from fedsync.silo.session.vector_file import VectorFile
+from fedsync.silo.session.last_order import VectorFile
 
 logger = foreign.logger(__name__)
 
@@ -41,11 +41,8 @@ _MEMORY = ArrayKeeper()
 class OwnVariate:
     """Control variate of one silo; an immutable value.
 
-    Args:
-        own: m_i, float32 [values].
-        serial: number of the update that m_i includes; 0 before any.
-        proposed: m_i once the update ``proposed_serial`` is in a commit, float32 [values].
-        proposed_serial: number of the proposing update; 0 for none.
+    ``own`` is m_i, float32 [values], with the update ``serial``, 0 for none. ``proposed`` is m_i once the update
+    ``proposed_serial`` is in a commit, float32 [values].
     """
 
     own: Vector
@@ -55,7 +52,6 @@ class OwnVariate:
 
     @classmethod
     def begin(cls, values: int, file: Path | None) -> OwnVariate:
-        """Load the file; zeros where it is missing or damaged."""
         found = None if file is None or not file.exists() else _read(file, values)
         return found or cls(_MEMORY.make(np.float32, values, lambda start, stop: np.zeros(stop - start, np.float32)))
 
@@ -78,11 +74,7 @@ class OwnVariate:
         return made
 
     def proposing(self, order: WorkOrder, control: Vector, arriving: Vector, steps: int) -> OwnVariate:
-        """Return the variate with the proposal of an update.
-
-        ``control`` is the m that corrected the update's K_i ``steps``. ``arriving`` is u_i as it enters the sum,
-        float32 [values].
-        """
+        """Return the variate with the proposal of an update u_i, ``arriving``, float32 [values], of K_i ``steps``."""
         per_step = np.float32(1 / steps)
 
         def part(start: int, stop: int) -> Vector:
@@ -103,10 +95,7 @@ class OwnVariate:
 
 
 class StepControl:
-    """Correction of a silo's steps, and bookkeeping of its variate in a file, or in memory without ``folder``.
-
-    The replica knows m, and which updates were in commits.
-    """
+    """Correction of a silo's steps, and bookkeeping of its variate in a file, or in memory without ``folder``."""
 
     def __init__(self, silo: str, values: int, replica: Replica, folder: Path | None) -> None:
         self._silo = silo
@@ -139,7 +128,6 @@ class StepControl:
 
 
 def _read(file: Path, values: int) -> OwnVariate | None:
-    """Load the variate; None, with a warning, where the file is damaged."""
     found = VectorFile.load(file)
     if found is not None and all(each.size == values for each in found.vectors.values()):
         about, vectors = found.about, found.vectors

@@ -15,14 +15,14 @@ from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Replica
 from fedsync.silo.protocol import COPY, Identity
-from fedsync.train.sample import Estimating, likely_update
+from fedsync.train.silo_trainer import Estimating, likely_update
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
-    from fedsync.train.schedule import Schedule, TorchSchedule
+    from fedsync.train.options import Schedule, TorchSchedule
 
 HELD = "held"
 """Folder of the held model in the trainer's folder, for a silo that receives differences."""
@@ -103,7 +103,6 @@ def _way(schedule: Schedule | TorchSchedule | None, order: WorkOrder, steps: int
 
 
 def _pipeline(spec: RunSpec, plan: EncryptionPlan, group: GroupKey) -> Pipeline | None:
-    """Make a pool of processes for sealing and opening, if the update is large and the machine has spare processors."""
     processes = min((os.cpu_count() or 1) // 2, _SEALERS)
     if spec.emulate or plan.masked or processes < 2 or plan.chunks < _LARGE:
         return None

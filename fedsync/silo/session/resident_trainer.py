@@ -9,7 +9,7 @@ listens before it loads anything, so that clients learn that it loads, and since
 | idle | waits for requests; ends after a timeout, a shorter one if another run's trainer needs the memory | working |
 | working | answers a request, or has an order in work; never ends by itself | idle |
 | failed | refuses pending requests, as there is no trainer | ends |
-| hanging | reports the order's failure to waiting clients, see `fedsync.silo.session.hangs` | ends |
+| hanging | reports the order's failure to waiting clients, see `fedsync.silo.session.liveness` | ends |
 
 It ends in any state on `Quit`, when its owner process is gone, and when its folder is gone. The timeouts are longer
 while only this process knows its masks. Its folder holds all data that must survive.
@@ -39,26 +39,9 @@ from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.common.processes import alive, exit_with_owner
 from fedsync.model.chunked_arrays import file_part, map_file, pieces
 from fedsync.model.transfer import Payload
+from fedsync.silo import protocol
 from fedsync.silo.owner.refusals import StillLoading, refuse
-from fedsync.silo.protocol import (
-    ANSWERS,
-    COPY,
-    IDENTITY,
-    LOG,
-    PASSING,
-    SOCKET,
-    Forward,
-    Forwarded,
-    Identity,
-    MakeRoom,
-    Quit,
-    Refusal,
-    Refused,
-    SocketReply,
-    SocketRequest,
-    TrainerState,
-    write_reply,
-)
+from fedsync.silo.protocol import LOG, SOCKET, Identity
 from fedsync.silo.session.connection import listen, receive, send
 from fedsync.silo.session.trainer_client import room_for
 from fedsync.silo.session.trainer_folder import FolderLock, bound_log
@@ -82,13 +65,11 @@ _IN_MEMORY_BYTES = 262_144
 
 
 class _Server:
-    """Server of requests on the socket, one thread each."""
-
     def __init__(self, folder: Path, lock: FolderLock) -> None:
         self._folder = folder
         self._lock = lock
         self._service: TrainerService | None = None
-        self._failure: Refused | None = None
+        self._failure: protocol.Refused | None = None
         self._failure_known = False
         self._settled = threading.Event()
         self._began_s = self._asked_at_s = time.monotonic()
@@ -100,7 +81,6 @@ class _Server:
         self._listener = listen(folder / SOCKET)
 
     def start(self) -> None:
-        """Accept connections, and end this process once it is idle for long."""
         for work in (self._let_in, self._watch):
             threading.Thread(target=work, daemon=True).start()
 
@@ -112,7 +92,6 @@ class _Server:
         self._settled.set()
 
     def fails(self, error: Exception) -> None:
-        """Refuse all waiting requests, and end."""
         self._failure = refuse(error)
         self._settled.set()
         end_s = time.monotonic() + _FAILED_S
@@ -145,7 +124,7 @@ class _Server:
         try:
             with connection:
                 request, payload = receive(connection)
-                asks = isinstance(request, Forward)
+                asks = isinstance(request, protocol.Forward)
                 if asks:
                     self._count(1)
                 reply, answer = self._reply(request, payload)
@@ -165,8 +144,7 @@ class _Server:
                 self._inside -= 1
 
     def _on_disk(self, answer: Payload) -> Payload:
-        """Write a large answer to a file, from which the client sends it on; raise `LimitReached` as `room_for`."""
-        path = self._folder / f"{PASSING}{secrets.token_hex(4)}"
+        path = self._folder / f"{protocol.PASSING}{secrets.token_hex(4)}"
         try:
             with room_for(self._folder.parent, answer.nbytes), path.open("xb") as file:
                 file.writelines(pieces(answer))
@@ -183,28 +161,28 @@ class _Server:
             self._note()
 
     def _reply(
-        self, request: SocketRequest | SocketReply, payload: Payload | None
-    ) -> tuple[SocketReply, Payload | None]:
+        self, request: protocol.SocketRequest | protocol.SocketReply, payload: Payload | None
+    ) -> tuple[protocol.SocketReply, Payload | None]:
         try:
             match request:
-                case Forward(text, load_s, flower_ids):
+                case protocol.Forward(text, load_s, flower_ids):
                     if flower_ids:
                         os.environ[FLOWER_IDS] = flower_ids
                     self._wait_until_loaded(load_s)
                     if self._service is None:
                         self._failure_known = True
-                        return _refusing(self._failure or Refused(Refusal.INTERNAL)), None
+                        return _refusing(self._failure or protocol.Refused(protocol.Refusal.INTERNAL)), None
                     said, answer = self._service.ask(text, payload)
-                    return Forwarded(said), answer
-                case MakeRoom():
+                    return protocol.Forwarded(said), answer
+                case protocol.MakeRoom():
                     self._leave(_ROOM_UNREVEALED_S if self._unrevealed else _ROOM_S, own=1)
-                case Quit():
+                case protocol.Quit():
                     # The lock goes before the listener: a caller in between would wait for an answer that never comes.
                     (self._folder / SOCKET).unlink(missing_ok=True)
                     os._exit(0)
             with self._entrance:
                 self._note()
-                return TrainerState(self._state, self._since), None
+                return protocol.TrainerState(self._state, self._since), None
         except Exception as error:  # the client must get an answer
             return _refusing(refuse(error)), None
 
@@ -270,8 +248,8 @@ class _Server:
             aside.rename(socket)
 
 
-def _refusing(refused: Refused) -> Forwarded:
-    return Forwarded(write_reply(refused))
+def _refusing(refused: protocol.Refused) -> protocol.Forwarded:
+    return protocol.Forwarded(protocol.write_reply(refused))
 
 
 def main(folder: Path) -> None:
@@ -282,11 +260,11 @@ def main(folder: Path) -> None:
     lock = FolderLock.take(folder)
     if lock is None:
         return
-    for name in (*ANSWERS, COPY):
+    for name in (*protocol.ANSWERS, protocol.COPY):
         remove_unfinished(folder, name)
-    for left in folder.glob(f"{PASSING}*"):
+    for left in folder.glob(f"{protocol.PASSING}*"):
         left.unlink(missing_ok=True)
-    remove_unfinished(folder, IDENTITY, alive)
+    remove_unfinished(folder, protocol.IDENTITY, alive)
     bound_log(folder / LOG, _LOG_BYTES)
     if logging.lastResort is not None:  # this process's log output goes to `LOG`
         logging.lastResort.setFormatter(TimedFormatter())

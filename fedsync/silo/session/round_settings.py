@@ -16,7 +16,7 @@ _SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserCo
 def check_settings(order: WorkOrder, spec: RunSpec) -> None:
     """Raise `ProtocolError` if an order's settings are not those of the specification for its round.
 
-    The owner may have approved the specification. Where a function of the server decides, any settings are valid.
+    Where a function of the server decides, any settings are valid.
     """
     if order.scores_only and not order.config:
         return

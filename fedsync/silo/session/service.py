@@ -37,30 +37,12 @@ from fedsync.config.tasks.task_kinds import SurveyConfig
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest
 from fedsync.model.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch
+from fedsync.silo import protocol
 from fedsync.silo.owner.approvals import check_approved
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.owner.refusals import refuse
-from fedsync.silo.protocol import (
-    Answer,
-    AskModel,
-    AskSnapshot,
-    Attestation,
-    Collect,
-    Completed,
-    Describe,
-    EvaluateModel,
-    Hello,
-    Identity,
-    InitialModel,
-    Question,
-    Reply,
-    Request,
-    Snapshot,
-    Train,
-    read_request,
-    write_reply,
-)
-from fedsync.silo.session.hangs import HangWatch
+from fedsync.silo.protocol import Completed, Identity, Reply, Request
+from fedsync.silo.session.liveness import HangWatch
 from fedsync.silo.session.order_queue import OrderJob, OrderQueue
 from fedsync.silo.session.session import SiloSession
 
@@ -72,13 +54,8 @@ _Reply = tuple[Reply, Payload | None]
 class TrainerService:
     """Service of one silo's trainer, with the silo's position in its data and its orders.
 
-    Args:
-        folder: keeps the last answer and the position in the data; None keeps them in memory only.
-        confined: as for `SiloSession`.
-
-    Raises:
-        ConfigError: task, data or device are not usable here, or the owner has not confirmed the run.
-        SiloLocked: too many integrity checks failed; see `fedsync.silo.owner.lockout`.
+    ``folder`` keeps the last answer and the position; None keeps them in memory. Raises `ConfigError` if task, data or
+    device are not usable here, or the owner has not confirmed the run, and `SiloLocked`.
     """
 
     def __init__(self, identity: Identity, folder: Path | None = None, *, confined: bool = False) -> None:
@@ -103,13 +80,12 @@ class TrainerService:
         self._session = session
         self.name, self.facts = session.name, session.facts
         self._orders = OrderQueue(self._carry_out, session.done)
-        self._evaluated: tuple[tuple[EvaluateModel, bytes], Evaluation | Attestation] | None = None
+        self._evaluated: tuple[tuple[protocol.EvaluateModel, bytes], Evaluation | protocol.Attestation] | None = None
         # The session serves one order or evaluation at a time; progress requests do not take the lock.
         self._training = threading.Lock()
 
     @property
     def holds(self) -> int:
-        """Version of the kept model; 0 in the clear."""
         return self._session.replica.holds
 
     @property
@@ -126,35 +102,35 @@ class TrainerService:
         try:
             check_approved(self._identity)
             self._session.check_open()
-            reply, answer = self._handle(read_request(text), payload)
+            reply, answer = self._handle(protocol.read_request(text), payload)
             if isinstance(reply, WorkReport) and self._owner.presence is not None:
                 reply = replace(reply, presence=self._owner.present())
-            return write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
+            return protocol.write_reply(reply), None if answer is None else np.ascontiguousarray(answer).view(np.uint8)
         except Exception as error:  # the server must not see the error's text
-            return write_reply(refuse(error)), None
+            return protocol.write_reply(refuse(error)), None
 
     def _handle(self, request: Request, payload: Payload | None) -> _Reply:
         session = self._session
         match request:
-            case Describe():
+            case protocol.Describe():
                 with self._training:
                     greeting = session.replica.greeting()
                 facts = replace(self.facts, presence=self._owner.present())
-                return Hello(self.name, facts, self.holds, session.form), greeting
-            case AskModel(values):
-                model = InitialModel(session.layout, session.kept_names, session.form.frozen)
+                return protocol.Hello(self.name, facts, self.holds, session.form), greeting
+            case protocol.AskModel(values):
+                model = protocol.InitialModel(session.layout, session.kept_names, session.form.frozen)
                 return model, session.initial_model() if values else None
-            case Train(order, report_s):
+            case protocol.Train(order, report_s):
                 return self._train(order, _received(payload), report_s)
-            case Collect(update_id, wait_s, halt):
+            case protocol.Collect(update_id, wait_s, halt):
                 return self._collect(update_id, wait_s, halt)
-            case EvaluateModel():
+            case protocol.EvaluateModel():
                 return self._evaluate(_received(payload), request), None
-            case Question():
-                return Answer(), session.answer(_received(payload))
-            case AskSnapshot():
+            case protocol.Question():
+                return protocol.Answer(), session.answer(_received(payload))
+            case protocol.AskSnapshot():
                 version, snapshot = session.snapshot()
-                return Snapshot(version), snapshot
+                return protocol.Snapshot(version), snapshot
 
     def _train(self, order: WorkOrder, received: Payload, wait_s: float | None) -> _Reply:
         """Begin or queue an order, unless it is known, and wait; a queued order too is checked on arrival."""
@@ -171,7 +147,9 @@ class TrainerService:
             job.halt.set()
         return job.reply(wait_s)
 
-    def _evaluate(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation | VersionMismatch:
+    def _evaluate(
+        self, received: Payload, request: protocol.EvaluateModel
+    ) -> Evaluation | protocol.Attestation | VersionMismatch:
         """Evaluate a model once no order is running or queued; a repeated request is evaluated once."""
         what = request, digest(received, hashlib.blake2b)
         # The payload continues the model version that the pending orders bring.
@@ -194,12 +172,7 @@ class TrainerService:
         with self._training, HangWatch(what, steps, unwanted, found, self._session.where, waits=self._waits):
             return self._session.train(job.order, received, job.watch)
 
-    def _give_up(self) -> None:
-        """Mark this process as unusable: the hanging thread never ends, and holds locks that others need."""
-        self.on_hang()
-        self.hangs = True
-
-    def _judge(self, received: Payload, request: EvaluateModel) -> Evaluation | Attestation:
+    def _judge(self, received: Payload, request: protocol.EvaluateModel) -> Evaluation | protocol.Attestation:
         def found(error: Hanging) -> None:
             logger.warning("%s", error)
             self._give_up()
@@ -208,9 +181,13 @@ class TrainerService:
         with HangWatch(what, lambda: 0, lambda: self.busy, found, self._session.where, waits=self._waits):
             return self._session.evaluate(received, request)
 
+    def _give_up(self) -> None:
+        """Mark this process as unusable: the hanging thread never ends, and holds locks that others need."""
+        self.on_hang()
+        self.hangs = True
+
 
 def _received(payload: Payload | None) -> Payload:
-    """Return the server's payload, which must be present and within the size limit."""
     if payload is None:
         raise ProtocolError(SERVER, "message", "it brings no payload")
     if payload.nbytes > MAX_SEALED_BYTES:

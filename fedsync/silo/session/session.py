@@ -37,9 +37,8 @@ from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.last_order import LastOrder, LastOrders
+from fedsync.silo.session.last_order import LastOrder, LastOrders, OwnModels
 from fedsync.silo.session.local_carryover import LocalCarryover
-from fedsync.silo.session.own_models import OwnModels
 from fedsync.silo.session.own_variate import StepControl
 from fedsync.silo.session.replicas import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
@@ -69,9 +68,7 @@ class SiloSession:
         throttled: slow the training down to the speed of the emulated machine.
         confined: train in a separate process without keys and network, where the owner admits no code of the server.
 
-    Raises:
-        ConfigError: data, device or keys are not usable here, or the owner does not allow the run.
-        SiloLocked: too many integrity checks failed.
+    Raises `ConfigError` if the run cannot be done or is not allowed here, and `SiloLocked` after integrity failures.
     """
 
     def __init__(
@@ -150,7 +147,6 @@ class SiloSession:
         return self._trainer.facts.examples if self._guard is None else self._guard.settings.units
 
     def _warn(self, spec: RunSpec) -> None:
-        """Log that the silo has too few samples for its batches to follow its speed."""
         held, wanted = self._examples, spec.local.batch_size
         if held < wanted:
             logger.warning(
@@ -160,7 +156,6 @@ class SiloSession:
 
     @property
     def done(self) -> tuple[LastOrder, ...]:
-        """Orders with kept answers, the newest last."""
         return self._done.kept
 
     @property
@@ -169,7 +164,6 @@ class SiloSession:
 
     @property
     def kept_names(self) -> tuple[str, ...]:
-        """Names of the model's tensors that do not travel."""
         return self._trainer.facts.kept_names
 
     def initial_model(self) -> Vector:
@@ -184,7 +178,7 @@ class SiloSession:
         return not isinstance(self.replica, PlainReplica)
 
     def train(self, order: WorkOrder, received: Payload, watch: Watch | None = None) -> Completed:
-        """Carry out an order; time for encryption counts as overhead.
+        """Carry out an order; time for encryption counts as overhead. Errors of the training pass through.
 
         Args:
             received: brings the silo's model to the base version; see `Replica.receive`.
@@ -195,7 +189,6 @@ class SiloSession:
             IntegrityError: the payload is not what silos of the group sealed, or not for this place.
             SiloLocked: too many integrity checks failed.
             ProtocolError: the order or its payload is invalid.
-            Exception: errors of the training pass through.
         """
         if self._guard is not None:
             order = self._guard.allow(order)
@@ -247,10 +240,7 @@ class SiloSession:
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
     def _about(self, order: WorkOrder, base: Vector) -> tuple[Vector, Cursor]:
-        """Return the model of an order, float32 [values], and its cursor; a scoring order may mean an older model.
-
-        Raises `ProtocolError` if the order asks for metrics of the test split that this silo does not disclose.
-        """
+        """Return the model of an order, float32 [values], and its cursor; a scoring order may mean an older model."""
         if order.scores_only and order.split is Split.TEST and not self._trainer.facts.validates:
             raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
         if order.scores_only and order.subject.own:
@@ -276,8 +266,8 @@ class SiloSession:
     def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
         """Train one of the silo's own models further.
 
-        Orders of the run begin where the last order ended in the data. A local model begins at the start of the data,
-        and with initial private parts. A tuned model continues from the run's cursor and private parts.
+        A local model begins at the start of the data, with initial private parts. A tuned model begins with the run's
+        cursor and private parts.
         """
         before = self._own.before(order)
         if before is None:
@@ -308,7 +298,6 @@ class SiloSession:
         return best
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
-        """Wrap ``watch``: an order needs the owner's minimum of samples, and an order that only scores then ends."""
         if watch is None and not order.scores_only:
             return None
         least = self._owner.least_samples
@@ -361,15 +350,13 @@ class SiloSession:
     def answer(self, question: Payload) -> Payload:
         """Answer a question of the server's aggregator; see `Replica.answer`.
 
-        A refusal here does not count as an integrity failure. A restarted trainer must refuse some honest questions,
-        and the server knows the reason anyway.
+        A refusal does not count as an integrity failure: a restarted trainer must refuse some honest questions.
         """
         with self._exchange:
             self.check_open()
             return self.replica.answer(question)
 
     def snapshot(self) -> tuple[int, Payload]:
-        """Return the version of the kept model, and the model, sealed for other silos."""
         with self._exchange:
             self.check_open()
             return self.replica.holds, self.replica.snapshot()
@@ -387,9 +374,8 @@ class SiloSession:
     def _counted(self) -> Iterator[None]:
         """Turn every failure of sealed data within into `IntegrityError`, and count it.
 
-        One class hides from the server which check failed. Faults of the machine do not count: a full disk, lack of
-        memory, a killed process. Authentic data that a silo spoiled does not count either. It tells nothing of the key
-        to anyone without the key, and one silo must not lock all others.
+        One class hides from the server which check failed. Faults of the machine do not count. Authentic data that a
+        silo spoiled does not count either: one silo must not lock all others.
         """
         with self._exchange, nullcontext() if self.lockout is None else self.lockout.alone():
             try:

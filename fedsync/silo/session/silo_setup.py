@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from fedsync.client.silo_facts import Silo
+from fedsync.client.app import Silo
 from fedsync.config.run_spec import RunSpec
+from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.evaluation.metrics.gain import LocalGains
+from fedsync.model.layout import Vector
+from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.protocol import Identity
-from fedsync.train.guarded_trainer import GuardedTrainer
-from fedsync.train.guests.guest_code import guarded
-from fedsync.train.local_trainer import ModelKeeper
+from fedsync.train.guests.guest_code import guarded, line_of
+from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
 from fedsync.train.machine.device import resolve
 from fedsync.train.options import LocalOptions
+from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
     """Build the silo's trainer in this process; no helper processes if ``many`` silos of the run share it.
 
-    Raises:
-        ConfigError: data or device are not usable here.
-        UserCodeError: the user's training code raised an error.
+    Raises `ConfigError` if data or device are not usable here, and `UserCodeError` for errors in the user's code.
     """
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
@@ -28,20 +33,14 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
 
 
 def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
-    """Build the keeper of the run's model in this process; raises as `local_trainer`."""
     with guarded():
         return spec.task.keeper(*place_of(spec, identity), spec.model.build())
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
-    """Return the silo, the number of silos, and the options for a task's trainer.
-
-    Raises `ConfigError` if the device does not exist.
-    """
+    """Return the silo, the number of silos, and the options for a task's trainer; `ConfigError` without the device."""
     machine = spec.emulate[identity.index] if spec.emulate else None
-    options = replace(spec.local.build(), measured=spec.evaluation.wanted)
-    if spec.privacy is not None and spec.privacy.kind == "dp-sgd":
-        options = replace(options, private=True)
+    options, private = spec.local.build(), spec.privacy is not None and spec.privacy.kind == "dp-sgd"
     if machine is not None:
         # Emulated silos share one machine, so each uses one thread by default.
         options = replace(options, threads=options.threads or 1)
@@ -51,6 +50,8 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         options = replace(options, device=identity.device)
     if identity.processes is not None and not spec.task.own_loop:
         options = replace(options, processes=identity.processes)
+    resources = options.resources and identity.resources
+    options = replace(options, measured=spec.evaluation.wanted, private=private, resources=resources)
     silo = Silo(
         identity.index,
         machine.name if machine else identity.name,
@@ -61,4 +62,53 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         train_config=spec.train_config,
         evaluate_config=spec.evaluate_config,
     )
-    return silo, spec.silos, replace(options, resources=options.resources and identity.resources)
+    return silo, spec.silos, options
+
+
+class GuardedTrainer:
+    """`SiloTrainer` around a `LocalTrainer`; raises `UserCodeError` for errors in user code."""
+
+    def __init__(self, make: Callable[[], LocalTrainer]) -> None:
+        with guarded():
+            self._trainer = make()
+            self.facts: TrainerFacts = self._trainer.facts()
+        self._gains = LocalGains()
+
+    @guarded()
+    def initial_model(self) -> Vector:
+        return self._trainer.initial_model()
+
+    @guarded()
+    def save_model(self, path: Path, model: Vector) -> None:
+        self._trainer.save_model(path, model)
+
+    @guarded()
+    def find_batch_cap_on_gpu(self) -> int | None:
+        return self._trainer.find_batch_cap_on_gpu()
+
+    @guarded()
+    def make_private(self, settings: PrivateSettings) -> int:
+        return self._trainer.make_private(settings)
+
+    @guarded()
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+        correction: Vector | None = None,
+    ) -> Outcome:
+        return self._trainer.run(order, base, cursor, throttle, watch, correction)
+
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
+        return self._trainer.try_evaluate(model, cursor, split)
+
+    @guarded()
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        found = self._trainer.evaluate(model, cursor, split)
+        return self._gains.told(subject, found, self._trainer.judged if gains else None)
+
+    def where(self, thread: int) -> str:
+        return line_of(thread)

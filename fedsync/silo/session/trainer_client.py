@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -27,19 +26,9 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload
+from fedsync.silo import protocol
 from fedsync.silo.owner.bundle import APP
-from fedsync.silo.protocol import (
-    IDENTITY,
-    LOG,
-    SOCKET,
-    STATE,
-    Forward,
-    Forwarded,
-    Identity,
-    MakeRoom,
-    Quit,
-    SocketRequest,
-)
+from fedsync.silo.protocol import IDENTITY, LOG, SOCKET, STATE, Identity
 from fedsync.silo.session.connection import call, receive, send
 from fedsync.silo.session.liveness import LivenessWatch, end
 from fedsync.silo.session.trainer_folder import fits, tenant
@@ -102,26 +91,22 @@ class TrainerClient:
         return tenant(self._folder) is not None
 
     def ask(self, text: str, payload: Payload | None = None) -> tuple[str, Payload | None]:
-        """Send a request, and wait for the reply as long as the trainer lives; neither text is parsed.
+        """Send a request, and wait for the reply, perhaps `Refused`, as long as the trainer lives; payloads are uint8.
 
-        A failed request gets the reply `fedsync.silo.protocol.Refused`. The payload is uint8.
-
-        Raises:
-            ConfigError: the trainer cannot be started.
-            RunError: the trainer did not start, hung or died.
+        Raises `ConfigError` if the trainer cannot be started, and `RunError` if it did not start, hung or died.
         """
         with LivenessWatch(self._folder) as watch:
             connection = watch.on(self._connection())
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # The file's age tells when the trainer was last used.
             try:
-                send(connection, Forward(text, _LOAD_S, asked_for.get()), payload)
+                send(connection, protocol.Forward(text, _LOAD_S, asked_for.get()), payload)
                 reply, answer = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"
                 raise RunError(f"the resident trainer in {self._folder} {what}; see {self._folder / LOG}") from error
         match reply:
-            case Forwarded(said):
+            case protocol.Forwarded(said):
                 return said, answer
             case _:
                 raise RunError(f"the resident trainer in {self._folder} answers {type(reply).__name__}")
@@ -151,7 +136,9 @@ class TrainerClient:
         """Start a trainer; of two concurrent starts, the later process ends at once."""
         command = [*INTERPRETER, "fedsync.silo.session.resident_trainer", str(self._folder)]
         try:
-            with self._one_at_a_time(), self._furnished() as output:
+            # One start at a time, because starting trainers count towards the limit.
+            starts = self._folder.with_name(f"{self._identity.index}.starting")
+            with taken(starts, _LISTEN_S), self._furnished() as output:
                 nursery = os.environ.get(NURSERY)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
                 if app_folder.get():
@@ -173,7 +160,6 @@ class TrainerClient:
 
     @contextlib.contextmanager
     def _furnished(self) -> Iterator[BinaryIO]:
-        """Create the trainer's folder, which cleanup may have removed, and open its log."""
         make_room(self._folder, self._identity)
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._identity.save(self._folder)
@@ -181,12 +167,7 @@ class TrainerClient:
         with (self._folder / LOG).open("ab") as output:
             yield output
 
-    def _one_at_a_time(self) -> AbstractContextManager[bool]:
-        """Lock other starts of this silo's trainers, because starting trainers count towards the limit."""
-        return taken(self._folder.with_name(f"{self._identity.index}.starting"), _LISTEN_S)
-
     def _await_tenant(self, process: Child) -> None:
-        """Wait until the process has locked the folder, so that searches for trainers find it."""
         end_s = time.monotonic() + _LISTEN_S
         while tenant(self._folder) is None and process.poll() is None and time.monotonic() < end_s:
             time.sleep(_PAUSE_S)
@@ -201,15 +182,14 @@ class TrainerClient:
 def make_room(folder: Path, identity: Identity) -> None:
     """End the silo's idle trainers of other runs, because they hold memory; the new ``folder`` may not exist yet.
 
-    Raises:
-        LimitReached: too many trainers are at work, or the trainers' folders exceed the owner's quota.
+    Raises `LimitReached` if too many trainers are at work, or their folders exceed the owner's quota.
     """
     if not (folder / IDENTITY).exists():
         check_room(folder.parent, 0)
     mine = identity.index, identity.name
     others = [other for other in folder.parent.iterdir() if other != folder and _silo(other) == mine]
     for other in others:
-        _tell(other, MakeRoom())
+        _tell(other, protocol.MakeRoom())
     if sum(tenant(other) is not None for other in others) >= MOST_TRAINERS:
         problem = f"{MOST_TRAINERS} runs are at work at this silo"
         raise LimitReached("trainers", problem, "Ask again once one of them has ended")
@@ -245,16 +225,15 @@ def room_for(folder: Path, nbytes: int) -> Iterator[None]:
 
 
 def stop_trainers(root: Path) -> None:
-    """End every resident trainer below ``root``; kill a trainer that does not answer."""
     for folder in root.glob("*"):
         pid = tenant(folder)
         if pid is not None:
-            _tell(folder, Quit())
+            _tell(folder, protocol.Quit())
             if tenant(folder) == pid:
                 end(folder, pid)
 
 
-def _tell(folder: Path, request: SocketRequest) -> None:
+def _tell(folder: Path, request: protocol.SocketRequest) -> None:
     with contextlib.suppress(OSError, EOFError):
         connection = call(folder / SOCKET)
         if connection is not None:
@@ -264,7 +243,6 @@ def _tell(folder: Path, request: SocketRequest) -> None:
 
 
 def _silo(folder: Path) -> tuple[int, str] | None:
-    """Return index and name of the silo whose trainer has this folder; None where they cannot be read."""
     try:
         identity = Identity.load(folder)
         return identity.index, identity.name

@@ -104,17 +104,13 @@ def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], 
 
 
 def fits(root: Path, quota_bytes: int) -> bool:
-    """Remove superfluous folders, then return whether the rest of ``root`` fits into the quota."""
     found = _folders(root)
     doomed = _remove_superfluous(found, quota_bytes)
     return sum(each.nbytes for each in found if each.path not in doomed) <= quota_bytes
 
 
 def tidy(root: Path, quota_bytes: int) -> list[Path]:
-    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; return the removed folders.
-
-    A removed folder that is needed again is created anew; its silo then continues as after the loss of its disk.
-    """
+    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; return the removed folders."""
     return _remove_superfluous(_folders(root), quota_bytes)
 
 
@@ -129,10 +125,7 @@ def _remove_superfluous(found: list[Leftover], quota_bytes: int) -> list[Path]:
 
 
 def bound_log(log: Path, most_bytes: int) -> None:
-    """Copy the last ``most_bytes`` of a longer log to ``<name>.1``, and empty the log.
-
-    A rename would not do: processes that hold the log open would go on writing to the renamed file.
-    """
+    """Copy the last ``most_bytes`` of a longer log to ``<name>.1``, and empty the log, which processes hold open."""
     older = log.with_name(f"{log.name}.1")
     try:
         if log.stat().st_size <= most_bytes:

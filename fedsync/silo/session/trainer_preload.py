@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 from fedsync.silo.session.resident_trainer import main
 
 
 def prepare(*libraries: str) -> Callable[[], bool]:
-    """Import the modules of trainers and the task's libraries; return the test whether a fork is safe."""
-    from fedsync.train.library_preload import preload, sound
+    """Import the modules of trainers and the task's installed libraries; return the test whether a fork is safe."""
+    for name in ("fedsync.silo.session.service", "fedsync.silo.session.silo_setup", *libraries):
+        with suppress(ImportError):
+            import_module(name)
+    from fedsync.train.machine.device import usable_after_fork
 
-    preload(["fedsync.silo.session.service", "fedsync.silo.session.silo_setup", *libraries])
-    return sound
+    return usable_after_fork
 
 
 def forked(arguments: list[str]) -> None:
-    """Run the trainer of the folder that the first argument names."""
     main(Path(arguments[0]))

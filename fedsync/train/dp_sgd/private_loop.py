@@ -24,8 +24,7 @@ from torch.utils.data import DataLoader
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.dp_sgd.check_private import ROWS, check_alone, steady
-from fedsync.train.dp_sgd.noise import clipped_sums, gradients_of, noisy_mean, random_of
+from fedsync.train.dp_sgd.noise import ROWS, check_alone, clipped_sums, gradients_of, noisy_mean, random_of, steady
 
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
@@ -36,10 +35,8 @@ _HELD = ("grad_sample", "summed_grad")
 class PrivateLoop:
     """Private steps of one order; see `fedsync.client.Work.private`.
 
-    Args:
-        model: module of the trainer, with the values from which the order starts.
-        examples: number of the silo's rows.
-        frozen: names of parameters that another check guards.
+    ``model`` has the values from which the order starts, ``examples`` counts the silo's rows, and another check guards
+    the parameters named ``frozen``.
     """
 
     def __init__(
@@ -115,7 +112,6 @@ class PrivateLoop:
         self._compare()
 
     def close(self) -> None:
-        """Remove from the model all that private steps needed."""
         if self._hooks is not None:
             self._forget()
             self._hooks.cleanup()
@@ -147,7 +143,6 @@ class PrivateLoop:
             self._refuse(problem, f"{remedy}, and use layers without running statistics, such as GroupNorm")
 
     def _guarded(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters and buffers by name, without frozen parameters."""
         yield from ((name, each) for name, each in self._model.named_parameters() if name not in self._frozen)
         yield from self._model.named_buffers()
 
@@ -194,12 +189,7 @@ class Tried(BaseException):
 
 
 class _TriedLoop(PrivateLoop):
-    """Loop that ends at its first step, and gives the gradients of its rows.
-
-    Args:
-        samples: rows of the silo's data, filled by the first call.
-        only: position of the only row to train on; None for all.
-    """
+    """Loop that ends at its first step, on all ``samples`` or the ``only`` one, and gives the gradients of its rows."""
 
     def __init__(
         self,
@@ -234,13 +224,9 @@ def try_loop(
     examples: int,
     frozen: Collection[str] = (),
 ) -> None:
-    """Try a loop's first step on some rows together, and on each alone.
+    """Try a loop's first step on some rows together, and on each alone; ``call`` calls the loop, and keeps nothing.
 
-    Args:
-        call: calls the loop once, for an order; nothing of it is kept.
-
-    Raises:
-        ConfigError: the loop does not call ``work.private``, does no step, or its loss mixes the rows of a batch.
+    Raises `ConfigError` if the loop does no private step with ``work.private``, or its loss mixes the rows of a batch.
     """
     rows = min(ROWS, examples)
     order = WorkOrder("", 0, 1, batch_size=rows, max_steps=1, learning_rate=0.001, seed=0)

@@ -30,16 +30,8 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.dp_sgd.check_private import check_layers, check_options, check_rows
-from fedsync.train.dp_sgd.noise import (
-    PrivateRandom,
-    SystemRandom,
-    clipped_sums,
-    finite,
-    gradients_of,
-    noisy_mean,
-    random_of,
-)
+from fedsync.train.dp_sgd import noise
+from fedsync.train.dp_sgd.noise import PrivateRandom, SystemRandom, clipped_sums, gradients_of, noisy_mean, random_of
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -52,16 +44,15 @@ _MOST_VALUES = 2**25
 class PrivateTrainer(Trainer):
     """Trainer whose updates are differentially private; see `Trainer`.
 
-    Raises:
-        ConfigError: an option, a layer or the loss does not allow gradients of single rows.
+    Raises `ConfigError` if an option, a layer or the loss does not allow gradients of single rows.
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
-        check_options(options)
+        noise.check_options(options)
         super().__init__(task, slot, options, run)
-        check_layers(self._model)
+        noise.check_layers(self._model)
         with torch.random.fork_rng():
-            check_rows(task, self._model, self._samples, self._parameters)
+            noise.check_rows(task, self._model, self._samples, self._parameters)
         self._quick = GradSampleModule(self._model, strict=True)
         self._settings: PrivateSettings | None = None
         self._random: PrivateRandom = SystemRandom()
@@ -118,7 +109,6 @@ class PrivateTrainer(Trainer):
         return found
 
     def _draw(self, order: WorkOrder, cursor: Cursor, own: slice) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the rows of each step's units."""
         assert self._settings is not None
         units = self.examples if self._rows_of is None else len(self._rows_of)
         rate = self._settings.rate(order.batch_size)
@@ -161,7 +151,6 @@ class PrivateTrainer(Trainer):
 
 
 def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64]]:
-    """Return the row numbers of each person."""
     if persons.shape != (examples,):
         raise ConfigError("task, persons", f"{persons.shape} numbers for {examples} rows", "Return one a training row")
     order = np.argsort(persons, kind="stable")
@@ -170,7 +159,7 @@ def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64
 
 def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
     """Return the mean of each unit's row gradients, [units, ...]."""
-    single = finite(single)
+    single = noise.finite(single)
     index = torch.from_numpy(of).to(single.device)
     total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
     counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from fedsync.client.app import SiloApp
+from fedsync.client.app import InUse, Silo, SiloApp
 from fedsync.client.lasting import KeptLoader
-from fedsync.client.silo_facts import InUse, Silo
 from fedsync.client.work import Rows, Work
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
@@ -24,11 +23,12 @@ from fedsync.common.rng import Stream, derive_seed
 from fedsync.core.cursor import Cursor
 from fedsync.core.orders import Evaluation, Split, WorkOrder
 from fedsync.core.report_checks import METRIC_NAME
+from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
+from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
 from fedsync.train.guests.guest_code import own_code
-from fedsync.train.guests.guest_measure import GuestMeasure
 from fedsync.train.guests.guest_reply import tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.module_parts import ModelParts, parts_of
@@ -50,17 +50,11 @@ _KEPT = KeptLoader()
 
 
 class GuestTrainer(LocalTrainer):
-    """Trainer that calls a user's functions.
+    """Trainer that calls a user's functions, with the model parts that the strategy file names in ``run``.
 
-    A repeated order gives the same update under two conditions. The functions draw random numbers only from torch,
-    NumPy or Python's ``random``. They keep state between orders only in the model or in ``work.state``.
-
-    Args:
-        run: model parts that the strategy file names.
-
-    Raises:
-        ConfigError: no such device, the silo holds no training sample, or the functions do not fit together.
-        RunError: the app's setup failed.
+    A repeated order gives the same update if the functions draw random numbers only from torch, NumPy or Python's
+    ``random``, and keep state between orders only in the model or in ``work.state``. Raises `ConfigError` if there is
+    no such device, no training sample, or the functions do not fit together, and `RunError` if the app's setup failed.
     """
 
     def __init__(self, app: SiloApp, silo: Silo, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -96,7 +90,7 @@ class GuestTrainer(LocalTrainer):
 
     def make_private(self, settings: PrivateSettings) -> int:
         """See `SiloTrainer`; raises `ConfigError` if the loop does no private steps with ``work.private``."""
-        from fedsync.train.dp_sgd.check_private import check_layers
+        from fedsync.train.dp_sgd.noise import check_layers
         from fedsync.train.dp_sgd.private_loop import try_loop
 
         if self._app.opaque:
@@ -113,7 +107,6 @@ class GuestTrainer(LocalTrainer):
         return self.examples
 
     def _try(self, order: WorkOrder, steps: PrivateLoop) -> None:
-        """Call the loop for an order of which nothing is kept."""
         self._model.train()
         self._call(order, Cursor(), [], lambda: Pace(order, self._device, self._probe), {}, steps)
 
@@ -155,8 +148,6 @@ class GuestTrainer(LocalTrainer):
         state: dict[str, Any],
         steps: PrivateLoop | None,
     ) -> Logged:
-        """Call the user's function; fill ``paces`` and ``state``, and return what it logged."""
-
         def begun() -> Pace:
             paces.append(begin())
             return paces[-1]
@@ -225,7 +216,6 @@ def _means(logged: Logged) -> dict[str, float]:
 
 
 def _kept(state: dict[str, Any]) -> str:
-    """Serialise ``work.state`` to JSON."""
     try:
         text = json.dumps(state, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -261,3 +251,34 @@ def _evaluation(found: object) -> Evaluation:
     score, samples = sums.pop(first, (None, samples))
     others = {name: (total / count, count) for name, (total, count) in sums.items() if count}
     return Evaluation(loss, score, samples, tested(others))
+
+
+class GuestMeasure:
+    """Accumulator of a run's metrics over batches; only metrics shipped with FedSync are measured."""
+
+    def __init__(self, wanted: Wanted, device: torch.device) -> None:
+        self._measuring = Measuring(wanted.metrics(lambda: ()), device)
+        self._found = self._measuring.begin()
+        self._device = device
+        self.samples = 0
+
+    def __call__(self, outputs: Any, targets: Any, *, probabilities: bool = False) -> None:
+        """Add a batch; raises `ConfigError` if the lengths differ.
+
+        Args:
+            outputs: tensors or arrays [n, ...]: logits per class, a single logit for two classes, or the values
+                that the run's metrics need.
+            targets: true values [n, ...].
+            probabilities: outputs are probabilities as from `predict_proba`, [n, classes] or [n] of class 1.
+        """
+        given, truth = (torch.as_tensor(each).to(self._device) for each in (outputs, targets))
+        if len(given) != len(truth):
+            raise ConfigError("measure", f"{len(given)} outputs and {len(truth)} targets", "Give one of each a sample")
+        if probabilities:
+            given = torch.logit(given.double()) if given.ndim == 1 else torch.log(given.double())
+        rows = torch.arange(self.samples, self.samples + len(given), device=self._device)
+        self._found.add(self._measuring.of(given, truth, rows))
+        self.samples += len(given)
+
+    def sums(self) -> SumsByKey:
+        return self._found.sums(self.samples) if self.samples else {}

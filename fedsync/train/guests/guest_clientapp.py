@@ -26,7 +26,7 @@ from flwr.app.message import make_message
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedsync.client.silo_facts import Scalar, Silo
+from fedsync.client.app import Scalar, Silo
 from fedsync.client.work import Steps, counted
 from fedsync.common.environment import flower_ids
 from fedsync.common.errors import ConfigError, RunError
@@ -37,12 +37,12 @@ from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.guests.guest_arrays import NamedArrays
 from fedsync.train.guests.guest_code import own_code, watched_loaders
 from fedsync.train.guests.guest_reply import (
     EXAMPLES,
     LOSSES,
     REPLY,
+    NamedArrays,
     declared,
     evaluation_of,
     figures_of,
@@ -51,9 +51,9 @@ from fedsync.train.guests.guest_reply import (
     sums_of,
 )
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, open_device
+from fedsync.train.module_parts import MOST_BYTES
 from fedsync.train.options import LocalOptions
 from fedsync.train.pace import BatchSizes, Pace
-from fedsync.train.private import MOST_BYTES
 
 T = TypeVar("T")
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"
@@ -86,9 +86,7 @@ class OrderSteps:
     def counted(self, loader: object, batches: Iterator[T]) -> Iterator[T]:
         """Yield the batches up to the end of the order.
 
-        Raises:
-            Counted: the app was called to count samples, and the loader knows their number.
-            ConfigError: the order already has a loop over its steps.
+        Raises `Counted` if the app was called to count samples, and `ConfigError` for a second loop.
         """
         if self._begin is None:
             samples = getattr(loader, "dataset", None)
@@ -127,12 +125,7 @@ class OrderConfig(ConfigRecord):
 
 @dataclass(frozen=True, slots=True)
 class FirstModel:
-    """Source of an app's first model.
-
-    Args:
-        make: returns a module, an ``ArrayRecord`` or a list of arrays; None if silos cannot make the model.
-        tensors: names, types and shapes, for a model that silos cannot make.
-    """
+    """Source of an app's first model: ``make``, or names, types and shapes in ``tensors`` if silos cannot make it."""
 
     make: Callable[[], object] | None = None
     tensors: Sequence[tuple[str, str, tuple[int, ...]]] = field(default=())
@@ -140,9 +133,7 @@ class FirstModel:
     def arrays(self, seed: int, run: PartPatterns = UNSAID) -> NamedArrays:
         """Return the model; all zeros if silos cannot make it.
 
-        Raises:
-            ConfigError: neither ``make`` nor ``tensors`` is given, the result is not a model, or a part is unknown.
-            RunError: ``make`` failed.
+        Raises `ConfigError` without a model, and `RunError` if ``make`` failed.
         """
         if self.make is None:
             if not self.tensors:
@@ -167,16 +158,10 @@ class FirstModel:
 
 
 class ClientAppTrainer(LocalTrainer):
-    """Trainer that calls a Flower ClientApp.
+    """Trainer that calls a Flower ClientApp; ``partitions`` silos divide the data among them.
 
-    Args:
-        partitions: number of silos among which the data are divided.
-        folder: folder of the app's ``pyproject.toml``, if it has one.
-        run: model parts that the strategy file names.
-
-    Raises:
-        ConfigError: no such device, no ClientApp, or no first model.
-        RunError: making the model failed.
+    ``folder`` is that of the app's ``pyproject.toml``, if it has one. Raises `ConfigError` if there is no such device,
+    no ClientApp, or no first model, and `RunError` if making the model failed.
     """
 
     def __init__(
@@ -228,17 +213,12 @@ class ClientAppTrainer(LocalTrainer):
         raise ConfigError("privacy", problem, "Write a SiloApp with work.private, or leave privacy out")
 
     def _recall(self, cursor: Cursor) -> None:
-        """Make a new context for each order, so that a failed order leaves nothing behind."""
         state = read_state(cursor.private)
         kept = state.array_records.pop(_PRIVATE, ArrayRecord())
         self._arrays.restore({name: array.numpy() for name, array in kept.items()})
         run_id, node_id = flower_ids(self._silo.index)
         self._context = Context(
-            run_id=run_id,
-            node_id=node_id,
-            node_config=self._node_config,
-            state=state,
-            run_config=self._run_config,
+            run_id=run_id, node_id=node_id, node_config=self._node_config, state=state, run_config=self._run_config
         )
 
     def _begin(self, order: WorkOrder) -> None:
@@ -393,7 +373,6 @@ def read_state(kept: bytes) -> RecordDict:
 
 
 def _kept(value: Any) -> Any:
-    """Convert a record's value to JSON; bytes become an object."""
     if isinstance(value, list):
         return [_kept(each) for each in value]
     return {"bytes": b64encode(value).decode()} if isinstance(value, bytes) else value

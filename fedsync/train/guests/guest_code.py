@@ -43,11 +43,9 @@ def own_code(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn errors of user code inside into one sentence with file and line; used in every runtime.
+    """Turn errors of user code, or of a library that it called, into a `UserCodeError` with file and line.
 
-    Raises:
-        UserCodeError: a user's file raised the error, or a library that the user's code called.
-        RunError: memory ran out.
+    Raises `RunError` if memory ran out.
     """
     try:
         yield

@@ -52,10 +52,8 @@ def several(name: str, processes: int) -> list[str]:
 def compiled(model: nn.Module, backend: str, device: torch.device) -> nn.Module:
     """Return a compiled view of the model (`torch.compile`) that shares its tensors; ``model`` stays unchanged.
 
-    The first batch size gets its own compilation, the second gets a compilation for all sizes.
-
-    Raises:
-        ConfigError: the compiler's own requirements are missing.
+    The first batch size gets its own compilation, the second gets a compilation for all sizes. Raises `ConfigError` if
+    the compiler's own requirements are missing.
     """
     if backend == "inductor" and device.type == "cpu" and not shutil.which(os.environ.get("CXX", "g++")):
         problem = "torch.compile for a processor calls a C++ compiler, and there is none by the name of g++"
@@ -89,10 +87,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 def channels_last(model: nn.Module) -> None:
-    """Store the weights of 2-D convolutions in channels-last memory format; inputs follow the format of the weights.
-
-    Raises `ConfigError` if the model has no such weights.
-    """
+    """Store weights of 2-D convolutions in channels-last format, which inputs follow; `ConfigError` without any."""
     if not any(parameter.dim() == 4 for parameter in model.parameters()):
         raise ConfigError("local.channels_last", "the model has no convolution over images", "Write false")
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's types know no such keyword
@@ -102,10 +97,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def allow_determinism(device: torch.device) -> None:
-    """Set the fixed cuBLAS workspace that reproducible sums need; call before the first CUDA call.
-
-    Raises `ConfigError` if CUDA is already initialised without this setting.
-    """
+    """Set the fixed cuBLAS workspace that reproducible sums need; raises `ConfigError` if CUDA runs already."""
     if device.type != "cuda" or _WORKSPACE in os.environ:
         return
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -146,10 +138,7 @@ def held_bytes(device: torch.device) -> int:
 
 
 def gpu_memory_share(device: torch.device) -> float:
-    """Share of GPU memory, 0..1: memory of other processes plus the peak that training needed since the last call.
-
-    Memory that torch caches for later use is available to training, so it does not count.
-    """
+    """Share of GPU memory, 0..1: that of other processes plus the peak of training since the last call."""
     free, total = torch.cuda.mem_get_info(device)
     statistics = torch.cuda.memory_stats_as_nested_dict(device)
     reserved, peak = statistics["reserved_bytes"]["all"]["current"], statistics["allocated_bytes"]["all"]["peak"]
@@ -169,6 +158,11 @@ def free_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def usable_after_fork() -> bool:
+    """Return whether this forked process can use a GPU; it cannot if CUDA was opened before the fork."""
+    return not torch.cuda._is_in_bad_fork()
 
 
 def free_cache(device: torch.device) -> None:

@@ -29,13 +29,7 @@ _LEARNING_RATE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Timings of one batch size.
-
-    Args:
-        batch: samples per step.
-        steps: steps per order.
-        seconds: mean time of a step, per order; without the warm-up order.
-    """
+    """Timings of one ``batch`` size [samples], ``steps`` an order: mean ``seconds`` of a step, without warm-up."""
 
     batch: int
     steps: int
@@ -72,18 +66,9 @@ def sizes_up_to(most: int) -> list[int]:
 def measure(trainer: Trainer, limit_s: float, repeats: int = 9, watch: Watch | None = None) -> Measurement:
     """Time steps over batches of 1, 2, 4 and so on, up to the number of samples or the memory limit.
 
-    Each size is tried once as a warm-up; sizes stop growing after a third of the time. Then all sizes are timed in
-    turn, again and again, so that a temporary load of the machine affects all sizes alike.
-
-    Args:
-        trainer: trainer of this machine.
-        limit_s: approximate time limit [s]; each size is timed at least once.
-        repeats: most timings per size.
-        watch: progress callback.
-
-    Raises:
-        ConfigError: there are too few samples for the model.
-        RuntimeError: a single sample does not fit the memory.
+    Each size is tried once as a warm-up; sizes stop growing after a third of the time ``limit_s``. Then all sizes are
+    timed in turn, up to ``repeats`` times, so that a temporary load of the machine affects all sizes alike. Raises
+    `ConfigError` if there are too few samples for the model, and `RuntimeError` if a single sample does not fit.
     """
     begin_s = perf_counter()
 

@@ -1,14 +1,23 @@
-"""Recovery from out-of-memory errors: a batch is worked off in smaller pieces."""
+"""Limits of memory: a batch that does not fit is worked off in smaller pieces, and a model that does not is refused.
+
+A trial allocation of a model is no test: the system promises more memory than it has, and kills the process that uses
+it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from fedsync.common.errors import ConfigError, HugeModel
 from fedsync.train.machine.device import is_out_of_memory
+from fedsync.train.machine.resources import find_limits
 
 T = TypeVar("T")
 
@@ -16,16 +25,10 @@ _PRECISION = 16
 
 
 def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool]) -> int | None:
-    """Find the largest size up to ``most`` that fits, to within a sixteenth.
+    """Find the largest size up to ``most`` that fits, to within a sixteenth: doubling from 1, then bisection.
 
-    Sizes double from 1 until a size does not fit; bisection follows.
-
-    Args:
-        fits: tries a size; if a size does not fit, no larger size fits.
-        go_on: called before each size but the first; False ends the search with the current result.
-
-    Returns:
-        A size that was tried and fits, 0 if size 1 does not fit, or None if no size has failed.
+    ``go_on`` is called before each size but the first; False ends the search. Returns a size that was tried and fits, 0
+    if size 1 does not fit, or None if no size has failed.
     """
     fitting, failing = 0, 1
     while fits(failing):
@@ -90,13 +93,10 @@ class BatchCap:
     def work_off(
         self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
     ) -> list[T]:
-        """Return the results of ``work`` on consecutive pieces of ``rows``, int64 [n >= 1], that fit the memory.
+        """Return the results of ``work`` on at least ``pieces`` pieces of ``rows``, int64 [n >= 1], that fit.
 
-        Args:
-            work: called on each piece with its share of ``rows``; called again for all rows, in smaller pieces, if
-                memory runs out. All other errors are raised, and this error if no smaller piece is possible.
-            reset: undoes the effects of ``work``, and frees memory.
-            pieces: least number of pieces; fewer for few rows.
+        ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and it is
+        called again for all rows, in smaller pieces, as long as there are any. All other errors are raised.
         """
         count = len(rows)
         while True:
@@ -111,3 +111,57 @@ class BatchCap:
             # Outside the handler: inside, the error's traceback still holds the tensors that were too large.
             reset()
             self.largest = size // 2
+
+
+NOBODY_HAS_BYTES = 2**42
+"""Memory beyond any machine: a larger model need not be tried elsewhere [bytes]."""
+
+_REMEDY = "Choose narrower or fewer layers, for example by task.hidden"
+_MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn}
+"""Functions with which modules allocate tensors; the size comes first, as one argument or as several."""
+
+
+def machine_bytes() -> int:
+    """Memory that a process can have [bytes]: the machine's, or a control group's limit if that is lower."""
+    limits = [total for limit in find_limits()[1] if (total := limit.total()) is not None]
+    return int(min([psutil.virtual_memory().total, *limits]))
+
+
+class FittingModel(TorchFunctionMode):
+    """Context in which modules are built only if they fit in ``most_bytes``, by default this machine's memory.
+
+    Counts every tensor allocated on the CPU, including temporary tensors. Raises `ConfigError`, or `HugeModel` if they
+    need more memory than any silo has; the tensor over the limit is not allocated.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        super().__init__()
+        self._most_bytes = machine_bytes() if most_bytes is None else most_bytes
+        self._bytes = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func in _MAKERS and torch.device(given.get("device") or "cpu").type == "cpu":
+            self._count(args, given)
+        return func(*args, **given)
+
+    def _count(self, args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        size = given.get("size", args[0] if args and isinstance(args[0], Sequence) else args)
+        itemsize = (given.get("dtype") or torch.get_default_dtype()).itemsize
+        self._bytes += itemsize * prod(size)
+        if self._bytes > self._most_bytes:
+            huge = self._bytes > NOBODY_HAS_BYTES
+            problem = f"the model takes {_readable(self._bytes)} at least"
+            if not huge:
+                problem += f", and this machine has {_readable(self._most_bytes)}"
+            raise (HugeModel if huge else ConfigError)("task, its model", problem, _REMEDY)
+
+
+def _readable(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"

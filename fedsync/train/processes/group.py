@@ -42,12 +42,11 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.machine_probe import MachineProbe
 from fedsync.train.machine.resources import Resources, allowed_processors
-from fedsync.train.machine.throttle import Throttle
 from fedsync.train.options import LocalOptions
+from fedsync.train.pace import MachineProbe
 from fedsync.train.processes.rank import OthersGone, Rank
-from fedsync.train.silo_trainer import Outcome, Watch
+from fedsync.train.silo_trainer import Outcome, Throttle, Watch
 
 MakeTask = Callable[[], Task]
 """Builds the task; must be picklable, because every process builds its own task."""
@@ -64,9 +63,8 @@ _LAST_WORDS_S = 2.0
 class GroupTrainer(Trainer):
     """Trainer of a task in ``options.processes`` processes, this process included; see `Trainer`.
 
-    The update equals the update of one process, with two exceptions: the order of float sums differs, and each
-    process applies batch normalisation and dropout to its own rows only. Raises `ConfigError` as `Trainer`, in any of
-    the processes, or if the machine has too few GPUs.
+    The update equals the update of one process, but the order of float sums differs, and each process applies batch
+    normalisation and dropout to its own rows only. Raises `ConfigError` also if the machine has too few GPUs.
     """
 
     def __init__(self, make: MakeTask, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
@@ -118,7 +116,6 @@ class GroupTrainer(Trainer):
 
     @contextmanager
     def _together(self, asked: _Asked, model: Vector, correction: Vector | None = None) -> Iterator[_Group]:
-        """Make the other processes do their share of the work inside the block."""
         self.layout.check(model)
         group, rank = self._formed()
         try:
@@ -142,7 +139,6 @@ class GroupTrainer(Trainer):
             raise why from error
 
     def _formed(self) -> tuple[_Group, Rank]:
-        """Return the group; start new processes if any has ended."""
         if self._group is None or self.rank is None or not self._group.lives:
             if self._group is not None:
                 self._group.end()
@@ -213,7 +209,6 @@ class _Group:
         return sum(self._hear())
 
     def cpu_s(self) -> float:
-        """Processor time of the other processes [s]."""
         taken = 0.0
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
@@ -249,7 +244,6 @@ class _Group:
         self._finalizer()
 
     def _hear(self) -> list[float]:
-        """Receive the next message of each process; raise the first error among the messages."""
         said = []
         with _gone():
             for pipe in self._pipes:

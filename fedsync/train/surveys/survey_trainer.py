@@ -19,8 +19,6 @@ from fedsync.train.options import LocalOptions
 
 
 class _Sheet:
-    """Vector of survey sums with the interface of a travelling model; all values travel."""
-
     frozen_digest = b""
     kept_names: tuple[str, ...] = ()
 
@@ -54,8 +52,7 @@ class SheetTrainer(LocalTrainer):
     def initial_model(self) -> Vector:
         return np.zeros(self._sheet.layout.size, dtype=np.float32)
 
-    def _begin(self, order: WorkOrder) -> None:
-        """Do nothing: there is no state to reset."""
+    def _begin(self, order: WorkOrder) -> None: ...
 
     def _train(self, order: WorkOrder, cursor: Cursor, begin: BeginPace) -> LoopResult:
         pace = begin()
@@ -69,19 +66,14 @@ class SheetTrainer(LocalTrainer):
         """Return what the silo adds to the sums of earlier rounds, float32 [layout.size]."""
 
     def _evaluate(self, split: Split) -> Evaluation:
-        """Return an empty evaluation: sums have no score."""
         return Evaluation(0.0, 0.0, 0)
 
 
 class SurveyTrainer(SheetTrainer):
     """Trainer that adds a silo's sums to an empty model: column sums in the first round, bin counts in the second.
 
-    The model shows which round it is. A repeated order, in any process, therefore gives the same update.
-
-    Args:
-        place: index of this silo among ``places``, the largest number of silos.
-        ranges: declared ranges of columns.
-        bins: bins of each histogram; 0 for no histograms.
+    The model shows which round it is, so a repeated order gives the same update. The silo is at ``place`` among
+    ``places``; histograms have ``bins`` bins, 0 for none.
     """
 
     def __init__(
