@@ -15,8 +15,8 @@ from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.core.weighting import Solver, Weighting
-    from fedsync.evaluation.best_version import Selection
     from fedsync.evaluation.metrics.metric_types import AnyMetric
+    from fedsync.evaluation.version_scores import Selection
     from fedsync.model.layout import Layout
 
 Bits = Literal[8, 12, 16]

@@ -15,7 +15,7 @@ from fedsync.config.locate import beside, locate
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.orders import MAX_AWAY_S, Presence
 from fedsync.core.speed.curve import Curve
 
 NonNegative = Annotated[float, Field(ge=0)]

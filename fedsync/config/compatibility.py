@@ -7,7 +7,7 @@ from typing import TypeVar
 from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.private_runs import check_private
-from fedsync.config.sections.selecting import needs_single_silos
+from fedsync.config.sections.evaluation import needs_single_silos
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig

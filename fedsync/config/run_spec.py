@@ -13,16 +13,13 @@ from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, se
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.compatibility import queues
 from fedsync.config.private_runs import silo_noise
-from fedsync.config.sections.evaluation import EvaluationConfig
-from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section, SparingSection
-from fedsync.config.sections.stop import StopConfig
-from fedsync.config.sections.wire import WireConfig
+from fedsync.config.sections.strategy_sections import ModelConfig, WireConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_kinds import TaskConfig
-from fedsync.config.tasks.user_config import UserConfig
-from fedsync.config.training import LocalConfig
+from fedsync.config.training import LocalConfig, UserConfig
 from fedsync.model.layout import Layout
 from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
@@ -33,8 +30,8 @@ from fedsync.train.machine.throttle import Throttle
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.evaluation.best_version import Selection
     from fedsync.evaluation.metrics.metric_types import AnyMetric
+    from fedsync.evaluation.version_scores import Selection
 
 
 class SealedSurvey(Section):

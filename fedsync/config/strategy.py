@@ -17,16 +17,14 @@ from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import BY_NAME, beside, locate
-from fedsync.config.sections.stop import unreachable
+from fedsync.config.sections.evaluation import unreachable
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.extension import Extension
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.balance.balancer_base import FixedBalancer
-from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
-from fedsync.policies.barrier.wrappers.resting import Resting
-from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
+from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, OpenableSums, Resting
 from fedsync.policies.rounds.rounds_base import RoundHook
 from fedsync.policies.schema import Policy
 

@@ -58,7 +58,6 @@ from fedsync.core.actions import (
     WakeAt,
 )
 from fedsync.core.checkpoint_state import COORDINATOR, fill, named
-from fedsync.core.departures import fail_order, give_up_orders, lose
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -72,10 +71,9 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import SiloFacts, Split, UpdateMeta
-from fedsync.core.releasing import hurry, release
+from fedsync.core.orders import Presence, SiloFacts, Split, UpdateMeta
+from fedsync.core.releasing import fail_order, give_up_orders, hurry, lose, release
 from fedsync.core.report_checks import check_facts, check_report, usable
-from fedsync.core.silo_presence import Presence
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Plan
 from fedsync.core.state import CoordinatorState, Policies

@@ -8,7 +8,23 @@ from enum import StrEnum, auto
 from typing import Any, Protocol, TypeVar
 
 from fedsync.common.codec import Sum
-from fedsync.core.silo_presence import Presence
+
+MAX_AWAY_S = 3 * 86_400.0
+"""Upper bound of both durations of a daily window [s]: a lost hour (summer time) may skip a daily window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Time left in a silo's window (``left_s``, 0 outside) and until its next window, relative to the report."""
+
+    left_s: float
+    back_s: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether the durations are possible for a daily window; NaN fails every comparison."""
+        return 0 <= self.left_s <= self.back_s <= MAX_AWAY_S
+
 
 V = TypeVar("V")
 
@@ -66,7 +82,7 @@ class Subject(StrEnum):
     LAST = auto()
     """The newest version."""
     BEST = auto()
-    """The version kept as the best; see `fedsync.evaluation.best_version`."""
+    """The version kept as the best; see `fedsync.evaluation.version_scores`."""
     LOCAL = auto()
     """A silo's own model, trained by the silo alone; see `fedsync.evaluation.local_baselines`."""
     TUNED = auto()
@@ -349,3 +365,20 @@ class SiloFacts:
             if limit is not None and limit < cap:
                 cap = limit
         return cap
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Progress of a silo that must survive a restart.
+
+    Args:
+        epoch: completed passes over the data.
+        position: samples of the current pass already taken.
+        state: JSON that the silo's own training code keeps between orders.
+        private: model parts that stay at the silo; see `fedsync.train.private.PrivateParts`.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    state: str = "{}"
+    private: bytes = b""

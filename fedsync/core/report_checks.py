@@ -12,6 +12,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import (
     Evaluation,
     PooledFigures,
+    Presence,
     Score,
     SiloFacts,
     Subject,
@@ -19,7 +20,6 @@ from fedsync.core.orders import (
     WorkOrder,
     WorkReport,
 )
-from fedsync.core.silo_presence import Presence
 from fedsync.evaluation.metrics.metric_types import Statistic
 
 MAX_SPEED = 1e9

@@ -14,15 +14,13 @@ from fedsync.core.actions import Action, Commit, WakeAt
 from fedsync.core.extension import Extension, Extensions
 from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Subject, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
-from fedsync.core.roster import Roster
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Leaders, Passes, StopRules
-from fedsync.core.views import SiloView, Verdict
-from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.core.views import Roster, SiloView, Verdict
 from fedsync.evaluation.metric_votes import Claims
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.version_scores import Scores, Settled
+from fedsync.evaluation.version_scores import Leader, Scores, Selection, Settled
 
 if TYPE_CHECKING:
     from fedsync.evaluation.local_baselines import CrossSite

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedsync.core.orders import Evaluation, Score
-from fedsync.evaluation.best_version import Leader, Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.version_scores import Scores
+from fedsync.evaluation.version_scores import Leader, Scores, Selection
 
 
 @dataclass(frozen=True, slots=True)

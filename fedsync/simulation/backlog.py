@@ -14,7 +14,7 @@ import numpy as np
 from fedsync.core.orders import WorkOrder
 from fedsync.core.speed.curve import steps_within
 from fedsync.model.transfer import Payload
-from fedsync.simulation.machines import Course, TimedMachine
+from fedsync.simulation.machine import Course, TimedMachine
 
 
 @dataclass(slots=True, eq=False)

@@ -44,18 +44,15 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Presence, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
-from fedsync.core.silo_presence import Presence
 from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
 from fedsync.simulation.backlog import OrderInWork
 from fedsync.simulation.kernel import Kernel, Priority
-from fedsync.simulation.machine import Machine
-from fedsync.simulation.machines import speed_windows
-from fedsync.simulation.outages import Outage, outages
+from fedsync.simulation.machine import Machine, Outage, outages, speed_windows
 
 
 @dataclass(frozen=True, slots=True)

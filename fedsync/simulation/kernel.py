@@ -29,7 +29,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.model.transfer import Payload
 from fedsync.simulation.backlog import Backlog, OrderInWork, Turn
-from fedsync.simulation.machines import TimedMachine
+from fedsync.simulation.machine import TimedMachine
 
 M = TypeVar("M", bound=TimedMachine)
 

@@ -7,8 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from fedsync.common.errors import Diverged, UserCodeError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.train.silo_trainer import Outcome, TrainerFacts
 

@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.tasks.clustering import FuzzyTask, KMeansTask
 from fedsync.extras.tasks.em_training import StatisticsTask
 from fedsync.extras.tasks.factorisation import FactorisationTask

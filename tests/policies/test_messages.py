@@ -13,17 +13,14 @@ from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.balance.balancer_base import CurvePolicy
-from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
 from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval, HalvingInterval
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
-from fedsync.policies.barrier.late import LateRule
-from fedsync.policies.barrier.wrappers.capped import Capped
-from fedsync.policies.barrier.wrappers.quorum import Quorum
+from fedsync.policies.barrier.late import Capped, LateRule, Quorum
 from fedsync.policies.barrier.zipline import find_sync_point
 from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.mixture import Mixture

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import PolicyError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.silo.protocol import Completed
 from fedsync.silo.session.last_order import LastOrder, LastOrders
 from tests.memory import traced

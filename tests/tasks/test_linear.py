@@ -4,10 +4,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.generators.numbers import SparseSource
-from fedsync.tasks.linear import LinearLoss, LinearModel, LinearTask
+from fedsync.tasks.neural import LinearLoss, LinearModel, LinearTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.samples import Samples
 from fedsync.train.loop import Trainer

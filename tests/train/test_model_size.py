@@ -12,7 +12,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
-from fedsync.tasks.networks.lstm_classifier import LstmClassifier
+from fedsync.tasks.networks import LstmClassifier
 from fedsync.train.machine import model_size
 from fedsync.train.machine.cgroups import Limits, MemoryLimit
 from fedsync.train.machine.model_size import FittingModel, machine_bytes

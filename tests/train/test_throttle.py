@@ -1,7 +1,7 @@
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.core.speed.curve import Curve
 from fedsync.train.machine.throttle import Throttle
 from tests.train.make import Clock, order, trainer

@@ -20,7 +20,7 @@ import numpy as np
 from fedsync.cipher.silo.figure_pool import number_or_none
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.orders import Score
-from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.evaluation.version_scores import Leader, Selection
 from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
 from fedsync.model.layout import Vector
 

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedsync.config.sections.section import Section
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence
 
 _TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 _DAYS = (-1, 0, 1, 2)

@@ -275,7 +275,7 @@ class LinearConfig(SourceSection):
         return "error" if self.loss == "squared" else "share"
 
     def build(self) -> Task:
-        from fedsync.tasks.linear import LinearTask
+        from fedsync.tasks.neural import LinearTask
 
         return LinearTask(*self.source(), self.loss, self.l1, self.l2)
 

@@ -8,9 +8,18 @@ from math import inf
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
-from fedsync.evaluation.metrics.concordance import Concordance, PairCounts
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
-from fedsync.evaluation.metrics.moments import ERRORS, LIKELIHOOD, OVERLAP, R2, Mean, Perplexity, Rmse
+from fedsync.evaluation.metrics.moments import (
+    ERRORS,
+    LIKELIHOOD,
+    OVERLAP,
+    R2,
+    Concordance,
+    Mean,
+    PairCounts,
+    Perplexity,
+    Rmse,
+)
 from fedsync.evaluation.metrics.score_histograms import (
     COARSE,
     FINE,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
-from fedsync.policies.aggregate.staleness import Constant, Discount
-from fedsync.policies.aggregate.weighers import Scaled, Stale
+from fedsync.policies.aggregate.weighers import Constant, Discount, Scaled, Stale
 from fedsync.policies.schema import Chosen, Policy
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
-from fedsync.policies.balance.multiples import InMultiples
+from fedsync.policies.balance.whole import InMultiples
 from fedsync.policies.schema import Chosen, Policy, PositiveInt, register
 
 

@@ -12,7 +12,7 @@ from fedsync.core.orders import LocalWork
 from fedsync.core.protocols import Bounds, RoundSeen
 from fedsync.core.speed.sizing import Sizing
 from fedsync.policies.balance.balancer_base import SharingBalancer
-from fedsync.policies.balance.multiples import in_multiples
+from fedsync.policies.balance.whole import in_multiples
 from fedsync.policies.schema import PositiveInt, Settings, Share, register
 
 

@@ -17,8 +17,8 @@ from fedsync.core.protocols import Bounds, RoundSeen
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Sizing
 from fedsync.policies.balance.balancer_base import SharingBalancer
-from fedsync.policies.balance.multiples import in_multiples
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.balance.by_forecast import ProportionalBalancer
+from fedsync.policies.balance.whole import in_multiples
 from fedsync.policies.schema import register
 
 Epsilon = Annotated[float, Gt(0), Le(100)]

@@ -15,8 +15,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
-from fedsync.policies.predict.small_network import Floats, Training, improve, random_parameters, split
-from fedsync.policies.predict.threads import one_thread
+from fedsync.policies.predict.small_network import Floats, Training, improve, one_thread, random_parameters, split
 from fedsync.policies.schema import PositiveInt, register
 
 LOOK_BACK = 2

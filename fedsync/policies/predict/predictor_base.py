@@ -1,14 +1,15 @@
-"""Base class of all predictors; most of its methods matter only for predictors that train."""
+"""Base class of all predictors, and the two that do not train."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 from annotated_types import Ge, Le
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.schema import Policy, kinds
+from fedsync.policies.schema import Policy, Share, kinds, register
 
 S = TypeVar("S")
 
@@ -76,3 +77,39 @@ class PredictorPolicy(Policy, Generic[S]):
 def predictors() -> dict[str, PredictorPolicy[Any]]:
     """One predictor of each kind, with default settings."""
     return {kind: cast(PredictorPolicy[Any], policy()) for kind, policy in kinds("predictor").items()}
+
+
+@register("memoryless")
+@dataclass(frozen=True, slots=True)
+class Memoryless(PredictorPolicy[float | None]):
+    """Forecast that equals the newest speed."""
+
+    def init(self) -> float | None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed
+
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
+        return state
+
+
+@register("ema")
+@dataclass(frozen=True, slots=True)
+class Ema(PredictorPolicy[float | None]):
+    """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, starting with the first speed.
+
+    Source: LB-BSP, sections 3.2.2 and 3.5 (the predictor for federated learning).
+    """
+
+    alpha: Share = 0.2
+    """Weight of the newest speed; 1 is ``memoryless``."""
+
+    def init(self) -> float | None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed if state is None else self.alpha * sample.speed + (1 - self.alpha) * state
+
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
+        return state

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common import codec
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.silo_trainer import TensorPlace, TrainerFacts
@@ -173,7 +172,7 @@ class OrderProgress:
 
 @dataclass(frozen=True, slots=True)
 class OrderDone:
-    """Result of an order; ends with the fields of `fedsync.core.cursor.Cursor`. Parts: update, private model parts."""
+    """Result of an order; ends with the fields of `fedsync.core.orders.Cursor`. Parts: update, private model parts."""
 
     report: WorkReport
     epoch: int

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from fedsync.common import foreign
 from fedsync.common.codec import decode, encode
 from fedsync.common.errors import PolicyError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import FilePart, file_part
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWERS, Completed

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsync.common.errors import SERVER, ProtocolError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Subject, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Completed
 from fedsync.silo.session.last_order import LastOrder

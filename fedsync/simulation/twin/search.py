@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.config.sections.stop import StopConfig
+from fedsync.config.sections.evaluation import StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.twin.twin import MOST_ROUNDS, Interval, Predicted, Twin
 

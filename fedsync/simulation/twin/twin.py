@@ -22,8 +22,7 @@ from fedsync.common.files import write_result
 from fedsync.common.rng import Stream, generator
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig, CrashesConfig, MarkovConfig, SiloConfig
-from fedsync.config.sections.evaluation import EvaluationConfig
-from fedsync.config.sections.stop import StopConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.ledger import Ledger
 from fedsync.simulation.load import Piece

@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.classes import ClassCounts
-from fedsync.evaluation.metrics.concordance import PairCounts
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERLAP, BlockSums, OwnMetric
+from fedsync.evaluation.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERLAP, BlockSums, OwnMetric, PairCounts
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts, edges
 
 IGNORED = -100

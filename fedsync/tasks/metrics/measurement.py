@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from fedsync.evaluation.metrics.classes import ClassCounts
-from fedsync.evaluation.metrics.concordance import PairCounts
 from fedsync.evaluation.metrics.gain import JudgedSamples
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
-from fedsync.evaluation.metrics.moments import BLOCKS
+from fedsync.evaluation.metrics.moments import BLOCKS, PairCounts
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.tasks.metrics.batch_statistics import cells_of, measure_of
 
