@@ -116,7 +116,6 @@ class WindowsConfig(Section):
         return self
 
     def told(self, since_s: float) -> Presence:
-        """Availability that the silo reports, ``since_s`` seconds after it first joined [s]."""
         begun_s = since_s % self.every_s
         if self.every_s - begun_s < 1e-9 * max(since_s, 1.0):
             begun_s = 0.0  # floating point put a window that begins now just before its beginning
@@ -204,16 +203,11 @@ class SiloConfig(SparingSection):
         early = [fault.at_s for fault in self.faults if fault.at_s <= begin_s]
         if early:
             raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
-        return self
-
-    @model_validator(mode="after")
-    def _has_names_for_all(self) -> Self:
         if self.count is not None and not re.fullmatch(SILO_NAME, f"{self.name}-{self.count - 1}"):
             raise ValueError(f"name {self.name!r} is too long for {self.count} silos to be numbered; shorten it")
         return self
 
     def build_curve(self) -> Curve:
-        """Step-time curve without jitter and load."""
         return self.curve.build(self.speed)
 
     def expanded(self) -> list[SiloConfig]:
@@ -266,8 +260,7 @@ class ClusterConfig(Section):
     def load(cls, name: str | Path) -> ClusterConfig:
         """Read a silo file, by path or shipped name. Paths of traces and data are relative to the file.
 
-        Raises:
-            ConfigError: the file is invalid, or a trace does not exist; names the place and the remedy.
+        Raises `ConfigError` with place and remedy if the file is invalid, or a trace does not exist.
         """
         path = locate(name, "silos")
         file = YamlFile.read(path)
@@ -294,7 +287,6 @@ def silos_at_start(entries: Iterable[Mapping[str, Any]], *, virtual: bool) -> in
 
 
 def _continues(group: Sequence[SiloConfig], silo: SiloConfig) -> bool:
-    """Whether a silo is the next of a group that one entry with a ``count`` can represent."""
     stem, dash, number = group[0].name.rpartition("-")
     if not (stem and dash and number == "0") or silo.name != f"{stem}-{len(group)}":
         return False

@@ -64,20 +64,9 @@ PositiveInt = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 OptimizerName = Literal[
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamw",
-    "asgd",
-    "muon",
-    "nadam",
-    "radam",
-    "rmsprop",
-    "rprop",
+    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop",
     "sgd",
-]
+]  # fmt: skip
 """PyTorch's optimizers that fit the local loop; an older PyTorch may lack the newest."""
 
 _Number = bool | int | float
@@ -124,7 +113,6 @@ class ScheduleConfig(Section):
 
 
 def _whose(given: Any) -> str:
-    """Tag of a schedule: FedSync's or PyTorch's."""
     return "~pytorch" if isinstance(given, Mapping) and "kind" in given else "~ours"
 
 

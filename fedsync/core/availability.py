@@ -82,7 +82,6 @@ class Attendance(Extension):
         return True
 
     def forget(self, name: str) -> Presence | None:
-        """Remove a silo's window and return it in times of the run's clock; None if the silo has none."""
         window = self.windows.pop(name, None)
         return None if window is None else Presence(*window)
 

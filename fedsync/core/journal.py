@@ -45,8 +45,7 @@ class JournalEntry:
 class Handler(Protocol):
     """Protocol of a replay target: a `Coordinator`."""
 
-    def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
-        """Absorb a batch of events and decide."""
+    def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry: ...
 
 
 class JournalWriter:

@@ -178,7 +178,6 @@ class Window:
     memory: float | None = None
 
     def coarse(self) -> Window:
-        """Return the window with shares rounded to two digits, for a server that may know no more about the machine."""
         cpu, memory = (None if share is None else round(share, 2) for share in (self.cpu, self.memory))
         return Window(self.speed, cpu, memory)
 
@@ -221,7 +220,6 @@ class Score:
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """All values by name, without None."""
         told = {"accuracy": self.accuracy, "loss": self.loss}
         return {**self.metrics, **{name: value for name, value in told.items() if value is not None}}
 
@@ -359,7 +357,6 @@ class SiloFacts:
     least_samples: int = 1
 
     def fits(self, found: int | None) -> int:
-        """Return the largest batch, limited by its data, its memory, and the cap ``found`` after a failure."""
         cap = self.examples
         for limit in (self.memory_samples, found):
             if limit is not None and limit < cap:

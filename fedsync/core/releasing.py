@@ -28,7 +28,6 @@ def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = 
 
 
 def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
-    """Discard all orders of a silo that has lost them."""
     silo = state.silos.get(name)
     for order in () if silo is None else silo.orders:
         actions.append(Discard(order.update_id, reason))
@@ -40,7 +39,6 @@ def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: lis
 
 
 def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
-    """Remove a silo, with its orders."""
     give_up_orders(state, name, reason, actions)
     state.awaiting.discard(name)
     state.pending_evaluations.discard(name)
@@ -60,10 +58,8 @@ def release(
 ) -> None:
     """Give each released silo, and each silo that may queue, an order based on the newest version.
 
-    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors.
-
-    Raises:
-        PolicyError: a released silo is not idle, or a silo with a queued order does not have exactly one order.
+    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors. Raises `PolicyError` if a
+    released silo is not idle, or a silo with a queued order does not have exactly one order.
     """
     chosen = (*verdict.release, *verdict.queue)
     if not chosen:

@@ -67,7 +67,6 @@ class Policies:
 
     @property
     def apart(self) -> tuple[Subject, ...]:
-        """Subjects that silos train apart after training, in order."""
         return () if self.cross_site is None else self.cross_site.subjects
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
@@ -180,11 +179,9 @@ class CoordinatorState:
 
     @property
     def best(self) -> Leader:
-        """Leader whose model is kept."""
         return self.leaders.best
 
     def order_of(self, name: str, update_id: str) -> WorkOrder | None:
-        """Return the running order of silo ``name`` if its identifier is ``update_id``."""
         silo = self.silos.get(name)
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None

@@ -125,13 +125,11 @@ class Passes:
     _attested: tuple[float, int] = (0.0, 0)
 
     def join(self, silo: str, examples: int) -> None:
-        """Add a silo with this number of training samples; a silo that rejoins starts its pass anew."""
         self.leave(silo)
         self._since[silo] = _Pass(examples)
         self._unfinished += 1
 
     def leave(self, silo: str) -> None:
-        """Remove a lost or failing silo, so that checks do not wait for its pass."""
         mine = self._since.pop(silo, None)
         if mine is not None and mine.samples < mine.examples:
             self._unfinished -= 1
@@ -157,7 +155,6 @@ class Passes:
             self._check(sum(each.examples * each.loss / each.samples for each in passes) / weight)
 
     def attest(self, loss: float) -> None:
-        """Add an attested mean training loss, and check if a check waits for it."""
         total, count = self._attested
         self._attested = total + loss, count + 1
         self._check_attested()

@@ -54,7 +54,6 @@ class SiloView:
         return work.steps * self.forecast.step_s(work.batch_size) + max(self.forecast.overhead_s, self.overhead_s)
 
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
-        """Return the silo with one more order, which is queued if another order is running."""
         if self.order is not None:
             return replace(self, queued=order, queued_s=at_s)
         # Positional arguments, here and in `ended`: a keyword costs 35 ns, and this runs for every order.
@@ -138,7 +137,6 @@ class ClusterView:
         return tuple(sorted(self.index.idle, key=self.index.idle.__getitem__))
 
     def idle_among(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the idle silos among ``names``, without duplicates, in order of joining."""
         if self.index is None:
             wanted = set(names)
             return tuple(name for name in self.idle if name in wanted)
@@ -151,11 +149,9 @@ class ClusterView:
 
     @property
     def news(self) -> int | None:
-        """Counter value for a later `changed_since`; None without an index."""
         return None if self.index is None else self.index.news
 
     def changed_since(self, news: int | None) -> Collection[str] | None:
-        """Return the silos that joined, left or ended an order since counter value ``news``; None if unknown."""
         return None if self.index is None or news is None else self.index.changed_since(news)
 
     @property

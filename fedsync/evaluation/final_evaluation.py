@@ -140,7 +140,6 @@ def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bo
 
 
 def decides(state: CoordinatorState) -> bool:
-    """Return whether answers to the current question may change the best version: only the first question's can."""
     return state.questions_asked == 1
 
 
@@ -162,7 +161,6 @@ def _gone_on(state: CoordinatorState) -> list[str]:
 
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:
-    """Return whether an order must end before silos train apart: a silo does one thing at a time."""
     return bool(policies.apart) and any(silo.busy for silo in state.silos.values())
 
 
@@ -208,7 +206,6 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 
 
 def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
-    """Return whether a silo can answer, and the answer would tell something new."""
     if not (state.silos and policies.evaluate):
         return False
     if split is Split.VALIDATION:

@@ -83,7 +83,6 @@ class Apart(Extension):
         self.processed[name] = self.processed.get(name, 0) + samples
 
     def end(self, name: str, *, shares: bool) -> None:
-        """Count a finished order; with ``shares``, the server has the silo's model."""
         self.done[name] = self.done.get(name, 0) + 1
         self.failed.pop(name, None)
         if shares and name not in self.shared:

@@ -35,7 +35,6 @@ class _Pool:
 
     @property
     def score(self) -> tuple[float | None, float | None]:
-        """Mean score and mean loss."""
         score = self.correct.value / self.with_score if self.with_score else None
         return score, self.loss.value / self.with_loss if self.with_loss else None
 
@@ -94,14 +93,12 @@ class Scores:
         self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1) -> None:
-        """Register ``count`` pending evaluations of ``version``."""
         pool = self._open.get(version)
         if pool is None:
             pool = self._open[version] = _Pool()
         pool.under_way += count
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
-        """End a pending evaluation with its result, or with None if it is given up."""
         pool = self._open[version]
         pool.under_way -= 1
         if pool.under_way == 0:
@@ -165,7 +162,6 @@ class Scores:
             self.best = max(self.best, value)
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
-        """Whether ``version`` is settled and is the newest version that each of ``silos`` evaluated."""
         return self.settled >= version and all(self._newest.get(silo, -1) == version for silo in silos)
 
 
@@ -209,7 +205,6 @@ def stated(score: Score, value: float | None) -> dict[str, Any]:
 
 
 def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
-    """Return one silo's values by metric name, in the form of `Score.numbers`."""
     worked_out = {
         metric.name: number(metric, np.array(evaluation.sums[metric.statistic.key]))
         for metric in metrics
@@ -238,7 +233,6 @@ class Leader:
 
     @property
     def version(self) -> int:
-        """Model version; -1 before the first."""
         return -1 if self.score is None else self.score.version
 
     def after(

@@ -195,10 +195,8 @@ P = TypeVar("P", bound=Policy)
 
 
 def register(kind: str) -> Callable[[type[P]], type[P]]:
-    """Class decorator that makes a policy available under ``kind`` in the section of its base class.
-
-    Raises:
-        ConfigError: ``kind`` is already in use in the section, or the class is not a frozen dataclass.
+    """Class decorator that makes a policy available under ``kind`` in the section of its base class. Raises
+    `ConfigError` if ``kind`` is already in use in the section, or the class is not a frozen dataclass.
     """
 
     def decorate(policy: type[P]) -> type[P]:

@@ -168,7 +168,6 @@ class Load:
         return ends
 
     def _extend(self) -> bool:
-        """Compute one more piece; return False if there is none."""
         if self._following is _NEVER:
             return False
         self._known.append(self._following)

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,24 +43,6 @@ class Course(NamedTuple):
         return self if steps == len(self.after_s) else Course(self.begin_s, self.after_s[:steps])
 
 
-class TimedMachine(Protocol):
-    """Timing of one silo, which works on one order at a time."""
-
-    @property
-    def overhead_s(self) -> float:
-        """Seconds of an order besides its steps and its transfer."""
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds that an empty message takes one way."""
-
-    def transfer_s(self, nbytes: int) -> float:
-        """Return the seconds that a message of this size takes one way."""
-
-    def course(self, order: WorkOrder, start_s: float) -> Course:
-        """Return the end times of the steps of an order that begins at ``start_s``, seconds since the run began."""
-
-
 def speed_windows(batch_size: int, start_s: float, ends: Floats) -> tuple[Window, ...]:
     """Return the speed windows of a report for steps that end at ``ends``; load of other programs is not simulated."""
     steps = len(ends)
@@ -87,7 +69,6 @@ class Machine:
         self._exact: tuple[int, int, Floats] | None = None
 
     def transfer_s(self, nbytes: int) -> float:
-        """Return the duration of a message one way [s]."""
         return self.latency_s + nbytes * self._seconds_a_byte
 
     def course(self, order: WorkOrder, start_s: float) -> Course:

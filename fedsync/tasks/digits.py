@@ -60,7 +60,6 @@ class DigitsTask(Task):
         return classification(10)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Images and labels of one silo; raises `ConfigError` if the partition is impossible."""
         images, labels = _digits()
         parts, test = _split(self.partition, self.test_share, slot.count, slot.seed)
         part = parts[slot.index]

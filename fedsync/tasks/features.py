@@ -123,7 +123,6 @@ def standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArr
 
 
 def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
-    """Standardise with the scale that all silos share, float64 [n]; a gap becomes the mean, 0."""
     return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation)
 
 

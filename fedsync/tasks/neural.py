@@ -74,8 +74,7 @@ class _Classifier(SourceTask):
         return classification(self.source.shape().classes)
 
     @abstractmethod
-    def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Make a new network for inputs of this shape."""
+    def network(self, shape: tuple[int, ...], classes: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,6 @@ class LinearTask(SourceTask):
         return loss
 
     def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Outputs [n, outputs], and targets."""
         *inputs, targets = batch
         return model(*inputs), targets
 

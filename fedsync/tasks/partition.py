@@ -221,7 +221,6 @@ class ByOwner(Partition):
     """
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`; ``labels`` are owners."""
         owners, place = np.unique(labels, return_inverse=True)
         if len(owners) < count:
             raise ConfigError(

@@ -26,8 +26,6 @@ from fedsync.policies.schema import Share
 TOLD = {"accuracy": True, "loss": False}
 """Metrics that every task reports, and whether higher is better."""
 
-_SINGLE = "with sealed metrics nobody but a silo itself knows its numbers"
-
 
 class BestConfig(Section):
     """Rule by which the best version of the model is chosen, which is kept in ``best.pt``."""
@@ -40,11 +38,7 @@ class BestConfig(Section):
     ``module:name``."""
 
     def build(self, metrics: Sequence[AnyMetric]) -> Selection:
-        """Return the rule, given the metrics of the run.
-
-        Raises:
-            ConfigError: the run does not compute the metric, or the function does not exist.
-        """
+        """Return the rule; raises `ConfigError` if the run lacks the metric, or the function does not exist."""
         higher = is_higher(self.metric, metrics, "evaluation.best.metric")
         if self.by in ("pooled", "worst"):
             return Selection(self.metric, higher, self.by)  # type: ignore[arg-type]
@@ -72,9 +66,9 @@ class TargetConfig(Section):
     def build(self, metrics: Sequence[AnyMetric]) -> Target:
         """Return the rule, given the metrics of the run.
 
-        Raises:
-            ConfigError: the run does not compute the metric, the bound is in the wrong direction, or no value of the
-                metric reaches it, or every value does.
+        Raises `ConfigError` if the run does not compute the metric, the bound is in the wrong direction, or no value of
+        the
+        metric reaches it, or every value does.
         """
         place, higher = "stop.target", is_higher(self.metric, metrics, "stop.target.metric")
         bound = self.at_least if higher else self.at_most
@@ -102,21 +96,12 @@ class PatienceConfig(Section):
 
 
 def is_higher(name: str, metrics: Sequence[AnyMetric], place: str) -> bool:
-    """Whether a higher value of the metric is better.
-
-    Raises:
-        ConfigError: the run does not compute the metric.
-    """
+    """Whether a higher value of the metric is better; raises `ConfigError` if the run does not compute it."""
     known = {**TOLD, **{metric.name: metric.higher_is_better for metric in metrics}}
     if name not in known:
         remedy = f"Choose one of {', '.join(sorted(known))}, or add it to evaluation.metrics"
         raise ConfigError(place, f"{name!r} is not worked out in this run", remedy)
     return known[name]
-
-
-def needs_single_silos(best: BestConfig) -> str:
-    """Reason why the rule contradicts sealed metrics; empty if it does not."""
-    return "" if best.by == "pooled" else f"evaluation.best.by {best.by!r}: {_SINGLE}; write pooled"
 
 
 class AloneConfig(Section):
@@ -143,10 +128,8 @@ class CrossSiteConfig(Section):
         return self
 
     def check(self, cipher: CipherConfig, evaluated: float) -> None:
-        """Check that a run can compare models; ``evaluated`` is the share of silos that evaluate.
-
-        Raises:
-            ValueError: silos evaluate nothing, or they do not keep the best model that ``fine_tune`` needs.
+        """Raise ValueError if the share ``evaluated`` of silos evaluates nothing, or no silo keeps the model to
+        fine-tune.
         """
         if evaluated == 0:
             raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
@@ -189,16 +172,12 @@ class EvaluationConfig(Section):
 
     @property
     def wanted(self) -> Wanted:
-        """Metrics that silos measure; empty until `of_task` has filled in the task's metrics."""
         return Wanted(tuple(self.metrics or ()), self.classes)
 
     def of_task(self, task: TaskSection) -> EvaluationConfig:
-        """Return the section with the task's metrics and classes filled in.
+        """Return the section with the task's metrics and classes filled in; raises `ConfigError` if they do not fit.
 
         If the task cannot be built here, omitted metrics stay omitted: only loss and score are measured.
-
-        Raises:
-            ConfigError: the metrics do not fit the task.
         """
         if self.metrics is not None and (self.classes is not None or not self.metrics):
             return self
@@ -217,11 +196,7 @@ class EvaluationConfig(Section):
         return found
 
     def built(self, task: TaskSection) -> tuple[AnyMetric, ...]:
-        """Return the metrics; the task is built only if a name is not a shipped metric.
-
-        Raises:
-            ConfigError: a metric does not exist or does not fit the task.
-        """
+        """Return the metrics; the task is built only if a name is not shipped. Raises `ConfigError` for unfit names."""
         return self.wanted.metrics(lambda: task.build().metrics())
 
 
@@ -256,11 +231,7 @@ class StopConfig(Section):
         return self
 
     def build(self, metrics: Sequence[AnyMetric] = ()) -> StopRules:
-        """Return the rules, given the metrics of the run.
-
-        Raises:
-            ConfigError: a rule needs a metric that the run does not compute.
-        """
+        """Return the rules; raises `ConfigError` if a rule needs a metric that the run does not compute."""
         patience, steady = self.patience, None
         if isinstance(patience, PatienceConfig):
             steady = Selection(patience.metric, is_higher(patience.metric, metrics, "stop.patience.metric"))
@@ -272,18 +243,16 @@ class StopConfig(Section):
 
     @property
     def by_metric(self) -> bool:
-        """Whether a rule uses a metric other than accuracy and loss."""
         rules = (self.target, self.patience)
         return any(isinstance(rule, TargetConfig | PatienceConfig) and rule.metric not in TOLD for rule in rules)
 
     @property
     def by_score(self) -> bool:
-        """Whether a rule uses results of evaluations."""
         return any(rule is not None for rule in (self.target_accuracy, self.target, self.patience))
 
 
-def unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
-    """Problem and remedy of a target accuracy that the task cannot reach; both empty if it can."""
+def unreachable(target: float, task: TaskConfig) -> tuple[str, str] | None:
+    """Problem and remedy of a target accuracy that the task cannot reach; None if it can."""
     match task.scores:
         case "share" if not 0 < target <= 1:
             what, remedy = "a share of right answers", "write a number greater than 0 and at most 1"
@@ -292,5 +261,5 @@ def unreachable(target: float, task: TaskConfig) -> tuple[str, str]:
         case _ if not isfinite(target):
             what, remedy = "a number", "write a finite number"
         case _:
-            return "", ""
+            return None
     return f"{target:g} is not allowed: accuracy of this {task.kind} task is {what}", remedy

@@ -51,7 +51,6 @@ class PresenceConfig(Section):
         return max((end - now).total_seconds() if begin <= now < end else 0.0 for begin, end in self._windows(now))
 
     def next_s(self, now: datetime) -> float:
-        """Time until a window begins [s]; 0 within a window."""
         return 0.0 if self.left_s(now) > 0 else self._following_s(now)
 
     def told(self, now: datetime) -> Presence:
@@ -59,7 +58,6 @@ class PresenceConfig(Section):
         return Presence(self.left_s(now), self._following_s(now))
 
     def _following_s(self, now: datetime) -> float:
-        """Time until the next window begins [s], also within a window."""
         return min((begin - now).total_seconds() for begin, end in self._windows(now) if now < begin < end)
 
     def _windows(self, now: datetime) -> list[tuple[datetime, datetime]]:

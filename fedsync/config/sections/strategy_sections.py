@@ -81,7 +81,6 @@ class WireConfig(Section):
 
     @property
     def set(self) -> bool:
-        """Whether any message has another format than float32."""
         return self != WireConfig()
 
 
@@ -141,7 +140,6 @@ MAX_SEED = 2**63 - 1
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
-    """Return the default aggregation, which depends on the barrier."""
     barrier = sections.get("barrier")
     return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
@@ -262,10 +260,8 @@ class StrategySections(SparingSection):
 
     @property
     def controlled(self) -> bool:
-        """Whether silos correct their local steps by control variates."""
         return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
     def solver(self) -> Solver:
-        """Effect of a constant gradient over a silo's local steps."""
         return self.task.solver(self.local)

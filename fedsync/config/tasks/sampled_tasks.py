@@ -66,47 +66,30 @@ class TaskSection(Section):
         return self.build()
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        """Return notes for the operator on the data of emulated silos, before a run; ``data`` as in `emulated`.
+        """Return notes for the operator on the data of emulated silos, by silo and name, before a run.
 
-        Raises:
-            ConfigError: a silo's data cannot be read, or differ in meaning from the data of other silos.
+        Raises `ConfigError` if a silo's data cannot be read, or differ in meaning from the data of other silos.
         """
         return []
 
     def own(self, index: int, silos: int) -> Self:
-        """Return the task for silo ``index`` of ``silos``, without the files of other silos.
-
-        Raises:
-            ConfigError: the number of files differs from the number of silos.
+        """Return the task for silo ``index`` of ``silos``, without others' files; raises `ConfigError` if files do not
+        fit.
         """
         return self
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        """Return the task of emulated silos.
-
-        Args:
-            data: by silo, the path of each data name.
-
-        Raises:
-            ConfigError: a silo has no data under the name that the task refers to.
-        """
+        """Return the task of emulated silos, with the path of each data name; `ConfigError` if a silo has none."""
         return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """Return the task with every path replaced by ``locate(path)``."""
         return self
 
     def started_from(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the task of a run whose first model is the ServerApp's; most tasks know the form of their model."""
         return self
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
-        """Return the trainer of a silo.
-
-        Args:
-            slots: number of silos that share the data.
-            run: the run's choice of tensors that travel.
-        """
+        """Return the trainer of a silo, one of ``slots`` that share the data; ``run`` chooses the tensors that travel."""
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.loop import Trainer
 
@@ -143,14 +126,12 @@ class OwnLoopSection(TaskSection):
     kind: str
 
     def build(self) -> Task:
-        """Raise `ConfigError`: the model is where the loop is."""
         problem = "it has a training loop of its own, and its model is where that is, at the silos"
         remedy = "Ask a silo for the model, or try a run in virtual time. "
         remedy += "How fast silos are, a run says, not fedsync probe"
         raise ConfigError(f"task.kind {self.kind}", problem, remedy)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """Return the trainer itself: only the silo knows the model."""
         return self.trainer(site, slots, options, run)
 
 

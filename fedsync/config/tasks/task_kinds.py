@@ -258,7 +258,6 @@ class CsvConfig(TaskSection):
         return {name: ColumnScale(*scale) for name, scale in known.items()}
 
     def survey(self) -> ColumnStatisticsConfig | None:
-        """Statistics that silos compute together before training; None for none."""
         if self.statistics is not None or self.standardise != "federated":
             return self.statistics
         return ColumnStatisticsConfig(bins=0)

@@ -89,12 +89,10 @@ OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
 
 
 def wanted(asked: OperatorQuestion) -> str:
-    """Return the request in words."""
     return _words(asked)[0]
 
 
 def said(asked: OperatorQuestion) -> str:
-    """Return the completed request in words, in the past tense."""
     return _words(asked)[1]
 
 

@@ -75,7 +75,6 @@ class Steering(Extension):
         return name in self.dropped
 
     def readmit(self, name: str, at_s: float) -> SiloFacts | None:
-        """Readmit a silo and return its facts if it is connected, with the window counted from ``at_s``."""
         facts = self.dropped.pop(name)
         return None if facts is None else _moved(facts, -at_s)
 
@@ -108,7 +107,6 @@ class Steering(Extension):
 
 
 def steering_of(state: CoordinatorState) -> Steering:
-    """Return the run's `Steering` extension, created if missing."""
     return cast("Steering", state.extensions.own(Steering.name))
 
 

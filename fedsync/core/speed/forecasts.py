@@ -41,10 +41,8 @@ class Forecasts:
         self._curves = CurveBook(None if self.declared else self.fitter)
 
     def first(self, name: str, facts: SiloFacts) -> Curve | None:
-        """Return the forecast for a silo that has joined, or None if it is unknown.
-
-        Raises:
-            ConfigError: the silo must declare its speed, and does not.
+        """Return the forecast for a silo that has joined, or None if it is unknown. Raises `ConfigError` if the silo
+        must declare its speed, and does not.
         """
         if not self.declared:
             return self._forecast(name)
@@ -99,7 +97,6 @@ class Forecasts:
         return None if donor is None else self.predictor.export(donor)
 
     def _begin(self) -> Any:
-        """Return the state of a new silo: it reuses what the silo with most samples has learned."""
         state, donor = self.predictor.init(), self._donor()
         return state if donor is None else self.predictor.reuse(state, donor)
 
@@ -125,7 +122,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _newest(windows: Sequence[Window]) -> MachineLoad:
-    """Return machine load from the last window; 0 for values that the silo does not report."""
     last = windows[-1] if windows else Window(0.0)
     return MachineLoad(last.cpu or 0.0, last.memory or 0.0)
 

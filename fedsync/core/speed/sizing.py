@@ -257,7 +257,6 @@ class Adaptation:
             self.state = self.sizing.adaptive.init()
 
     def observe(self, name: str, report: WorkReport, seconds: float) -> None:
-        """Record a finished order of duration ``seconds``."""
         if self.sizing.adaptive is None:
             return
         self._seconds[name] = seconds

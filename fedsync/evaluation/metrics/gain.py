@@ -85,7 +85,6 @@ def _drawn(
 
 
 def _left_out(metric: AnyMetric, mine: Sums, other: Sums) -> Interval | None:
-    """Compute the interval by the jackknife; both models' sums hold the same samples in the same groups."""
     without = [metric.statistic.left_out(sums) for sums in (mine, other)]
     if without[0].shape != without[1].shape:
         return None

@@ -91,7 +91,6 @@ class Metric(ABC, Generic[S]):
         return np.array([np.nan if (found := number(self, each)) is None else found for each in sums])
 
     def interval(self, sums: Sums, seed: int) -> Interval | None:
-        """Return `Statistic.interval`, clipped to ``limits``; None without a value."""
         if number(self, sums) is None:
             return None
         with np.errstate(all="ignore"):
@@ -140,10 +139,8 @@ def mean_of_known(values: Sums) -> Sums:
 
 
 def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
-    """Return the statistics of metrics, by key.
-
-    Raises:
-        ConfigError: two metrics share a name, two different statistics share a key, or a key is malformed.
+    """Return the statistics of metrics, by key. Raises `ConfigError` if two metrics share a name, two different
+    statistics share a key, or a key is malformed.
     """
     statistics: dict[str, Statistic] = {}
     names: set[str] = set()
@@ -174,7 +171,6 @@ class ExactSum:
     units: int = 0
 
     def add(self, value: float, times: int) -> None:
-        """Add a finite value, or remove it with ``times=-1``."""
         numerator, denominator = value.as_integer_ratio()
         self.units += times * (numerator << (_UNIT_BITS + 1 - denominator.bit_length()))
 
@@ -208,7 +204,6 @@ class SumsPool:
                     total.add(value, times)
 
     def sums(self, key: str) -> Sums | None:
-        """Return the sums of one statistic, float64 [size]; None if nobody measured it."""
         if key in self.counts:
             return self.counts[key].astype(np.float64)
         return np.array([total.value for total in self.others[key]]) if key in self.others else None

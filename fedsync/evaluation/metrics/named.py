@@ -110,10 +110,8 @@ class Wanted:
 
     @classmethod
     def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
-        """Collect the names and the number of classes of a task's metrics.
-
-        Raises:
-            ConfigError: a metric differs from the shipped metric of its name, or the numbers of classes differ.
+        """Collect the names and the number of classes of a task's metrics. Raises `ConfigError` if a metric differs
+        from the shipped metric of its name, or the numbers of classes differ.
         """
         metrics = tuple(metrics)
         statistics_of(metrics)

@@ -61,7 +61,6 @@ def _drawn(strata: bytes, shape: tuple[int, ...], seed: int) -> NDArray[np.int64
 
 
 def flat(drawn: NDArray[np.int64]) -> NDArray[Any]:
-    """Return sums [draws, n * cells] of drawn counts [draws, n, cells]."""
     return drawn.reshape(len(drawn), -1)
 
 

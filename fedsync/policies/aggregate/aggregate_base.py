@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
@@ -32,10 +32,8 @@ class AggregationPolicy(Policy):
         """Whether stale updates count less with these settings."""
         return False
 
-    @property
-    def additive(self) -> bool:
-        """Whether a server that can only add could aggregate, apart from a discount."""
-        return True
+    additive: ClassVar[bool] = True
+    """Whether a server that can only add could aggregate, apart from a discount."""
 
     @property
     def least_updates(self) -> int:

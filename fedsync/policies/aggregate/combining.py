@@ -59,10 +59,8 @@ class WaitingUpdates:
         return tuple(dict.fromkeys([*self.payloads, *self.sums]))
 
     def add(self, sender: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep an update, or the sum of several.
-
-        Raises:
-            ProtocolError: an update id is already in use, or is named twice.
+        """Keep an update, or the sum of several. Raises `ProtocolError` if an update id is already in use, or is named
+        twice.
         """
         for update_id in update_ids:
             if update_id in self.payloads or update_id in self.sums:
@@ -78,10 +76,8 @@ class WaitingUpdates:
         self.payloads.pop(whole[0], None)
 
     def take(self, weights: Mapping[str, float]) -> Taken:
-        """Remove and return the updates of a commit; the others share the weight of updates that do not count.
-
-        Raises:
-            KeyError: an update is not pending.
+        """Remove and return the updates of a commit; the others share the weight of updates that do not count. Raises
+        `KeyError` if an update is not pending.
         """
         used, left_out = dict[str, tuple[str, ...]](), []
         for update_id in weights:
@@ -161,7 +157,6 @@ class Combining:
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
     def change(self, updates: CommitUpdates) -> _Change:
-        """Return a function that computes spans of the change of a commit."""
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):
             raise PolicyError(f"{self._name} chooses {chosen} of {len(updates.ids)} updates")
@@ -178,7 +173,6 @@ class Combining:
         return _name(self._combiner)
 
     def notes(self) -> list[str]:
-        """Sentences for the result of the run."""
         commits, few, left_out = (self._counts[key] for key in ("commits", "few", "left_out"))
         notes = []
         if few:
@@ -198,10 +192,8 @@ class _Change:
         self._combiner, self._updates, self._chosen = combiner, updates, chosen
 
     def __call__(self, start: int, stop: int) -> Vector:
-        """Compute the values from ``start`` to ``stop``.
-
-        Raises:
-            PolicyError: the combiner did not return one finite value per column.
+        """Compute the values from ``start`` to ``stop``. Raises `PolicyError` if the combiner did not return one finite
+        value per column.
         """
         change = np.empty(stop - start, np.float32)
         for begin, end in spans(stop - start, 4 * len(self._updates.ids)):

@@ -40,10 +40,8 @@ _NAMES: Names = {
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Reject a harmful update.
-
-    Raises:
-        ProtocolError: wrong type, shape or length, or a value that is not finite or exceeds `MAX_MAGNITUDE`.
+    """Reject a harmful update. Raises `ProtocolError` if wrong type, shape or length, or a value that is not finite or
+    exceeds `MAX_MAGNITUDE`.
     """
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):
@@ -122,7 +120,6 @@ class PlainAggregator(InTheClear):
         return self._public.payload(self._held.get(silo, -1))
 
     def _with_control(self) -> Payload:
-        """Return the model with the silos' control variate; the same object for the same version."""
         if self._controlled is None or self._controlled[0] != self._public.version:
             counted = {key_of(silo): serial for silo, serial in self._counted.items()}
             sent = ControlledModel(self.model, self._moments.vectors[0], counted)
@@ -160,10 +157,8 @@ class PlainAggregator(InTheClear):
         return self._best[1]
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Check and keep an update.
-
-        Raises:
-            ProtocolError: wrong type, shape or length, a value that is not finite, or an update id that is in use.
+        """Check and keep an update. Raises `ProtocolError` if wrong type, shape or length, a value that is not finite,
+        or an update id that is in use.
         """
         check_values(self._wire.up, self.model.size, silo, update)
         self._waiting.add(silo, (update_id,), self._keeper.keep(update))
@@ -172,10 +167,8 @@ class PlainAggregator(InTheClear):
         return FP32.payload_bytes(self.model.size)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Check and keep the mean of a region's updates.
-
-        Raises:
-            ProtocolError: as for `put`; the members began with different versions; or a member was not ordered.
+        """Check and keep the mean of a region's updates. Raises `ProtocolError` if as for `put`; the members began with
+        different versions; or a member was not ordered.
         """
         if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
             raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
@@ -199,7 +192,6 @@ class PlainAggregator(InTheClear):
         self._public.advance(self._exact)
 
     def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
-        """Return the versions and models with which the commit's orders began, as far as known."""
         bases = dict[str, tuple[int, Vector]]()
         for update_id in commit.weights:
             base = self._bases.pop(update_id, None)
@@ -289,7 +281,6 @@ class PlainAggregator(InTheClear):
         self._remembered = self._exact, self.model, self._moments
 
     def rollback(self) -> None:
-        """Return to the model of the last savepoint, or to version 0."""
         self._exact, public, self._moments = self._remembered
         self._public.restart(public)
 
@@ -298,7 +289,6 @@ class PlainAggregator(InTheClear):
         self._bases.pop(update_id, None)
 
     def state(self) -> Mapping[str, Any]:
-        """Models and pending updates, for `restore` in another process."""
         return named(self, _NAMES)
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -95,7 +95,6 @@ class WeightedMean:
         return Weighting(self.by)
 
     def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
-        """Return shares p_i, which sum to 1."""
         amounts = [self._amount(meta) for meta in metas]
         total = sum(amounts)
         return [amount / total for amount in amounts]

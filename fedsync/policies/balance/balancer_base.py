@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +40,11 @@ class BalancerPolicy(Policy):
         """Whether silos get different learning rates."""
         return False
 
-    @property
-    def needs_lockstep(self) -> bool:
-        """Whether the balancer needs rounds in which all silos do the same number of steps."""
-        return False
+    needs_lockstep: ClassVar[bool] = False
+    """Whether the balancer needs rounds in which all silos do the same number of steps."""
 
-    @property
-    def spends(self) -> bool:
-        """Whether batch sizes follow the silos' privacy budgets."""
-        return False
+    spends: ClassVar[bool] = False
+    """Whether batch sizes follow the silos' privacy budgets."""
 
     @property
     def named(self) -> Mapping[str, object]:
@@ -56,11 +52,7 @@ class BalancerPolicy(Policy):
         return {}
 
     def check(self, batch_size: int) -> None:
-        """Check that a mean batch of ``batch_size`` is possible.
-
-        Raises:
-            ValueError: it is impossible.
-        """
+        """Check that a mean batch of ``batch_size`` is possible. Raises `ValueError` if it is impossible."""
 
     @abstractmethod
     def sizing(self, work: LocalWork) -> Sizing:

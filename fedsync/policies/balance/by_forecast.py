@@ -101,10 +101,7 @@ def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
 
     Ties: each silo gets all that it can do in less time than the slowest takes. The rest goes to the silos that can
     take exactly that time, in proportion to their room. The indivisible rest goes by largest remainder, ties to the
-    lowest index.
-
-    Raises:
-        ConfigError: the bounds cannot hold ``total``.
+    lowest index. Raises `ConfigError` if the bounds cannot hold ``total``.
     """
     check_total(total, bounds)
 
@@ -152,10 +149,8 @@ class CurveTimes:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> CurveTimes:
-        """Return the step times of n curves, without their overhead; see `Curve.spread`.
-
-        Raises:
-            ValueError: a speed is not finite and positive, or a constant time not finite.
+        """Return the step times of n curves, without their overhead; see `Curve.spread`. Raises `ValueError` if a speed
+        is not finite and positive, or a constant time not finite.
         """
         table = np.array([(c.speed, c.launch_s, c.saturation) for c in curves], dtype=np.float64).reshape(-1, 3)
         if not (np.isfinite(table).all() and (table[:, 0] > 0).all()):

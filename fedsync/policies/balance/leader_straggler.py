@@ -79,7 +79,6 @@ class LeaderStraggler(SharingBalancer):
         return Search()
 
     def advance(self, state: Search, seen: RoundSeen) -> tuple[Search, tuple[str, ...]]:
-        """Return the state for the next round, and notes for the user."""
         longest = max(self.fast.window, self.fine.window)
         rounds = (*state.rounds, dict(seen.seconds))[-longest:] if seen.seconds else state.rounds
         now = replace(state, sizes=self._sizes(state, seen), rounds=rounds)
@@ -105,10 +104,8 @@ class LeaderStraggler(SharingBalancer):
     def plan(self, state: Search, names: Sequence[str], total: int, bounds: Bounds) -> NDArray[np.int64]:
         """Sizes, int64 [n] in samples, within bounds and summing to ``total``, as close to ``state.sizes`` as possible.
 
-        A silo that the state does not know starts at the mean.
-
-        Raises:
-            ConfigError: the bounds cannot hold ``total``.
+        A silo that the state does not know starts at the mean. Raises `ConfigError` if the bounds cannot hold
+        ``total``.
         """
         mean = total // len(names)
         wanted = np.array([state.sizes.get(name, mean) for name in names], dtype=np.int64) // self.multiple

@@ -63,7 +63,6 @@ class SpendEvenly(SharingBalancer):
         return Sizing(work, floor=self.floor, cap=self.cap, adaptive=self)
 
     def init(self) -> Mapping[str, int]:
-        """Return the rows of each silo, of which none is known."""
         return {}
 
     def advance(self, state: Mapping[str, int], seen: RoundSeen) -> tuple[Mapping[str, int], tuple[str, ...]]:

@@ -15,10 +15,8 @@ from fedsync.core.speed.curve import Curve
 
 
 def check_total(total: int, bounds: Bounds) -> None:
-    """Check that sizes within bounds can sum to ``total``.
-
-    Raises:
-        ConfigError: they cannot; the error names the possible totals.
+    """Check that sizes within bounds can sum to ``total``. Raises `ConfigError` if they cannot; the error names the
+    possible totals.
     """
     lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
     if not lowest <= total <= highest:
@@ -95,10 +93,8 @@ def in_multiples(multiple: int, total: int, bounds: Bounds, share: Share) -> NDA
     """Sizes within bounds that sum to ``total``, multiples where bounds allow; int64 [n] in samples.
 
     A silo without a multiple between its bounds gets its upper bound. The remainder of the total goes to as few other
-    silos as can take it, the first in order. ``share`` shares the multiples; ``multiple`` is at least 1.
-
-    Raises:
-        ConfigError: the bounds cannot hold ``total``.
+    silos as can take it, the first in order. ``share`` shares the multiples; ``multiple`` is at least 1. Raises
+    `ConfigError` if the bounds cannot hold ``total``.
     """
     check_total(total, bounds)
     if multiple == 1:

@@ -83,8 +83,7 @@ class IntervalPolicy(Policy, Generic[S]):
         """Settings of the next round; asked again if the round ended without a commit."""
 
     @abstractmethod
-    def observe(self, state: S, seen: IntervalRound) -> S:
-        """Return the state after a committed round."""
+    def observe(self, state: S, seen: IntervalRound) -> S: ...
 
 
 @register("fixed")

@@ -134,7 +134,6 @@ def overdue(view: ClusterView, patience_s: float) -> list[str]:
 
 
 def due_s(view: ClusterView, late: Collection[str], patience_s: float) -> float | None:
-    """Next time at which an order that is not late will have taken ``patience_s``, or None."""
     times = (
         silo.since_s + patience_s
         for silo in view.silos.values()
@@ -194,7 +193,6 @@ class Required:
     share: float = 1.0
 
     def of(self, silos: int) -> int:
-        """Quorum out of ``silos`` silos; at least 1."""
         if self.count is not None:
             return max(min(self.count, silos), 1)
         # 0.6 x 5 may give 3.0000000000000004, which must not round up to 4.
@@ -316,7 +314,6 @@ class Deadline(Wrapper[DeadlineState]):
         return DeadlineState(inner, begun, durations), verdict
 
     def _learn(self, state: DeadlineState, view: ClusterView) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Return the begin times of the orders in work, and the durations with the ended orders added."""
         begun: dict[str, float] = {}
         ended: list[float] = []
         sent = {meta.silo for meta in view.pending.values()}

@@ -125,7 +125,6 @@ def _search(method: str) -> Callable[[Ends], Steps]:
 
 
 def _checked(ends: ArrayLike) -> Ends:
-    """Return ``ends`` as float64 or int64; errors name the silo and step."""
     try:
         table = np.asarray(ends)
     except ValueError as error:

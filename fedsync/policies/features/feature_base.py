@@ -102,13 +102,11 @@ class FeaturePolicy(Policy):
         return None
 
     def followed(self) -> Extension | None:
-        """Return the result of `build`; errors in user code become `ConfigError`."""
         with told_as(self.kind, "build", self):
             built = self.build()
         return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
 
     def listened(self) -> Any:
-        """Return the result of `listener`; errors in user code become `ConfigError`."""
         with told_as(self.kind, "listener", self):
             made = self.listener()
         return made if made is None or self.is_shipped() else OwnListener(made, self.kind)

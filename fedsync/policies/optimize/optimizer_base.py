@@ -29,8 +29,7 @@ class ServerOptimizerPolicy(Policy):
     """Learning rate of the server: factor of each step."""
 
     @abstractmethod
-    def build(self) -> ServerOptimizer:
-        """Return a new optimizer."""
+    def build(self) -> ServerOptimizer: ...
 
 
 class PacedOptimizerPolicy(ServerOptimizerPolicy):

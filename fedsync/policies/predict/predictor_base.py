@@ -28,14 +28,11 @@ class PredictorPolicy(Policy, Generic[S]):
 
     @property
     def learns(self) -> bool:
-        """Whether `learn` can ever change a state."""
         return False
 
     def loaded(self) -> PredictorPolicy[S]:
-        """Return the predictor with the contents of the files that its fields name; called once, before a run.
-
-        Raises:
-            ConfigError: a file is invalid.
+        """Return the predictor with the contents of the files that its fields name; called once, before a run. Raises
+        `ConfigError` if a file is invalid.
         """
         return self
 
@@ -43,23 +40,18 @@ class PredictorPolicy(Policy, Generic[S]):
     def init(self) -> S: ...
 
     @abstractmethod
-    def observe(self, state: S, sample: SpeedSample) -> S:
-        """Return the state after one more observation; never trains."""
+    def observe(self, state: S, sample: SpeedSample) -> S: ...
 
     @abstractmethod
-    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
-        """Predicted mean speed of the next order [samples/s], or None before the first observation."""
+    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None: ...
 
     def unlearned(self, state: S) -> bool:
-        """Whether training is due."""
         return False
 
     def learn(self, state: S, epochs: int) -> S:
-        """Return the state after training for at most ``epochs`` epochs."""
         return state
 
     def reuse(self, state: S, donor: S) -> S:
-        """Return ``state`` with the model of ``donor`` as the start of its own training."""
         return state
 
     def promise(self, state: S) -> float | None:
@@ -70,12 +62,10 @@ class PredictorPolicy(Policy, Generic[S]):
         return None
 
     def export(self, state: S) -> dict[str, Any] | None:
-        """Return the learned model as plain JSON values, or None without a model."""
         return None
 
 
 def predictors() -> dict[str, PredictorPolicy[Any]]:
-    """One predictor of each kind, with default settings."""
     return {kind: cast(PredictorPolicy[Any], policy()) for kind, policy in kinds("predictor").items()}
 
 

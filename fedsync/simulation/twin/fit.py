@@ -170,7 +170,6 @@ class SiloFit:
 
     @property
     def load(self) -> str:
-        """Load by other processes, in words."""
         if self.states is not None:
             return f"x {self.states.factor:.2f} for {self.states.on_s:.3g} s, then {self.states.off_s:.3g} s without"
         return f"a trace of {len(self.pieces)} pieces" if self.pieces else "-"

@@ -197,7 +197,6 @@ def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, dr
 
 
 def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, train: Trains, watch: Watch) -> Ranked:
-    """Play a candidate to the target in several draws."""
     times, last = [], Ranked(candidate)
     for draw in range(FINAL_DRAWS):
         watch(f"to the target, {draw + 1} of {FINAL_DRAWS}: {candidate}")

@@ -225,7 +225,6 @@ def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Pi
 
 
 def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
-    """Repeat a load, because later load is unknown."""
     length_s = max(length_s, pieces[-1][0] + 1e-3)
     times = max(min(_TRACE_LENGTHS, _TRACE_ROWS // len(pieces)), 1)
     last_s = -1.0
@@ -238,7 +237,6 @@ def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
 
 
 def _rounded(value: Any) -> Any:
-    """Round to four digits, the precision of the measurement."""
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) and np.isfinite(value) else value

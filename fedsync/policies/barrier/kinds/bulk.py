@@ -223,7 +223,6 @@ class OnTime(BarrierPolicy[OnTimeState]):
         return replace(state, heard={**state.heard, **news}) if news else state
 
     def _times(self, state: OnTimeState, view: ClusterView) -> tuple[float, float]:
-        """Return when to ask the busy silos for progress, and when to stop them [s]."""
         total, speeds = 0, list[float]()
         for meta in view.pending.values():
             silo = view.silos.get(meta.silo)

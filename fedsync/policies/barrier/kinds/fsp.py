@@ -309,7 +309,6 @@ class Fsp(BarrierPolicy[FspState]):
     # Parts of orders.
 
     def _learned(self, overheads: Mapping[str, Overhead], view: ClusterView) -> dict[str, Overhead]:
-        """Return the overheads of the present silos, with the orders that ended since."""
         learned = {}
         for name, silo in view.silos.items():
             known = overheads.get(name)
@@ -360,5 +359,4 @@ def _usual_overhead_s(names: tuple[str, ...], overheads: Mapping[str, Overhead])
 
 
 def _at_work(view: ClusterView) -> list[str]:
-    """Silos that train from the current version."""
     return [name for name, silo in view.silos.items() if silo.order and silo.order.base_version == view.version]

@@ -83,7 +83,6 @@ class Sampling(Choice):
                 )
 
     def pools(self, view: ClusterView) -> Pools:
-        """Return the pools for `draw`, in an order that depends on the view alone."""
         names = view.names
         if self is not Sampling.GROUPED:
             return Pools((), names)

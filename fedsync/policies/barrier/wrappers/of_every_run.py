@@ -90,7 +90,6 @@ class Resting:
         return RestingState(rests, view.news, inner), verdict.by(ends)
 
     def _noted(self, state: RestingState, view: ClusterView) -> tuple[dict[str, Rest], list[str]]:
-        """Return the pauses by silo name, and the silos whose pause begins now."""
         changed = view.changed_since(state.news)
         rests, begun = state.rests, []
         for name in view.silos if changed is None else changed:
