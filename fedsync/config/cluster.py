@@ -27,9 +27,6 @@ class LinearCurveConfig(Section):
 
     kind: Literal["linear"]
 
-    def build(self, speed: float) -> Curve:
-        return Curve(speed)
-
 
 class AffineCurveConfig(Section):
     """Step time of accelerators: a constant part per step, and no gain below ``saturation`` samples."""
@@ -40,9 +37,6 @@ class AffineCurveConfig(Section):
 
     saturation: Annotated[int, Field(ge=0)] = 0
     """Batch size below which a step does not get faster [samples]."""
-
-    def build(self, speed: float) -> Curve:
-        return Curve(speed, self.launch_s, self.saturation)
 
 
 CurveConfig = Annotated[LinearCurveConfig | AffineCurveConfig, Field(discriminator="kind")]
@@ -208,7 +202,9 @@ class SiloConfig(SparingSection):
         return self
 
     def build_curve(self) -> Curve:
-        return self.curve.build(self.speed)
+        if isinstance(self.curve, LinearCurveConfig):
+            return Curve(self.speed)
+        return Curve(self.speed, self.curve.launch_s, self.curve.saturation)
 
     def expanded(self) -> list[SiloConfig]:
         if self.count is None:

@@ -153,7 +153,7 @@ class StrategyConfig(StrategySections):
             raise ConfigError(*problem)
 
     def check_files(self) -> None:
-        """Raise `ConfigError` if a relative path of the task, which is no silo's, or the initial model does not exist."""
+        """Raise `ConfigError` if a relative path of the task, which is no silo's, or the initial model is missing."""
         missing: list[str] = []
 
         def noted(path: str) -> str:

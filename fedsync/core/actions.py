@@ -149,18 +149,6 @@ class Stop:
 
 
 Action = (
-    Dispatch
-    | Commit
-    | HaltEarly
-    | Probe
-    | Savepoint
-    | Rollback
-    | WakeAt
-    | KeepBest
-    | Evaluate
-    | Discard
-    | Note
-    | Attested
-    | OperatorAnswered
-    | Stop
-)
+    Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | KeepBest | Evaluate | Discard | Note
+    | Attested | OperatorAnswered | Stop
+)  # fmt: skip

@@ -46,17 +46,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
-from fedsync.core.actions import (
-    Action,
-    Commit,
-    Discard,
-    KeepBest,
-    Note,
-    Rollback,
-    Savepoint,
-    Stop,
-    WakeAt,
-)
+from fedsync.core.actions import Action, Commit, Discard, KeepBest, Note, Rollback, Savepoint, Stop, WakeAt
 from fedsync.core.checkpoint_state import COORDINATOR, fill, named
 from fedsync.core.events import (
     Evaluated,

@@ -47,7 +47,6 @@ _OWN = {
 class Extension:
     """Base class of optional features of a run. Hooks do nothing by default; a feature overrides some of them."""
 
-    __slots__ = ()
     name: ClassVar[str]
     """Key of its state in checkpoints; unique in a run."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum, auto
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedsync.common.codec import Sum
 
@@ -318,15 +318,7 @@ class UpdateMeta:
         )
 
 
-class _Trained(Protocol):
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def loss(self) -> float | None: ...
-
-
-def mean_loss(parts: Iterable[_Trained]) -> float | None:
+def mean_loss(parts: Iterable[WorkReport | UpdateMeta]) -> float | None:
     """Return the mean training loss a sample over several reports or updates; None if none has a loss."""
     told = [(part.loss, part.samples) for part in parts if part.loss is not None]
     return sum([loss * samples for loss, samples in told]) / sum([samples for _, samples in told]) if told else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder, fast_dataclass
 from fedsync.core.speed.curve import Curve
@@ -71,24 +71,6 @@ class SiloView:
         return replace(queueless, order=self.queued, since_s=at_s, failures=failures, progress_steps=0)
 
 
-class Index(Protocol):
-    """Read-only live indexes over all silos, so that no lookup scans them."""
-
-    @property
-    def idle(self) -> Mapping[str, int]:
-        """Name -> rank in the order of joining, for silos without an order."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def news(self) -> int:
-        """Counter of joins, leaves and finished orders."""
-
-    def changed_since(self, news: int) -> Collection[str] | None:
-        """Return the names of silos with such an event since counter value ``news``, with repeats; None if unknown."""
-
-
 @fast_dataclass
 @dataclass(frozen=True, slots=True)
 class ClusterView:
@@ -110,7 +92,7 @@ class ClusterView:
     pending: Mapping[str, UpdateMeta]
     work: Mapping[str, LocalWork] = field(default_factory=dict)
     seed: int = 0
-    index: Index | None = None
+    index: Roster | None = None
     windows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def present_for_s(self, name: str) -> float | None:

@@ -22,7 +22,7 @@ from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.tasks.features import Column, encode, read_column
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
-from fedsync.tasks.samples import by_number, check_shares, held_out, stratified
+from fedsync.tasks.samples import by_number, held_out, stratified
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 logger = foreign.logger(__name__)
@@ -88,13 +88,6 @@ class CsvTask(Task):
         everywhere: bool = False,
         by_row: bool = False,
     ) -> None:
-        if not files:
-            raise ConfigError("task.files", "no files are given", "Name one a silo")
-        if model not in ("logistic", "mlp"):
-            raise ConfigError("task.model", f"{model!r} is unknown", "Write logistic or mlp")
-        if hidden < 1:
-            raise ConfigError("task.hidden", f"{hidden} is below 1", "Write 1 or more")
-        check_shares(test_share, validation)
         if classes < 2 or (positive_above is not None and classes != 2):
             raise ConfigError("task.classes", f"{classes} classes", "Write 2 or more, with positive_above exactly 2")
         self._files = tuple(files)

@@ -18,29 +18,20 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
 from fedsync.model.table_columns import TableForm
 from fedsync.policies.schema import NonNegative, PositiveInt
-from fedsync.tasks.limits import at_least, check_bounds
 from fedsync.tasks.networks import LstmClassifier, Network, Norm, image_network
 from fedsync.tasks.partition import Partition
-from fedsync.tasks.samples import Pairs, Samples, Source, check_shares, deal, held_out
+from fedsync.tasks.samples import Pairs, Samples, Source, deal, held_out
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTask(Task):
-    """Task on samples from a source; ``partition`` is None if each silo reads its own samples.
-
-    Raises:
-        ConfigError: an option is out of range; later, errors of the source.
-    """
+    """Task on samples from a source; ``partition`` is None if each silo reads its own samples."""
 
     source: Source
     partition: Partition | None
     test_share: float = 0.2
     validation: float | None = None
-
-    def __post_init__(self) -> None:
-        check_shares(self.test_share, self.validation)
-        check_bounds(self)
 
     def data(self, slot: SiloSlot) -> SiloData:
         """Samples of one silo; raises `ConfigError` if they cannot be read or divided."""
@@ -61,8 +52,6 @@ class SourceTask(Task):
 
 class _Classifier(SourceTask):
     """Network with one logit per class."""
-
-    __slots__ = ()
 
     def model(self) -> nn.Module:
         shape = self.source.shape()
@@ -104,10 +93,6 @@ class MlpTask(_Classifier):
     """Classifier of inputs of any shape with dense layers and ReLU; ``hidden``: widths of the hidden layers."""
 
     hidden: tuple[int, ...] = (64,)
-
-    def __post_init__(self) -> None:
-        _Classifier.__post_init__(self)
-        at_least("task.hidden", min(self.hidden, default=1), 1)
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *self.hidden, classes]))

@@ -117,7 +117,6 @@ class Source(DataPart):
     ``libraries`` lists modules that are imported late and load slowly.
     """
 
-    __slots__ = ()
     section = "data"
     libraries: ClassVar[tuple[str, ...]] = ()
 
@@ -235,13 +234,6 @@ def by_number(samples: int, share: float, validation: float | None, slot: SiloSl
     held = generator(slot.seed, Stream.VALIDATION, slot.name).random(samples) < (validation or 0.0)
     kept = None if validation is None else np.flatnonzero(~tested & held)
     return np.flatnonzero(~tested & ~held), np.flatnonzero(tested), kept
-
-
-def check_shares(test_share: float, validation: float | None) -> None:
-    """Raise `ConfigError` unless both shares are between 0 and 1; ``validation`` may be None."""
-    for name, share in (("test_share", test_share), ("validation", validation)):
-        if share is not None and not 0 < share < 1:
-            raise ConfigError(f"task.{name}", f"{share} is not between 0 and 1", "Write, for example, 0.2")
 
 
 def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:

@@ -89,7 +89,7 @@ class TaskSection(Section):
         return self
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
-        """Return the trainer of a silo, one of ``slots`` that share the data; ``run`` chooses the tensors that travel."""
+        """Return the trainer of a silo, one of ``slots`` sharing the data; ``run`` chooses the tensors that travel."""
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.loop import Trainer
 
@@ -370,11 +370,7 @@ class FactorisationConfig(StatisticsSection):
         from fedsync.extras.tasks.factorisation import FactorisationTask
 
         return FactorisationTask(
-            *self.source(),
-            factors=self.factors,
-            ridge=self.ridge,
-            spread=self.spread,
-            non_negative=self.non_negative,
+            *self.source(), factors=self.factors, ridge=self.ridge, spread=self.spread, non_negative=self.non_negative
         )
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:

@@ -388,19 +388,8 @@ class SiloAppConfig(OwnLoopSection, _OwnFileSection):
 
 
 TaskConfig = Annotated[
-    DigitsConfig
-    | CsvConfig
-    | SurveyConfig
-    | CustomConfig
-    | SiloAppConfig
-    | ClientAppConfig
-    | ImagesConfig
-    | SequencesConfig
-    | MlpConfig
-    | LinearConfig
-    | KMeansConfig
-    | FuzzyConfig
-    | GaussianMixtureConfig
+    DigitsConfig | CsvConfig | SurveyConfig | CustomConfig | SiloAppConfig | ClientAppConfig | ImagesConfig
+    | SequencesConfig | MlpConfig | LinearConfig | KMeansConfig | FuzzyConfig | GaussianMixtureConfig
     | FactorisationConfig,
     Field(discriminator="kind"),
-]
+]  # fmt: skip

@@ -132,11 +132,7 @@ class Sizing:
         return sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even
 
     def _comparable(
-        self,
-        plan: Callable[[int, Bounds], NDArray[np.int64]],
-        total: int,
-        bounds: Bounds,
-        curves: Sequence[Curve],
+        self, plan: Callable[[int, Bounds], NDArray[np.int64]], total: int, bounds: Bounds, curves: Sequence[Curve]
     ) -> NDArray[np.int64]:
         """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it.
 

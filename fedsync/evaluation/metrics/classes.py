@@ -78,8 +78,6 @@ class ClassCounts(Statistic):
 class Accuracy(ArrayMetric[ClassCounts]):
     """Share of right predictions."""
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         right, _, samples = self.statistic.margins(sums)
         return ratio(right.sum(axis=-1), samples.sum(axis=-1))
@@ -87,8 +85,6 @@ class Accuracy(ArrayMetric[ClassCounts]):
 
 class BalancedAccuracy(ArrayMetric[ClassCounts]):
     """Mean over classes of the share of right predictions; classes without samples are skipped."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         right, _, samples = self.statistic.margins(sums)

@@ -105,8 +105,6 @@ class Metric(ABC, Generic[S]):
 class ArrayMetric(Metric[S]):
     """Metric that computes many numbers at once."""
 
-    __slots__ = ()
-
     def value(self, sums: Sums) -> float | None:
         return float(self.values(sums[None])[0])
 

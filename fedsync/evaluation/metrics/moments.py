@@ -83,8 +83,6 @@ class Mean(ArrayMetric[BlockSums]):
 class Rmse(ArrayMetric[BlockSums]):
     """Root mean squared error."""
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
         return np.sqrt(ratio(totals[..., 2], totals[..., 0]))
@@ -92,8 +90,6 @@ class Rmse(ArrayMetric[BlockSums]):
 
 class R2(ArrayMetric[BlockSums]):
     """Coefficient of determination: 1 minus squared errors over squared deviations from the mean of all samples."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
@@ -105,8 +101,6 @@ class R2(ArrayMetric[BlockSums]):
 
 class Perplexity(ArrayMetric[BlockSums]):
     """``exp`` of the mean negative log-likelihood over all predicted tokens."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
@@ -188,8 +182,6 @@ class PairCounts(Statistic):
 
 class Concordance(ArrayMetric[PairCounts]):
     """Harrell's concordance index: share of concordant pairs among comparable pairs; pairs of equal risk count half."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         whole = self.statistic.table(sums)[..., 0, :]

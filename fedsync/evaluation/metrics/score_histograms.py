@@ -135,8 +135,6 @@ class Auroc(ArrayMetric[ScoreCounts]):
     classes with samples, each against the rest.
     """
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         others, own = self.statistic.sides(sums)
         below = np.cumsum(others, axis=-1) - others
@@ -149,8 +147,6 @@ class AveragePrecision(ArrayMetric[ScoreCounts]):
 
     With more than two classes: the mean over classes with samples, each against the rest.
     """
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         others, own = (side[..., ::-1] for side in self.statistic.sides(sums))
@@ -165,8 +161,6 @@ class Brier(ArrayMetric[ScoreCounts]):
     A score counts as the middle of its bin, so the error is below the largest bin's width.
     """
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         others, own = self.statistic.sides(sums)
         middle = middles(self.statistic.resolution)
@@ -180,8 +174,6 @@ class CalibrationError(ArrayMetric[ScoreCounts]):
     A score counts as the middle of its bin, so the error is below half the largest bin's width. With more than two
     classes: the mean over classes.
     """
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         counts, own, scores = self.statistic.groups(sums)

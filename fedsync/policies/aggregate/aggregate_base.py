@@ -19,7 +19,6 @@ Staleness = Annotated[Discount, Chosen("staleness")]
 class AggregationPolicy(Policy):
     """Base of aggregations, which weigh the updates of a commit; defaults hold for most aggregations."""
 
-    __slots__ = ()
     section = "aggregation"
 
     @property
@@ -55,7 +54,6 @@ class AggregationPolicy(Policy):
 class DiscountedPolicy(AggregationPolicy):
     """Base of aggregations that may discount stale updates."""
 
-    __slots__ = ()
     staleness: Staleness
     """Discount of updates that began with an older version."""
 

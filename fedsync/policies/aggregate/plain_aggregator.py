@@ -244,11 +244,7 @@ class PlainAggregator(InTheClear):
         return [] if self._combiner is None else Combining(self._combiner, self._combined).notes()
 
     def _step(
-        self,
-        optimizer: ServerOptimizer,
-        commit: Commit,
-        taken: Taken,
-        bases: Mapping[str, tuple[int, Vector]],
+        self, optimizer: ServerOptimizer, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
     ) -> None:
         if commit.toward:
             raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")

@@ -45,7 +45,6 @@ class _Looked:
 class RobustPolicy(AggregationPolicy):
     """Base of aggregations that combine updates in another way than by a sum."""
 
-    __slots__ = ()
     inner: InnerAggregation
     """Aggregation that gives the updates their coefficients."""
 

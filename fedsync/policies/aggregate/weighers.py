@@ -23,7 +23,6 @@ from fedsync.policies.schema import Count, NonNegative, Policy, register
 class Discount(Policy):
     """Factor in (0, 1] that does not grow with staleness."""
 
-    __slots__ = ()
     section = "staleness"
 
     @abstractmethod

@@ -22,7 +22,6 @@ from fedsync.policies.schema import Chosen, Policy, PositiveInt, register
 class BalancerPolicy(Policy):
     """Base of balancers, which set the amount of work of each silo."""
 
-    __slots__ = ()
     section = "balancer"
 
     @property
@@ -71,7 +70,6 @@ class FixedBalancer(BalancerPolicy):
 class CurvePolicy(Policy):
     """Base of models of the time of a step as a function of its batch."""
 
-    __slots__ = ()
     section = "curve"
 
     @abstractmethod

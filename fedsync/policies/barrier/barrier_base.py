@@ -19,7 +19,6 @@ class BarrierPolicy(Policy, Generic[S]):
     `queues` and `carries`.
     """
 
-    __slots__ = ()
     section = "barrier"
 
     @property

@@ -63,7 +63,6 @@ class IntervalRound:
 class IntervalPolicy(Policy, Generic[S]):
     """Base of policies that choose the length of each round."""
 
-    __slots__ = ()
     section = "interval"
 
     @property

@@ -38,7 +38,6 @@ class LateState:
 class Wrapper(BarrierPolicy[S]):
     """Barrier around another barrier, for which some orders may be late."""
 
-    __slots__ = ()
     inner: BarrierPolicy[Any]
     """Any barrier, also a wrapper."""
 
@@ -176,8 +175,7 @@ class Capped(Wrapper[LateState]):
             self.inner, state, view, self.late, lambda visible: overdue(visible, self.cap_s)
         )
         released_s = view.now_s + self.cap_s if verdict.release else None
-        wakes = [at_s for at_s in (due_s(view, state.late, self.cap_s), released_s) if at_s is not None]
-        return state, verdict.by(min(wakes, default=None))
+        return state, verdict.by(due_s(view, state.late, self.cap_s)).by(released_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +307,7 @@ class Deadline(Wrapper[DeadlineState]):
         begun = {**begun, **dict.fromkeys(verdict.release, view.now_s)}
         if limit_s is not None:
             released_s = view.now_s + limit_s if verdict.release else None
-            wakes = [at_s for at_s in (due_s(view, inner.late, limit_s), released_s) if at_s is not None]
-            verdict = verdict.by(min(wakes, default=None))
+            verdict = verdict.by(due_s(view, inner.late, limit_s)).by(released_s)
         return DeadlineState(inner, begun, durations), verdict
 
     def _learn(self, state: DeadlineState, view: ClusterView) -> tuple[dict[str, float], tuple[float, ...]]:

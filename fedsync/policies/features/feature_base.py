@@ -94,7 +94,6 @@ class FeaturePolicy(Policy):
     A feature influences the run (`build`), or reacts to its decisions (`listener`), or both.
     """
 
-    __slots__ = ()
     section = "extension"
 
     def build(self) -> Extension | None:

@@ -19,7 +19,6 @@ Rate = Annotated[float, Gt(0), Le(1e6)]
 class ServerOptimizerPolicy(Policy):
     """Base of server optimizers, which turn a commit's weighted sum of updates into a step of the model."""
 
-    __slots__ = ()
     section = "server_optimizer"
 
     controls: ClassVar[bool] = False
@@ -34,8 +33,6 @@ class ServerOptimizerPolicy(Policy):
 
 class PacedOptimizerPolicy(ServerOptimizerPolicy):
     """Base of server optimizers that may shorten steps for stale updates."""
-
-    __slots__ = ()
 
     grace: Count | None
     """Staleness up to which an update counts in full, in versions. Above it, the factor of an update is
@@ -90,23 +87,13 @@ class FedAdam(PacedOptimizerPolicy):
 
 @register("fedyogi")
 @dataclass(frozen=True, slots=True)
-class FedYogi(PacedOptimizerPolicy):
+class FedYogi(FedAdam):
     """Yogi: as ``fedadam``, but rates rise no faster than they fall when changes become small. Reddi et al. 2021."""
 
     rate: Rate = 0.01
-    """Learning rate of the server: factor of each step; ``eta`` in Flower."""
-
-    beta_1: Decay = 0.9
-    """Share of the mean of changes that is kept in each commit."""
 
     beta_2: Decay = 0.99
     """Inertia of the mean of squared changes; nearer to 1, the mean moves more slowly."""
-
-    tau: Tau = 0.001
-    """Constant added to the root of the mean of squares; larger values make the rates more equal. Not the number of
-    local steps."""
-
-    grace: Count | None = None
 
     def build(self) -> ServerOptimizer:
         return Adaptive("yogi", self.rate, self.beta_1, self.beta_2, self.tau, self.grace)

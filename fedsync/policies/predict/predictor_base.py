@@ -23,7 +23,6 @@ class PredictorPolicy(Policy, Generic[S]):
     A predictor that does not train keeps the defaults of all training methods.
     """
 
-    __slots__ = ()
     section = "predictor"
 
     @property

@@ -25,7 +25,6 @@ _INSTEAD = "Write decay, cosine or table; or give FedSync the function again"
 class RoundPolicy(Policy):
     """Base of settings that change from round to round; a round has the number of its resulting version, from 1."""
 
-    __slots__ = ()
     section = "on_round"
 
     @property

@@ -232,12 +232,7 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
         plain["joins_at_s"] = silo.joined_s
     states, pieces = speed.load.states, speed.load.pieces
     if states is not None:
-        plain["contention"] = {
-            "kind": "markov",
-            "factor": states.factor,
-            "on_s": states.on_s,
-            "off_s": states.off_s,
-        }
+        plain["contention"] = {"kind": "markov", "factor": states.factor, "on_s": states.on_s, "off_s": states.off_s}
     plain |= _presence(silo)
     config = SiloConfig.model_validate(plain)
     return SiloFit(config, len(silo.overheads), silo.failed, speed.error, kinds, error, states, pieces, len(silo.ups))

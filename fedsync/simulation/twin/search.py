@@ -35,23 +35,8 @@ FIRST_PART = 0.25
 """Share of the run's time that each candidate gets in the first rung."""
 
 _OF_THE_RUN = (
-    "seed",
-    "stop",
-    "task",
-    "model",
-    "evaluation",
-    "train_config",
-    "evaluate_config",
-    "on_round",
-    "initial_model",
-    "fraction_evaluate",
-    "min_silos",
-    "most_examples",
-    "silos",
-    "plugin",
-    "waiting",
-    "cipher",
-    "wire",
+    *("seed", "stop", "task", "model", "evaluation", "train_config", "evaluate_config", "on_round", "initial_model"),
+    *("fraction_evaluate", "min_silos", "most_examples", "silos", "plugin", "waiting", "cipher", "wire"),
 )
 
 Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]

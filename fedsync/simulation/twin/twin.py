@@ -204,10 +204,7 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
 
     if isinstance(config.contention, MarkovConfig) and fit.states is not None:
         changes["contention"] = config.contention.model_copy(
-            update={
-                "on_s": mean_s(fit.states.on_s, fit.states.on),
-                "off_s": mean_s(fit.states.off_s, fit.states.off),
-            }
+            update={"on_s": mean_s(fit.states.on_s, fit.states.on), "off_s": mean_s(fit.states.off_s, fit.states.off)}
         )
     if config.crashes is not None:
         mtbf_s = mean_s(config.crashes.mtbf_s, fit.crashes)

@@ -88,15 +88,7 @@ class Sampling(Choice):
             return Pools((), names)
         return Pools(*two_groups({name: _step_s(name, view) for name in names}))
 
-    def draw(
-        self,
-        pools: Pools,
-        size: int,
-        view: ClusterView,
-        silo: str,
-        ticks: int,
-        keeps: bool,
-    ) -> tuple[str, ...]:
+    def draw(self, pools: Pools, size: int, view: ClusterView, silo: str, ticks: int, keeps: bool) -> tuple[str, ...]:
         """Draw ``size`` (beta) of the silos other than ``silo``, all if there are fewer, in O(size).
 
         Args:
