@@ -32,12 +32,9 @@ if TYPE_CHECKING:
 
 
 class SealedSurvey(Section):
-    """Result of the survey before the run, encrypted for the silos.
-
-    Args:
-        spec: specification of the survey's own run, as JSON.
-        columns: whether each column is numeric, by name.
-        sums: catch-up with the encrypted sums, from the beginning, base64.
+    """Result of the survey before the run, encrypted for the silos: the specification of its own run, as JSON; whether
+    each
+    column is numeric; and the catch-up with the encrypted sums, from the beginning, base64.
     """
 
     spec: str

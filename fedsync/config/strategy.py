@@ -94,12 +94,7 @@ class StrategyConfig(StrategySections):
     def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
         """Return a copy in which ready policies, which need not be registered, replace those of their sections.
 
-        Args:
-            policies: policies by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``,
-                ``server_optimizer``, ``on_round``.
-
-        Raises:
-            ConfigError: a policy does not belong in its section, or does not fit the other sections.
+        Raises `ConfigError` if a policy does not belong in its section, or does not fit the other sections.
         """
         known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
         for section, policy in policies.items():

@@ -66,10 +66,6 @@ class Trace:
     def pieces(self) -> Iterator[Piece]:
         return zip(self.seconds.tolist(), self.factors.tolist(), strict=True)
 
-    def ends(self, start_s: float, work_s: Floats) -> Floats:
-        """Return the end of work begun at ``start_s``, as `Load.ends`; times may be asked in any order."""
-        return Load([self.pieces()]).ends(start_s, work_s)
-
 
 def _rows(file: TextIO, path: Path) -> list[Piece]:
     rows: list[Piece] = []

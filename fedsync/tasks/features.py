@@ -78,13 +78,8 @@ def encode(
 ) -> NDArray[np.float32]:
     """All rows as features, float32 [rows, sum of widths], in the order of ``columns``.
 
-    Args:
-        train: rows that determine medians, means and deviations; other rows must not leak into them.
-        scales: scales of numeric columns shared by all silos; None derives them from ``train``.
-        by_row: cut a scaled number that is too large, which is else an error.
-
-    Raises:
-        ConfigError: a scaled number is too large for float32.
+    Rows ``train`` determine medians, means and deviations, unless all silos share ``scales``; other rows must not leak
+    into them. A scaled number that is too large for float32 is a `ConfigError`, or with ``by_row`` is cut.
     """
     blocks = []
     for column in columns:

@@ -35,11 +35,7 @@ class Partition(DataPart):
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """Sorted row numbers of each of ``count`` silos, disjoint, none empty; the run's ``seed`` determines the draw.
 
-        Args:
-            labels: class of each row, shape [n], int64.
-
-        Raises:
-            ConfigError: the division is impossible, or flwr-datasets is not installed.
+        ``labels`` are the classes of the rows, int64 [n]. Raises `ConfigError` if the division is impossible.
         """
 
 

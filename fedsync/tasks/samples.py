@@ -142,12 +142,11 @@ class Source(DataPart):
 
 
 def deal(source: Source, partition: Partition | None, test_share: float, slot: SiloSlot) -> tuple[Samples, Samples]:
-    """Training and test samples of one silo.
+    """Training and test samples of one silo; raises `ConfigError` if the division is impossible.
 
     With a partition, the source is divided among the silos, and all silos have the same test samples, without classes
     that no silo trains on. Without a partition, the source on this machine is the silo's own. ``test_share`` of each
-    class become test samples, if the source has no test split. Raises `ConfigError` if the source has an error, or the
-    division is impossible.
+    class become test samples, if the source has no test split.
     """
     if partition is None:
         train, test = source.read()

@@ -44,11 +44,6 @@ class TaskSection(Section):
     """Whether a silo's number selects its share of the data; then there are at most as many silos as shares."""
 
     @property
-    def linear(self) -> bool:
-        """Whether the model is a single layer with a convex loss."""
-        return False
-
-    @property
     def libraries(self) -> tuple[str, ...]:
         """Modules that trainers import late and that load slowly; the trainers of one machine can share them."""
         return ()
@@ -247,8 +242,6 @@ class LinearConfig(SourceSection):
 
     l2: NonNegative = 0.0
     """Strength of the L2 penalty; half of it times the squared norm is added to the loss."""
-
-    linear: ClassVar[bool] = True
 
     @property
     def scores(self) -> Scores:

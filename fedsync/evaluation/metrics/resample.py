@@ -26,12 +26,8 @@ def bootstrap(
 ) -> Interval | None:
     """Return percentiles of a metric over samples drawn with replacement, stratum by stratum.
 
-    Args:
-        strata: counts [n, cells]: samples of a stratum (a class) in each cell. Strata without samples are skipped.
-        rebuilt: maps drawn counts [draws, n, cells] to sums [draws, size].
-
-    Returns:
-        Both ends; None if a stratum has fewer than `FEWEST` samples, or a draw has no value.
+    ``strata`` counts a class's samples in each cell, [n, cells], and ``rebuilt`` maps drawn counts [draws, n, cells] to
+    sums [draws, size]. None if a stratum has fewer than `FEWEST` samples, but not none, or a draw has no value.
     """
     totals = strata.sum(axis=1)
     there = totals > 0
@@ -67,9 +63,7 @@ def flat(drawn: NDArray[np.int64]) -> NDArray[Any]:
 def jackknife(whole: Sums, without: Sums, values: Values) -> Interval | None:
     """Return a metric plus and minus Student's t times its standard error, leaving out one group at a time.
 
-    Args:
-        whole: sums of all samples, [size].
-        without: sums without each non-empty group, [groups, size].
+    ``whole`` are the sums of all samples, [size]; ``without`` those without each non-empty group, [groups, size].
 
     Source: Efron, Tibshirani: An Introduction to the Bootstrap (1993), section 11.5, the jackknife, of groups.
     """

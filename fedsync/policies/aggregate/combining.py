@@ -15,6 +15,7 @@ from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, WireFormat
+from fedsync.model.server_optimizer import Part
 from fedsync.model.transfer import Payload
 
 logger = foreign.logger(__name__)
@@ -28,20 +29,13 @@ class Taken:
         weights: coefficient of each update or sum, by its first id, in the order of the commit.
         payloads: payloads, by the same ids.
         formats: wire format of each payload, by the same ids.
-        members: ids of all included updates.
         left_out: ids of the updates that do not count.
     """
 
     weights: Mapping[str, float]
     payloads: Mapping[str, Payload]
     formats: Mapping[str, WireFormat]
-    members: tuple[str, ...]
     left_out: tuple[str, ...]
-
-    @property
-    def summed(self) -> bool:
-        """Whether a region's sum is included; the sizes of its parts are unknown."""
-        return len(self.members) > len(self.payloads)
 
 
 class WaitingUpdates:
@@ -100,8 +94,7 @@ class WaitingUpdates:
         if left_out and own:
             share = sum(own.values()) / sum(weights.values())
             own = {first: weight / share for first, weight in own.items()}
-        members = tuple(member for whole in used.values() for member in whole)
-        return Taken(own, payloads, formats, members, tuple(left_out))
+        return Taken(own, payloads, formats, tuple(left_out))
 
 
 Rows = NDArray[np.float32]
@@ -156,7 +149,13 @@ class Combining:
         self._combiner, self._counts = combiner, counts
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
-    def change(self, updates: CommitUpdates) -> _Change:
+    def change(self, updates: CommitUpdates) -> Part:
+        """Return a function of (start, stop): spans of the change of a commit, float32 [stop - start].
+
+        Raises:
+            PolicyError: the combiner chooses updates that are not there, or, in a span, did not return one finite value
+                per column.
+        """
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):
             raise PolicyError(f"{self._name} chooses {chosen} of {len(updates.ids)} updates")
@@ -166,11 +165,25 @@ class Combining:
         for place in set(range(len(updates.ids))).difference(chosen):
             silo = updates.silos[place]
             left_out[silo] = left_out.get(silo, 0) + 1
-        return _Change(self._combiner, updates, chosen)
+
+        def change(start: int, stop: int) -> Vector:
+            made = np.empty(stop - start, np.float32)
+            for begin, end in spans(stop - start, 4 * len(updates.ids)):
+                made[begin:end] = self._combined(updates.rows(start + begin, start + end)[chosen])
+            return made
+
+        return change
+
+    def _combined(self, rows: Rows) -> Vector:
+        change = np.asarray(self._combiner.combine(rows), np.float32)
+        if change.shape != rows.shape[1:] or not np.isfinite(change).all():
+            told = f"shape {change.shape}" if change.shape != rows.shape[1:] else "values that are not finite"
+            raise PolicyError(f"{self._name} makes {told} of {rows.shape} values")
+        return change
 
     @property
     def _name(self) -> str:
-        return _name(self._combiner)
+        return self._combiner.name or type(self._combiner).__name__
 
     def notes(self) -> list[str]:
         commits, few, left_out = (self._counts[key] for key in ("commits", "few", "left_out"))
@@ -183,30 +196,3 @@ class Combining:
             told = ", ".join(f"{silo} {count} times" for silo, count in often)
             notes.append(f"{self._name} left out updates in {commits} commits: {told}")
         return notes
-
-
-class _Change:
-    """Change of one commit, computed in spans."""
-
-    def __init__(self, combiner: Combiner, updates: CommitUpdates, chosen: Sequence[int]) -> None:
-        self._combiner, self._updates, self._chosen = combiner, updates, chosen
-
-    def __call__(self, start: int, stop: int) -> Vector:
-        """Compute the values from ``start`` to ``stop``. Raises `PolicyError` if the combiner did not return one finite
-        value per column.
-        """
-        change = np.empty(stop - start, np.float32)
-        for begin, end in spans(stop - start, 4 * len(self._updates.ids)):
-            change[begin:end] = self._combined(self._updates.rows(start + begin, start + end)[self._chosen])
-        return change
-
-    def _combined(self, rows: Rows) -> Vector:
-        change = np.asarray(self._combiner.combine(rows), np.float32)
-        if change.shape != rows.shape[1:] or not np.isfinite(change).all():
-            told = f"shape {change.shape}" if change.shape != rows.shape[1:] else "values that are not finite"
-            raise PolicyError(f"{_name(self._combiner)} makes {told} of {rows.shape} values")
-        return change
-
-
-def _name(combiner: Combiner) -> str:
-    return combiner.name or type(combiner).__name__

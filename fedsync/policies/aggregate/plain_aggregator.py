@@ -206,7 +206,8 @@ class PlainAggregator(InTheClear):
     ) -> Part:
         """Return a function of (start, stop): parts of ``before`` plus the updates, or of the sum alone if None."""
         if self._combiner is not None:
-            return self._moved_by(Combining(self._combiner, self._combined), before, taken)
+            change = Combining(self._combiner, self._combined).change(CommitUpdates(taken, self._exact.size))
+            return change if before is None else _moved(before, change)
 
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
@@ -227,18 +228,6 @@ class PlainAggregator(InTheClear):
             return new
 
         return fold
-
-    def _moved_by(self, combining: Combining, before: Vector | None, taken: Taken) -> Part:
-        change = combining.change(CommitUpdates(taken, self._exact.size))
-
-        def moved(start: int, stop: int) -> Vector:
-            new = change(start, stop)
-            if before is not None:
-                new += before[start:stop]
-                give_back(before)
-            return new
-
-        return moved
 
     def notes(self) -> list[str]:
         return [] if self._combiner is None else Combining(self._combiner, self._combined).notes()
@@ -265,13 +254,7 @@ class PlainAggregator(InTheClear):
             return
         (self._moments, step), self._counted = advanced, counted
 
-        def moved(start: int, stop: int) -> Vector:
-            new = step(start, stop)
-            new += before[start:stop]
-            give_back(before)
-            return new
-
-        self._exact = self._keeper.make(np.float32, before.size, moved)
+        self._exact = self._keeper.make(np.float32, before.size, _moved(before, step))
 
     def savepoint(self) -> None:
         self._remembered = self._exact, self.model, self._moments
@@ -293,3 +276,13 @@ class PlainAggregator(InTheClear):
     @property
     def pending(self) -> tuple[str, ...]:
         return self._waiting.ids
+
+
+def _moved(before: Vector, step: Part) -> Part:
+    def moved(start: int, stop: int) -> Vector:
+        new = step(start, stop)
+        new += before[start:stop]
+        give_back(before)
+        return new
+
+    return moved

@@ -162,12 +162,7 @@ class ForecastBalancer(SharingBalancer):
 
     @abstractmethod
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
-
-        Args:
-            curves: predicted curves of n silos.
-            total: samples to share (X).
-            bounds: smallest and largest size of each silo.
+        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, for the predicted curves of n silos.
 
         Raises:
             ConfigError: the bounds cannot hold ``total``.

@@ -28,13 +28,7 @@ def check_total(total: int, bounds: Bounds) -> None:
 
 
 def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round shares to whole numbers by largest remainder, ties to the lowest index.
-
-    Args:
-        shares: float64 [n], each at most its cap, summing to ``total`` up to rounding errors.
-        total: sum of the result.
-        cap: int64 [n], largest value of each.
-    """
+    """Round shares, each at most its cap and summing to ``total``, by largest remainder, ties to the lowest index."""
     sizes = _rounded_down(shares)
     remainders = shares - sizes
     left = total - int(sizes.sum())
@@ -50,17 +44,12 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Round shares so that the slowest silo, at ``size / speed`` seconds, is as fast as possible.
+    """Round shares, in proportion to speed [samples/s], so that the slowest silo, at ``size / speed``, is as fast as
+    possible.
 
     Each sample goes to the silo that would end first with one more. Ties go to the slower silo, which has the larger
-    remainder, then to the lowest index. If shares are in proportion to speed, rounding down keeps only samples that
-    would be given before the remaining ones, so only the remaining ones are distributed.
-
-    Args:
-        shares: as for `round_shares`, in proportion to speed between floors and caps.
-        total: sum of the result.
-        cap: int64 [n], largest value of each.
-        speeds: float64 [n], samples per second.
+    remainder, then to the lowest index. Rounding down keeps only samples that would be given before the remaining ones,
+    so only the remaining ones are distributed.
     """
     sizes = _rounded_down(shares)
     left = total - int(sizes.sum())

@@ -87,14 +87,9 @@ def decide_without_late(
     rule: LateRule,
     judge: Callable[[ClusterView], Collection[str]],
 ) -> tuple[LateState, Verdict]:
-    """Ask ``barrier`` about the silos that are not late; O(n).
+    """Ask ``barrier`` about the silos that are not late; ``judge`` returns the busy silos that become late now. O(n).
 
     If late updates are dropped, a silo is told to stop once it is late, because its further work is lost.
-
-    Args:
-        barrier: inner barrier.
-        rule: treatment of late updates that have arrived.
-        judge: gets the view without late silos, returns the busy silos that become late now.
     """
     dropped = tuple(update_id for update_id in view.pending if update_id in state.late) if rule is LateRule.DROP else ()
     visible = _hide(view, state.late, dropped)
