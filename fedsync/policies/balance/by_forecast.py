@@ -135,7 +135,7 @@ def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveTimes:
-    """Step times of n curves at once: speeds [samples/s], launch times [s] and saturations [samples], float64 [n] each."""
+    """Step times of n curves: speeds [samples/s], launch times [s] and saturations [samples], float64 [n] each."""
 
     speed: Seconds
     launch_s: Seconds

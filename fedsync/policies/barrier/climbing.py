@@ -20,7 +20,7 @@ from fedsync.policies.schema import NonNegative, Positive, PositiveInt, register
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of an interval: rates with the old interval before it, and ``during`` it; None until the old one is back."""
+    """Trial of an interval: rates before it and ``during`` it; None until the old interval is back."""
 
     interval_s: float
     before: float
