@@ -20,7 +20,8 @@ _BLOCKS = {"resnet20": 3, "resnet32": 5}
 def image_network(name: Network, norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Make a network for inputs of ``shape`` (channels, height, width); ``norm`` has no effect on LeNet-5.
 
-    Raises `ConfigError` if the inputs are not images, or too small.
+    Group norm's statistics describe the sample, batch norm's the silo's batches: silos with different classes disagree
+    about them, and their average fits no silo. Raises `ConfigError` if the inputs are not images, or too small.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ConfigError("task.data", f"inputs of shape {shape} are no images", "Choose data of (channels, 4+, 4+)")

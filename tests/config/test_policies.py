@@ -13,10 +13,10 @@ from fedsync.core.orders import LocalWork, UpdateMeta
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.core.stopping import StopRules
+from fedsync.policies.aggregate.aggregate_base import Hinge, Polynomial, Scaled, Stale, Toward, WeightedMean
 from fedsync.policies.aggregate.aggregate_kinds import Normalised
-from fedsync.policies.aggregate.weighers import Hinge, Polynomial, Scaled, Stale, Toward, WeightedMean
+from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace
 from fedsync.policies.balance.by_forecast import EqualisingBalancer
-from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace
 from fedsync.policies.balance.whole import InMultiples
 from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.bulk import Bsp

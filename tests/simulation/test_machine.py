@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import WorkOrder
-from fedsync.simulation.load import Load, Trace
-from fedsync.simulation.machine import Machine, speed_windows
+from fedsync.simulation.machine import Load, Machine, Trace, speed_windows
 from tests.simulation.fake import machines
 
 STALL = Trace(np.array([0.0, 10.0, 20.0]), np.array([1.0, 0.0, 0.5]))

@@ -302,7 +302,7 @@ _POLICIES: Changes = {
             "RestingState(rests, view.news, inner), verdict",
         ),
     ),
-    "policies/aggregate/weighers.py": (
+    "policies/aggregate/aggregate_base.py": (
         ("weights-do-not-sum-to-one", "total = sum(amounts)", "total = max(amounts)"),
         ("fedavg-counts-work-instead-of-data", "return float(meta.examples)", "return float(meta.samples)"),
         ("the-servers-rate-is-ignored", "return [self.rate * coefficient for", "return [coefficient for"),
@@ -336,7 +336,7 @@ _POLICIES: Changes = {
             "np.clip(times.largest(seconds), 0, bounds.cap)",
         ),
     ),
-    "policies/balance/leader_straggler.py": (
+    "policies/balance/adaptive.py": (
         (
             "leader-straggler-burdens-the-slowest",
             "{leader: now.sizes[leader] + step, straggler: size - step}",

@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Statistic, Sums, Values, mean_of_known, ratio
-from fedsync.evaluation.metrics.resample import bootstrap, flat
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Statistic,
+    Sums,
+    Values,
+    bootstrap,
+    flat,
+    mean_of_known,
+    ratio,
+)
 
 MOST_CONFUSED = 32
 """Largest number of classes with a full confusion matrix."""

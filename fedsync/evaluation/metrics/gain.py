@@ -14,8 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.orders import Evaluation, Subject
-from fedsync.evaluation.metrics.metric_types import FEWEST, AnyMetric, Interval, Statistic, Sums, statistics_of
-from fedsync.evaluation.metrics.resample import DRAWS, jackknife, middle_of
+from fedsync.evaluation.metrics.metric_types import (
+    DRAWS,
+    FEWEST,
+    AnyMetric,
+    Interval,
+    Statistic,
+    Sums,
+    jackknife,
+    middle_of,
+    statistics_of,
+)
 
 _SEED = 0
 _AT_ONCE = 2**20

@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Metric, Statistic, Sums, Values, ratio
-from fedsync.evaluation.metrics.resample import jackknife
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Metric,
+    Statistic,
+    Sums,
+    Values,
+    jackknife,
+    ratio,
+)
 
 BLOCKS = 16
 """Groups to which a silo's samples are dealt in turn; intervals result from leaving out one group at a time."""

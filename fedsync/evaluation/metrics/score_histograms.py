@@ -16,8 +16,17 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Statistic, Sums, Values, mean_of_known, ratio
-from fedsync.evaluation.metrics.resample import bootstrap, flat
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Statistic,
+    Sums,
+    Values,
+    bootstrap,
+    flat,
+    mean_of_known,
+    ratio,
+)
 
 FINE, COARSE = 128, 32
 """Resolutions for two classes, and for more."""

@@ -9,8 +9,14 @@ from fedsync.core import weighting
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver, Weighting, progress
-from fedsync.policies.aggregate.aggregate_base import DiscountedPolicy, Staleness
-from fedsync.policies.aggregate.weighers import Constant, Polynomial, Toward, WeightedMean
+from fedsync.policies.aggregate.aggregate_base import (
+    Constant,
+    DiscountedPolicy,
+    Polynomial,
+    Staleness,
+    Toward,
+    WeightedMean,
+)
 from fedsync.policies.schema import Positive, Share, register
 
 

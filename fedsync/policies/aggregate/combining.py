@@ -39,7 +39,12 @@ class Taken:
 
 
 class WaitingUpdates:
-    """Pending updates of one run, by id; ``wire`` is the format of single updates."""
+    """Pending updates of one run, by id; ``wire`` is the format of single updates.
+
+    A region's sum is the weighted mean of its members, float32 [values], kept under the first of their ids. A sum
+    counts
+    only as a whole: if a member is discarded, or missing in the commit of the others, no member counts.
+    """
 
     def __init__(self, wire: WireFormat) -> None:
         self._wire = wire

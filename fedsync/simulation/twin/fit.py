@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import SiloConfig
 from fedsync.core.speed.curve import Curve
-from fedsync.simulation.load import MOST_FACTOR, Piece
+from fedsync.simulation.machine import MOST_FACTOR, Piece
 from fedsync.simulation.twin.records import TRANSFER, RunRecord, SiloRecord, Stretch
 
 Floats = NDArray[np.float64]
@@ -71,7 +71,13 @@ class LoadFound:
 
 
 def find_load(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
-    """Detect the load in points of ascending time; ``ratios`` are their times over the idle machine's, float64."""
+    """Detect load by other processes in points of ascending time: none, two lasting states, or a general trace.
+
+    Pure jitter has no correlation between neighbours; load has, because it lasts. If two levels explain nearly all of
+    it,
+    the load is a two-state Markov chain, else a trace. ``ratios`` are the times over the idle machine's, float64
+    [points].
+    """
     count, logs = len(ratios), np.log(ratios)
     idle = LoadFound(np.ones(count), np.ones(count, dtype=np.bool_))
     centred = logs - logs.mean()

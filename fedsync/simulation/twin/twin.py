@@ -25,7 +25,7 @@ from fedsync.config.cluster import ClusterConfig, CrashesConfig, MarkovConfig, S
 from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.ledger import Ledger
-from fedsync.simulation.load import Piece
+from fedsync.simulation.machine import Piece
 from fedsync.simulation.timing_only import run_timing
 from fedsync.simulation.twin.fit import SiloFit, fit_silos
 from fedsync.simulation.twin.records import RunRecord, seconds_a_round

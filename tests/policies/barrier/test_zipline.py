@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsync.extras.zipline_published import NAIVE_LIMIT
-from fedsync.policies.barrier.zipline import METHODS, SyncPoint, find_sync_point
+from fedsync.policies.barrier.kinds.elastic import METHODS, SyncPoint, find_sync_point
 
 EXACT = [name for name, exact in METHODS.items() if exact]
 LARGE = [name for name in EXACT if name != "naive"]
