@@ -3,8 +3,8 @@
     python bench/papers/zipline.py [--parts search training] [--quick] [--out FILE.json]
 
 - ``search``: every method of `fedsync.policies.barrier.kinds.elastic` on tables like the paper's: processor time (Table
-  4, Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together is
-  skipped, and so is all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
+  4, Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together
+  is skipped, and so is all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
 - ``training``: ElasticBSP against BSP, SSP and ASP (Figure 14); see `zipline_training.py` beside this one.
 """
 
