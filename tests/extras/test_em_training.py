@@ -318,24 +318,6 @@ def test_ratings_below_zero_have_no_non_negative_factors() -> None:
         FactorisationTask(source, Iid(), non_negative=True).data(slot())
 
 
-@pytest.mark.parametrize(
-    ("made", "place"),
-    [
-        (lambda source: KMeansTask(source, Iid(), clusters=0), "task.clusters"),
-        (lambda source: FuzzyTask(source, Iid(), fuzziness=1.0), "task.fuzziness"),
-        (lambda source: MixtureTask(source, Iid(), components=0), "task.components"),
-        (lambda source: MixtureTask(source, Iid(), floor=0.0), "task.floor"),
-        (lambda source: FactorisationTask(source, Iid(), factors=0), "task.factors"),
-        (lambda source: FactorisationTask(source, Iid(), ridge=0.0), "task.ridge"),
-        (lambda source: KMeansTask(source, Iid(), test_share=1.0), "task.test_share"),
-    ],
-)
-def test_options_are_checked(made: Any, place: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made(Given(points()))
-    assert caught.value.place == place
-
-
 def test_the_same_seed_gives_the_same_first_model() -> None:
     first, again, other = (initial_model(task("mixture", Iid()), seed)[0] for seed in (7, 7, 8))
     np.testing.assert_array_equal(first, again)

@@ -113,9 +113,3 @@ def test_sparse_rows_say_the_same_as_dense_ones() -> None:
 def test_loss_and_targets_must_fit(loss: LinearLoss, targets: NDArray[np.generic], classes: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(loss, targets, classes).model()
-
-
-@pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_penalties_are_checked(penalty: str) -> None:
-    with pytest.raises(ConfigError, match=rf"task\.{penalty}: -1"):
-        task("hinge", np.array([0, 1, 0, 1]), 2, **{penalty: -1.0})
