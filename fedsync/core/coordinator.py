@@ -124,12 +124,10 @@ class Coordinator:
 
     @property
     def unlearned(self) -> bool:
-        """Whether a predictor would train now, given `Spare` time."""
         return self._policies.predicts and self._state.forecasts.unlearned
 
     @property
     def learned(self) -> dict[str, Any] | None:
-        """Learned state of the predictors as plain JSON values, for another run; None if there is none."""
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
@@ -231,7 +229,6 @@ class Coordinator:
         state.passes.join(name, facts.examples)
 
     def _mind_window(self, said: Presence | float | None) -> None:
-        """Enable the `Attendance` extension once a silo reports a window."""
         if said is not None:
             self._state.extensions.own("attendance")
 
@@ -362,7 +359,6 @@ class Coordinator:
             actions.append(Savepoint(state.version))
 
     def _follow_operator(self) -> None:
-        """Apply the stop rules set by the operator, if any."""
         self._plan = None
         stop = getattr(self._state.extensions.get("steering"), "stop", None)
         if stop is not None:

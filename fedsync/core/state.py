@@ -113,17 +113,12 @@ class FailurePolicy:
         """Return the reason to give the run up, or None: too many connected silos fail, and no others are expected."""
         if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
-        failing = _failing(silos)
+        failing = [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
         if min(failing) < MOST_FAILURES and not self.proven <= silos.keys():
             return None
         who = "every silo" if len(failing) == len(silos) else f"{len(failing)} of {len(silos)} silos"
         why = "" if len(failing) == len(silos) else f", and an encrypted sum needs {least} silos"
         return f"{who} failed {MAX_FAILURES} orders in a row{why}; the last: {self.last_failure}"
-
-
-def _failing(silos: Mapping[str, SiloView]) -> list[int]:
-    """Return the consecutive failures of the silos at or above `MAX_FAILURES`."""
-    return [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
 
 
 @dataclass(slots=True)
@@ -203,7 +198,6 @@ class CoordinatorState:
             actions.append(WakeAt(at_s))
 
     def attest(self, name: str, claims: Sequence[PooledFigures], policies: Policies, actions: list[Action]) -> None:
-        """Process a silo's claims about pooled figures; figures now believed count for scores and stop rules."""
         if not claims:
             return
         newest = max(self.claims.believed, default=-1)
@@ -227,7 +221,6 @@ class CoordinatorState:
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
     ) -> WorkOrder:
-        """Return a new order from the newest version, queued behind a running order; ``seed`` is the run's seed."""
         serial = self.issued[name] = self.issued.get(name, 0) + 1
         silo = self.silos[name]
         first, least = silo.order, -(-silo.facts.least_samples // work.batch_size)

@@ -38,7 +38,6 @@ class Leaders:
         found: Mapping[str, Evaluation],
         metrics: Sequence[AnyMetric],
     ) -> Leaders:
-        """Return the leaders after one more judged version; a rule of None keeps its leader."""
         pairs = zip((self.best, self.target, self.patience), rules, strict=True)
         return Leaders(*(now if rule is None else now.after(rule, score, found, metrics) for now, rule in pairs))
 

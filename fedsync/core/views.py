@@ -44,7 +44,6 @@ class SiloView:
 
     @property
     def orders(self) -> tuple[WorkOrder, ...]:
-        """Unanswered orders: the running order, then the queued order."""
         return tuple(order for order in (self.order, self.queued) if order is not None)
 
     def order_s(self, work: LocalWork) -> float | None:
@@ -185,7 +184,6 @@ class Verdict:
     reason: str = ""
 
     def by(self, at_s: float | None) -> Verdict:
-        """Return the verdict with the next call at ``at_s`` or earlier; None changes nothing."""
         if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):
             return self
         return replace(self, wake_at_s=at_s)

@@ -106,7 +106,6 @@ def advance(
 
 
 def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Have silos answer the next question with updates that change nothing, as soon as they are idle."""
     here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
     here.sort(key=lambda name: state.silos[name].busy)
     state.pending_evaluations = set(here[: policies.tally])
@@ -167,7 +166,6 @@ def _awaited(state: CoordinatorState, policies: Policies) -> bool:
 def _trained(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> bool:
-    """Dispatch the training that the next question needs; return whether it is finished."""
     subject, _, owner = questions(state, policies)[state.questions_asked]
     rules, version = policies.cross_site, _base(state, subject)
     if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):

@@ -39,7 +39,6 @@ class _Pool:
         return score, self.loss.value / self.with_loss if self.with_loss else None
 
     def add(self, evaluation: Evaluation, known: Mapping[str, Statistic], times: int = 1) -> None:
-        """Add an evaluation, or remove it with ``times=-1``; only the ``known`` statistics of its sums count."""
         if evaluation.loss is not None:
             self.loss.add(evaluation.loss, times)
             self.with_loss += times * evaluation.samples
@@ -121,7 +120,6 @@ class Scores:
             self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)
 
     def restart(self, version: int) -> None:
-        """Drop the pending evaluations at the end of training; all silos then evaluate ``version``."""
         self._open = {version: _Pool()}
         self._done = []
 
@@ -238,7 +236,6 @@ class Leader:
     def after(
         self, rule: Selection, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]
     ) -> Leader:
-        """Return the leader after one more judged version; arguments as in `Selection.value`."""
         value = rule.value(score, found, metrics)
         if value is None:
             return self

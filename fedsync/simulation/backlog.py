@@ -96,7 +96,6 @@ class Backlog:
         self._works.pop(silo, None)
 
     def halt(self, silo: str, update_id: str, heard_s: float) -> None:
-        """End an order after its step in progress at ``heard_s``, unless it is queued or at its last step."""
         begun = self.begun(silo, update_id)
         if begun is None:
             return

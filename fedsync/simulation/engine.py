@@ -367,7 +367,6 @@ class VirtualDriver:
                 self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
 
     def _take_snapshot(self) -> None:
-        """Have the silo with the newest model seal it; takes no virtual time."""
         name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
         replica = self._workers[name].replica
         self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())

@@ -238,7 +238,6 @@ class Machine:
         return Course(start_s, total) if self._load is None else Course(0.0, self._load.ends(start_s, total))
 
     def _work(self, order: WorkOrder) -> Floats:
-        """Return the end of each step on the idle machine [s], float64 [max_steps]."""
         batch_size, steps = order.batch_size, order.max_steps
         if self.config.jitter > 0:
             work = np.full(steps, self._curve.step_s(batch_size))
@@ -274,7 +273,6 @@ class Outage(NamedTuple):
 
 
 def outages(config: SiloConfig, seed: int) -> Iterator[Outage]:
-    """Yield all absences of a silo after its first join, in order; touching absences are merged."""
     kinds: list[Iterator[Outage]] = [
         iter(sorted(Outage(fault.at_s, fault.at_s + fault.down_s, "fault by plan") for fault in config.faults))
     ]

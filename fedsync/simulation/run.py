@@ -76,7 +76,6 @@ def _surveyed(
     keys: ServerKeys | None,
     rings: Mapping[str, Ring],
 ) -> RunSpec:
-    """Return the specification with the results of the survey before the run; unchanged without a survey."""
     survey = survey_of(config, cluster.at_start)
     if survey is None:
         return spec

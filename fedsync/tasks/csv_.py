@@ -113,7 +113,6 @@ class CsvTask(Task):
         """Columns of the last table without a rule in the run, with their number of gaps."""
 
     def model(self) -> nn.Module:
-        """One linear layer, or two with a ReLU, for the columns of the table that was read last."""
         if self._read is None:
             problem = "each silo reads its own table alone, and no table was read here"
             raise ConfigError("task.files", problem, "Ask a silo for the model")
@@ -153,7 +152,6 @@ class CsvTask(Task):
         return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
     def table(self, slot: SiloSlot) -> TableForm:
-        """Names and kinds of the columns, target included."""
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
 
     def columns(self, slot: SiloSlot) -> Columns:
@@ -225,7 +223,6 @@ class CsvTask(Task):
         return classes
 
     def _label(self, rule: ColumnRule, cell: str) -> int | None:
-        """Class of a cell; None if the cell is no valid target."""
         if rule.categories:
             return rule.categories.index(cell) if cell in rule.categories else None
         value = None if rule.is_gap(cell) else rule.number(cell)

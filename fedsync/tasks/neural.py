@@ -34,14 +34,12 @@ class SourceTask(Task):
     validation: float | None = None
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Samples of one silo; raises `ConfigError` if they cannot be read or divided."""
         train, test = deal(self.source, self.partition, self.test_share, slot)
         mine, kept = held_out(train.targets, self.validation, slot)
         validation = None if kept is None else self.dataset(train.take(kept))
         return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
 
     def table(self, slot: SiloSlot) -> TableForm | None:
-        """Columns of the source, if it is a table."""
         table = getattr(self.source, "table", None)
         return None if table is None else table()
 
@@ -143,7 +141,6 @@ class LinearTask(SourceTask):
     l2: NonNegative = 0.0
 
     def model(self) -> nn.Module:
-        """A `LinearModel`; raises `ConfigError` if loss and targets do not fit."""
         shape = self.source.shape()
         if (self.loss_name == "squared") != (shape.classes == 0):
             found = "classes" if shape.classes else "numbers"
@@ -152,7 +149,6 @@ class LinearTask(SourceTask):
         return LinearModel(shape.features, 1 if shape.classes in (0, 2) else shape.classes)
 
     def dataset(self, samples: Samples) -> TensorDataset:
-        """Rows and targets, or columns, values and targets of sparse rows."""
         if isinstance(samples.inputs, Pairs):
             columns, values = torch.from_numpy(samples.inputs.columns), torch.from_numpy(samples.inputs.values)
             return TensorDataset(columns, values, samples.labels())

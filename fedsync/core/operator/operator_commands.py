@@ -71,7 +71,6 @@ class ChangeStop:
         return replace(rules, **self.given())
 
     def problem(self) -> str:
-        """Return why the rules are invalid, or "" if they are valid."""
         if not self.given():
             return "no rule is named"
         if self.rounds is not None and self.rounds < 1:

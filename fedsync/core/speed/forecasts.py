@@ -92,7 +92,6 @@ class Forecasts:
                 self._last, epochs = name, epochs - turn
 
     def export(self) -> dict[str, Any] | None:
-        """Return what the silo with most samples has learned, as plain JSON values; None if nothing was learned."""
         donor = self._donor()
         return None if donor is None else self.predictor.export(donor)
 

@@ -71,7 +71,6 @@ class Sizing:
 
     @property
     def balances(self) -> bool:
-        """Whether the work of a silo depends on the other silos."""
         return self.balancer is not None or self.adaptive is not None
 
     def plan(
@@ -155,7 +154,6 @@ class Sizing:
         return best
 
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
-        """Return the work of one silo without balancing: as `plan`, but independent of the others."""
         batch = min(self.work.batch_size, self._cap(silo, found_cap))
         if batch == self.work.batch_size:
             return self.work
@@ -175,7 +173,6 @@ class Sizing:
 
     @staticmethod
     def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:
-        """Return a total of ``n x mean``, or the sum of the caps if smaller, and the bounds."""
         cap = np.asarray(caps, dtype=np.int64)
         return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floors, cap), cap)
 

@@ -42,8 +42,7 @@ class Statistic(ABC):
 
     @property
     @abstractmethod
-    def size(self) -> int:
-        """Number of entries of its sums."""
+    def size(self) -> int: ...
 
     @property
     def whole(self) -> bool:
@@ -132,7 +131,6 @@ def ratio(above: Sums, below: Sums) -> Sums:
 
 
 def mean_of_known(values: Sums) -> Sums:
-    """Return the mean over the last axis without NaN; NaN if all are NaN."""
     known = ~np.isnan(values)
     return ratio(np.cumsum(np.where(known, values, 0.0), axis=-1)[..., -1], known.sum(axis=-1).astype(np.float64))
 
@@ -187,7 +185,6 @@ class SumsPool:
     others: dict[str, list[ExactSum]] = field(default_factory=dict)
 
     def add(self, sums: Mapping[str, Sequence[float]], known: Mapping[str, Statistic], times: int = 1) -> None:
-        """Add checked sums by key, or remove them with ``times=-1``; unknown statistics are ignored."""
         for key, values in sums.items():
             statistic = known.get(key)
             if statistic is None:
@@ -244,7 +241,6 @@ def bootstrap(
 
 
 def middle_of(drawn: Sums) -> Interval | None:
-    """Return the central interval at `LEVEL` of numbers [draws]; None if one is not finite."""
     if not np.isfinite(drawn).all():
         return None
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])

@@ -50,7 +50,6 @@ class BlockSums(Statistic):
         return sums.reshape(*sums.shape[:-1], BLOCKS, self.columns)
 
     def totals(self, sums: Sums) -> Sums:
-        """Return sums over all samples, [..., columns]."""
         return np.cumsum(self.table(sums), axis=-2)[..., -1, :]
 
     def support(self, sums: Sums) -> Mapping[str, int]:

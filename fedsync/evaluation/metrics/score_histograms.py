@@ -49,7 +49,6 @@ def edges(resolution: int) -> NDArray[np.float64]:
 
 @cache
 def middles(resolution: int) -> NDArray[np.float64]:
-    """Return the middles of the bins, float64 [2 * resolution]."""
     ends: NDArray[np.float64] = np.concatenate([[0.0], edges(resolution), [1.0]])
     return np.asarray((ends[1:] + ends[:-1]) / 2)
 

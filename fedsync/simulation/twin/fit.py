@@ -122,7 +122,6 @@ def _two_states(
 
 
 def _trace(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
-    """Return one factor an order: variation within an order is jitter."""
     orders = np.array([each.order for each in stretches])
     weights = np.array([each.steps for each in stretches])
     slowness, pieces = np.ones(len(ratios)), list[Piece]()
@@ -245,7 +244,6 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
 
 
 def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:
-    """Fit the shape, then the load, then level and jitter of the residual."""
     times = np.array([each.step_s for each in stretches])
     batches = np.array([each.batch for each in stretches])
     steps = np.array([each.steps for each in stretches])
@@ -316,7 +314,6 @@ def _overhead(silo: SiloRecord, *, transfers: bool) -> tuple[float, float, dict[
 
 
 def _line(silo: SiloRecord) -> dict[str, float]:
-    """Return the bandwidth, and the latency if transfers of several sizes separate the two."""
     seconds = np.array([each.get(TRANSFER, 0.0) for each in silo.overheads])
     sizes = np.array(silo.sizes, dtype=np.float64)
     if seconds.max() <= 0 or sizes.max() <= 0:

@@ -182,7 +182,6 @@ class _MachineReader:
 
 
 def _stretches(number: int, begin_s: float, report: WorkReport) -> list[Stretch]:
-    """Return an order's windows, each with its part of the steps; without usable windows, the order as one stretch."""
     batch, speeds = report.samples / report.steps, [window.speed for window in report.windows]
     if not speeds or not all(0 < speed < math.inf for speed in speeds) or len(speeds) > report.steps:
         return [Stretch(number, begin_s, report.compute_s / report.steps, report.steps, batch)]

@@ -141,7 +141,6 @@ class Twin:
         return Interval.of(seconds, self.wider, LEAST_HALF_REAL if self.spread else LEAST_HALF)
 
     def cluster(self, folder: Path, draw: int | None = None) -> ClusterConfig:
-        """Return the machines of draw number ``draw`` (None: as fitted), with traces as files in ``folder``."""
         silos = []
         for fit in self.fits:
             drawn, pieces = (fit.config, fit.pieces) if draw is None else _drawn(fit, self, draw)
@@ -214,7 +213,6 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
 
 
 def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Piece, ...]:
-    """Rotate a load in time: the part before the new begin moves to the end."""
     holds = [factor for at_s, factor in pieces if at_s <= by_s][-1]
     later = [(at_s - by_s, factor) for at_s, factor in pieces if by_s < at_s < length_s]
     earlier = [(at_s + length_s - by_s, factor) for at_s, factor in pieces if at_s < by_s]

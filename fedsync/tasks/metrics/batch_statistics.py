@@ -106,7 +106,6 @@ def _by_score(statistic: ScoreCounts, scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def _where(there: Tensor, cells: Tensor) -> Tensor:
-    """Select cells by mask; skips the copy in the common case that all are selected."""
     return cells if there.all() else cells[there]
 
 

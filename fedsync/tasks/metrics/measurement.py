@@ -58,7 +58,6 @@ def _entries(samples: Samples) -> int:
 
 
 def _form(samples: Samples) -> tuple[object, ...]:
-    """Properties that batches must share to be joined."""
     outputs, targets, _, each = samples
     return outputs.dtype, outputs.shape[1:], targets.dtype, targets.shape[1:], each
 
@@ -106,7 +105,6 @@ class Measuring:
         return Summed(sums, self._each(outputs, targets, rows) if each else {})
 
     def _each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Per-sample results of statistics that count classes, if each sample has one label."""
         found: dict[str, Tensor] = {}
         for key, statistic in self._statistics.items() if targets.numel() == len(targets) else ():
             if isinstance(statistic, ClassCounts | ScoreCounts):
