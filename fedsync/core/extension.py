@@ -10,7 +10,7 @@ the coordinator: their decisions depend on events and times only, so a run can b
 | a silo has joined, or is gone | `on_join`, `on_loss` | record it |
 | an order has failed | `excuses` | not count it as a failure |
 | a sound update arrived | `takes` | keep the update out of the model |
-| an order is about to be given for the model | `on_order` | change its settings |
+| an order is about to be given for the model | `on_order` | change its learning rate and ``config`` |
 | updates were committed | `on_commit` | record it |
 | any event was absorbed | `on_event` | record it |
 | before stop rules and barrier are asked | `pauses` | suspend all decisions, with a reason |
