@@ -123,48 +123,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Quorum(Bsp()), "how many are enough is not clear; write either `count` or `share`"),
     (lambda: Quorum(Bsp(), count=1, share=0.5), "how many are enough is not clear; write either `count` or `share`"),
     (
-        lambda: find_sync_point([[1.0], [1.0, 2.0]]),
-        "ends must be a table: every silo needs a row of equally many steps",
-    ),
-    (
-        lambda: find_sync_point([1.0, 2.0]),
-        "ends must be a table [silos, steps], found shape (2,); give one row a silo",
-    ),
-    (
-        lambda: find_sync_point(np.zeros((2, 0))),
-        "ends must hold a silo and a step, found shape (2, 0); wait for a first forecast",
-    ),
-    (
-        lambda: find_sync_point([["a"]]),
-        "ends must be float or int, found dtype <U1; give times, one unit for all silos",
-    ),
-    (
-        lambda: find_sync_point([[1.0, 2.0], [1.0, np.inf]]),
-        "ends must be finite, found inf at silo 1, step 2; leave that silo out",
-    ),
-    (
-        lambda: find_sync_point([[1, 2, 3], [1, 3, 2]]),
-        "ends must ascend along each row, found 2 after 3 at silo 1, step 3; "
-        "give ends, not durations (np.cumsum turns one into the other)",
-    ),
-    (
-        lambda: find_sync_point([[-(2**62), 2**62]]),
-        "ends must span less than 2^63, found -4611686018427387904 to 4611686018427387904; count from the present",
-    ),
-    (
-        lambda: find_sync_point([[-1e308, 1e308]]),
-        "ends must have a finite span, found -1e+308 to 1e+308; use a larger unit of time",
-    ),
-    (
-        lambda: find_sync_point([[1.0]], "swep"),
-        "unknown method 'swep'; did you mean 'sweep'? Known: sweep, zipline, zipline_opt, zipline_opt_bs, "
-        "full_grid_scan, grid_scan, naive",
-    ),
-    (
-        lambda: find_sync_point([[1.0]], "?"),
-        "unknown method '?'. Known: sweep, zipline, zipline_opt, zipline_opt_bs, full_grid_scan, grid_scan, naive",
-    ),
-    (
         lambda: find_sync_point(np.arange(100.0) + np.zeros((9, 1)), "naive"),
         "naive would try 100^9 combinations, more than 1000000; use method 'sweep'",
     ),
