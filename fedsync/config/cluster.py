@@ -190,7 +190,7 @@ class SiloConfig(SparingSection):
     """Values that your own training code finds in ``silo.node_config``, as at a real silo."""
 
     @model_validator(mode="after")
-    def _comes_before_it_goes(self) -> Self:
+    def _is_sound(self) -> Self:
         begin_s = self.joins_at_s
         if self.leaves_at_s is not None and self.leaves_at_s <= begin_s:
             raise ValueError(f"leaves_at_s {self.leaves_at_s:g} is not after joins_at_s {begin_s:g}; join earlier")
