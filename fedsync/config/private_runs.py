@@ -23,7 +23,13 @@ def private(config: StrategySections) -> dict[str, bool]:
     if privacy is None:
         return {}
     training = _training if privacy.kind == "dp-sgd" else _updates
-    problems = {**training(config, privacy), **_figures(config, privacy)}
+    problems = {
+        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
+            privacy.target_epsilon is not None and config.stop.rounds is None
+        ),
+        **training(config, privacy),
+        **_figures(config, privacy),
+    }
     return {f"privacy.kind {privacy.kind!r}: {problem}": found for problem, found in problems.items()}
 
 
@@ -31,9 +37,6 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
     task, local, aims = config.task, config.local, privacy.target_epsilon is not None
     standardise = task.standardise if isinstance(task, CsvConfig) else None
     return {
-        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
-            aims and config.stop.rounds is None
-        ),
         f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
         "them; write noise_multiplier": (aims and config.barrier.innermost.sets_steps),
         f"balancer.kind {config.balancer.kind!r} changes nothing with target_epsilon, for which each silo fits its "
@@ -59,9 +62,6 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
 def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
     sealed, optimizer, task = sealing(config.cipher), config.server_optimizer, config.task
     return {
-        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
-            privacy.target_epsilon is not None and config.stop.rounds is None
-        ),
         "the server would see each update with only its own share of the noise; write cipher: {kind: bfv, metrics: "
         "plain}": sealed is None,
         "cipher.only leaves tensors without noise; leave it out": sealed is not None and bool(sealed.only),
