@@ -37,14 +37,11 @@ class Policies:
     """All policies of a run, as values.
 
     Args:
-        declared_speeds: use declared speeds instead of measured speeds.
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
-        metrics: metrics computed from the silos' evaluation sums.
         cross_site: subjects that silos train apart after training; None for none.
         controls: silos keep control variates, so commits state the totals behind them.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
-        extensions: factories of the optional features.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
     """
 
@@ -128,13 +125,10 @@ class CoordinatorState:
     Args:
         forecasts: forecasts of all silos that ever joined.
         version: model version; raised by commits and rollbacks.
-        silos: connected silos.
         pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
-        issued: number of orders given, by silo.
         leaders: best versions by each rule of the run.
         claims: figures that silos claim under sealed figures.
-        closing: reason for the coming end of the run.
         pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
         questions_asked: number of final questions that were asked or skipped.
         sums_ordered: number of final questions whose sums were ordered, under sealed figures.
@@ -142,8 +136,6 @@ class CoordinatorState:
         awaiting: silos that have not answered the last final question.
         halted: identifier of the last halted order, by silo.
         alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
-        alarm_set: an alarm for the time limit is set.
-        stopped: `Stop` was emitted.
     """
 
     forecasts: Forecasts

@@ -29,7 +29,6 @@ class CrossSite:
     """Models that silos train apart; by default none.
 
     Args:
-        local: train alone from the first model.
         rounds: orders of local training; None for as many as cover the samples that the silo processed in the run.
         fine_tune: steps from the best model; 0 for none.
         share: send local models to other silos, if their owners allow it.

@@ -22,7 +22,6 @@ class Forecasts:
     """Predictor states of all silos, kept while silos come and go.
 
     Args:
-        predictor: forecasts a silo's speed.
         declared: use speeds that silos declare instead.
         fitter: fits step time against batch size; None assumes proportional time.
     """

@@ -20,8 +20,6 @@ class MixtureState:
     Args:
         errors: recent mean squared error of each expert, empty before the second order.
         promised: whether each expert's promise has been counted.
-        orders: number of judged orders.
-        turn: index of the expert that trains next.
     """
 
     states: tuple[Any, ...]

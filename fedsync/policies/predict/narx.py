@@ -73,7 +73,6 @@ class NarxState:
         average: moving average of the orders' speeds, used until there is a model; None before the first.
         rows: newest windows, float64 [n, 3]: speed, cpu, memory.
         seen: number of observed windows.
-        length: number of windows of the last order.
         start: initial parameters from another silo or run, or None.
         correction: addition to the model's output [samples/s].
         errors: recent mean squared errors of model and average.

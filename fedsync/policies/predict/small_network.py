@@ -82,13 +82,9 @@ class Training:
         x: inputs, float64 [n, inputs], about standard normal.
         y: targets, float64 [n], about standard normal.
         held_x: inputs of the held-out samples, for early stopping.
-        held_y: targets of the held-out samples.
-        parameters: parameters of the last pass.
         damping: of Levenberg and Marquardt, relative to n.
         best: parameters with the least loss on the held-out samples.
-        loss: loss of ``best``.
         stale: passes since ``best``.
-        epochs: number of finished passes.
     """
 
     x: Floats

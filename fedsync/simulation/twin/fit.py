@@ -156,11 +156,9 @@ class SiloFit:
 
     Args:
         config: its entry in the silo file, without a trace.
-        failed: number of orders without an update.
         speed_error: relative standard error of the speed.
         overheads: mean seconds of an order by kind.
         overhead_error: standard error of their sum, without transfers [s].
-        crashes: number of observed losses.
     """
 
     config: SiloConfig

@@ -47,14 +47,11 @@ class SiloRecord:
 
     Args:
         facts: facts of the last join.
-        joined_s: time of the first join.
         overheads: seconds by kind, one entry an order.
         sizes: transferred bytes (both directions), one entry an order.
         ups: duration of each connected period [s].
         downs: duration of each finished absence [s].
-        lost_s: begin of the current absence, or None.
         here_s: begin of the current connected period, or None.
-        failed: number of orders without an update.
     """
 
     facts: SiloFacts

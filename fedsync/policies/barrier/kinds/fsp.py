@@ -105,7 +105,6 @@ class FspState:
 
     Args:
         round: round in progress, None between two rounds.
-        rounds: number of rounds begun.
         fresh: least version that an update may start from; older updates are from before a rollback.
     """
 
