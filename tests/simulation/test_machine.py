@@ -127,7 +127,9 @@ def test_a_file_gives_seconds_and_factors(tmp_path: Path) -> None:
 
 def test_the_first_factor_holds_before_its_time(tmp_path: Path) -> None:
     """0.5 from 0 to 10 although the file begins at 4; then 1."""
-    np.testing.assert_allclose(load(tmp_path, "seconds,factor\n4,0.5\n10,1\n").ends(0.0, np.array([6.0])), [11.0])
+    np.testing.assert_allclose(
+        Load([load(tmp_path, "seconds,factor\n4,0.5\n10,1\n").pieces()]).ends(0.0, np.array([6.0])), [11.0]
+    )
 
 
 @pytest.mark.parametrize(
