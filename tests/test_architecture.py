@@ -47,7 +47,7 @@ LAYERS = (
 BESIDE = {
     # The coordinator keeps scores of versions and asks for the last evaluations itself: no extensions yet.
     "core": {
-        *("evaluation.best_version", "evaluation.final_evaluation", "evaluation.local_baselines"),
+        *("evaluation.final_evaluation", "evaluation.local_baselines"),
         *("evaluation.metric_votes", "evaluation.metrics.metric_types", "evaluation.version_scores"),
     },
     "train": {"tasks.task_protocol", "tasks.metrics", "client"},

@@ -133,14 +133,14 @@ def test_tests_of_the_changed_file_run_first_then_near_ones_and_the_fastest_as_f
         "tests/laws/test_e.py::x": 0.5,
         "tests/core/test_b.py::x": 5.0,
         "tests/policies/test_c.py::x": 2.0,
-        "tests/simulation/test_bsp_too.py::x": 3.0,
+        "tests/simulation/test_fsp_too.py::x": 3.0,
     }
 
     def names(budget_s: float) -> list[list[str]]:
-        every = mutation_score.stages(seconds.keys(), seconds, budget_s, "fedsync/policies/barrier/kinds/bsp.py")
+        every = mutation_score.stages(seconds.keys(), seconds, budget_s, "fedsync/policies/barrier/kinds/fsp.py")
         return [[name.removeprefix("tests/").removesuffix(".py::x") for name in stage] for stage in every]
 
-    near = [["simulation/test_bsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
+    near = [["simulation/test_fsp_too"], ["policies/test_c", "core/test_b"], ["laws/test_e"]]
     assert names(100.0) == [*near, ["simulation/test_a", "simulation/test_d"]]
     assert names(11.5) == [*near, ["simulation/test_a"]]
     assert names(0.1) == near[:1]

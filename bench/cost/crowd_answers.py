@@ -11,8 +11,7 @@ import torch
 
 from bench.cost import crowd_shared
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.evaluation.metrics.named import NOTHING, Wanted
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import NO_PAYLOAD, OtherVersion, Payload

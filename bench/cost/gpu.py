@@ -30,8 +30,7 @@ from torch.utils.data import TensorDataset
 
 from bench.common import alternated, beside, figure, line, print_table, save, write_json
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.machine.device import resolve, synchronise

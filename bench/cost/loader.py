@@ -30,8 +30,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench.common import print_table, write_json
 from fedsync.client import Silo, SiloApp, Work
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.local_trainer import LocalTrainer

@@ -38,8 +38,7 @@ from torch.utils.data import DataLoader, Dataset
 from bench.common import print_table, write_json
 from bench.cost.train_overhead import SLOT, LargerDigitsTask
 from fedsync.client import Silo, SiloApp, Work, steps
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.guests.guest import GuestTrainer

@@ -23,8 +23,7 @@ from torch import nn
 
 from bench.common import alternated, print_table, write_json
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer

@@ -39,7 +39,7 @@ from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Sizing
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 
 SIZES = (12, 96, 1_000, 10_000)
 BALANCERS: dict[str, dict[str, Any]] = {

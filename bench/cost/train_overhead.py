@@ -25,8 +25,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from bench.common import alternated
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.task_protocol import SiloSlot, Task

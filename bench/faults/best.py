@@ -23,8 +23,7 @@ from typing import Any
 import psutil
 
 from bench.common import print_table
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split, Subject
+from fedsync.core.orders import Cursor, Split, Subject
 from fedsync.observe.quality.kept_models import BEST, best_of
 from fedsync.ops.site_evaluation import sites_of_run
 from fedsync.train.weights import load_model

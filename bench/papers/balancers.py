@@ -35,7 +35,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.protocols import Bounds
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.policies.balance.equalise import EqualisingBalancer
+from fedsync.policies.balance.by_forecast import EqualisingBalancer
 from fedsync.simulation.engine import VirtualDriver
 from fedsync.simulation.machine import Machine
 from fedsync.simulation.timing_only import NoAggregator, TimingWorker

@@ -12,8 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedsync.common.rng import Stream, derive_seed
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.simulation.machine import Machine
 from fedsync.tasks.task_protocol import SiloSlot

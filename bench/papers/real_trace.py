@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.common import print_table, write_json
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.predictor_base import predictors
 from fedsync.tasks.digits import DigitsTask

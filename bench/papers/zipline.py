@@ -2,9 +2,9 @@
 
     python bench/papers/zipline.py [--parts search training] [--quick] [--out FILE.json]
 
-- ``search``: every method of `fedsync.policies.barrier.zipline` on tables like the paper's: processor time (Table 4,
-  Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together is
-  skipped, and so is all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
+- ``search``: every method of `fedsync.policies.barrier.kinds.elastic` on tables like the paper's: processor time (Table
+  4, Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together
+  is skipped, and so is all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
 - ``training``: ElasticBSP against BSP, SSP and ASP (Figure 14); see `zipline_training.py` beside this one.
 """
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bench.common import beside, figure, line, print_table, save, write_json
 from bench.papers.zipline_training import show_training, training
 from fedsync.extras.zipline_published import NAIVE_LIMIT
-from fedsync.policies.barrier.zipline import METHODS, find_sync_point
+from fedsync.policies.barrier.kinds.elastic import METHODS, find_sync_point
 
 PARTS = ("search", "training")
 SIZES = ((5, 8), (10, 15), (10, 150), (100, 15), (100, 150), (1000, 15), (1000, 150))

@@ -32,7 +32,7 @@ from bench.common import print_table, write_json
 from bench.faults.breakages.privacy import MUTANTS
 from bench.privacy.audit_bounds import CONFIDENCE, Coins, Scores, membership
 from bench.privacy.audit_opponents import DELTA, OPPONENTS, SLOT, Rows, Victim, asked, broken
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.weights import Weights

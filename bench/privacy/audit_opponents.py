@@ -20,8 +20,7 @@ from torch.utils.data import TensorDataset
 from bench.faults.breakages.privacy import MUTANTS
 from bench.privacy.audit_bounds import Coins, Scores, bound_of_one_run, bound_of_runs
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner import privacy_guard

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from bench.common import markdown_table, print_table, write_json
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.silo_setup import place_of

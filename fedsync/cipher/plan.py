@@ -19,8 +19,8 @@ from fedsync.cipher.suites.suite import MASKED, Form, form_of
 from fedsync.common.errors import ConfigError
 from fedsync.core.report_checks import MAX_EXAMPLES
 from fedsync.core.weighting import PRECISION_UNIT, Weighting
-from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
+from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import ServerOptimizer
 

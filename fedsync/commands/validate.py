@@ -13,8 +13,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import sealed_metrics
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
+from fedsync.config.sections.evaluation import TOLD
 from fedsync.config.sections.section import Section
-from fedsync.config.sections.selecting import TOLD
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.observe.run_builder import measuring

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsync.common.errors import ConfigError
 from fedsync.config.sections.section import Section
 from fedsync.core.report_checks import MAX_EXAMPLES
-from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
-
-if TYPE_CHECKING:
-    from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.core.weighting import Solver, Weighting
-    from fedsync.evaluation.best_version import Selection
-    from fedsync.evaluation.metrics.metric_types import AnyMetric
-    from fedsync.model.layout import Layout
 
 Bits = Literal[8, 12, 16]
 
@@ -73,33 +63,6 @@ class _SealedConfig(Section):
         form = form_of(self.kind)
         return form.limit(Packing(self.bits, form.slot_bits))
 
-    def check_sums(self, metrics: tuple[AnyMetric, ...]) -> None:
-        """Check that a header has room for the statistics of these metrics; raises `ConfigError` if not."""
-        from fedsync.cipher.plan import check_sums
-
-        check_sums(metrics)
-
-    def plan(
-        self,
-        layout: Layout,
-        weighting: Weighting,
-        quorum: int,
-        metrics: tuple[AnyMetric, ...],
-        selection: Selection | None,
-    ) -> EncryptionPlan:
-        """Return how updates of a model with this layout are encrypted.
-
-        Raises:
-            ConfigError: the options do not fit the model or the number of silos.
-        """
-        from fedsync.cipher.plan import EncryptionPlan
-
-        judged = (metrics, selection) if self.metrics == "sealed" else ()
-        return EncryptionPlan(
-            *(self.kind, self.bits, layout, weighting, quorum, tuple(self.only), self.metrics == "sealed"),
-            *(self.members or 1, self.colluding, self.examples or MAX_EXAMPLES, *judged),
-        )
-
 
 class BfvConfig(_SealedConfig):
     """Exact homomorphic encryption (BFV): the server adds updates that it cannot read. The usual choice."""
@@ -128,20 +91,8 @@ class MaskedConfig(Section):
     silos decrypt no other sum: an update with much more work than the others stands out in the sum. Silos refuse more
     than 4 unless their owners allow it (``seal.work_ratio``)."""
 
-    def plan(
-        self,
-        layout: Layout,
-        weighting: Weighting,
-        quorum: int,
-        metrics: tuple[AnyMetric, ...],
-        selection: Selection | None,
-    ) -> EncryptionPlan:
-        plan = self.inner.plan(layout, weighting, quorum, metrics, selection)
-        return replace(plan, kind=self.kind, work_ratio=self.work_ratio)
-
 
 def sealing(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
-    """Options of the encryption suite; None in the clear."""
     cipher = cipher.inner if isinstance(cipher, MaskedConfig) else cipher
     return None if isinstance(cipher, PlainConfig) else cipher
 
@@ -153,7 +104,6 @@ def sealed_metrics(cipher: CipherConfig) -> BfvConfig | PadConfig | None:
 
 
 def with_members(cipher: CipherConfig, members: int) -> CipherConfig:
-    """Return the cipher with ``members`` filled in, unless the section sets a number itself."""
     if isinstance(cipher, MaskedConfig):
         return cipher.model_copy(update={"inner": with_members(cipher.inner, members)})
     if isinstance(cipher, PlainConfig) or cipher.members is not None:
@@ -170,36 +120,3 @@ def least_silos(cipher: CipherConfig) -> int:
     if sealed is None:
         return 1
     return max(sealed.members or 1, sealed.colluding + 2 if isinstance(cipher, MaskedConfig) else 1)
-
-
-def encryption_plan(
-    cipher: CipherConfig,
-    aggregation: AggregationPolicy,
-    solver: Solver,
-    layout: Layout,
-    quorum: int,
-    metrics: tuple[AnyMetric, ...] = (),
-    selection: Selection | None = None,
-) -> EncryptionPlan | None:
-    """Return how updates of a model with this layout are encrypted; None in the clear.
-
-    Args:
-        aggregation: weights of updates in a commit; silos apply their part before they encrypt.
-        solver: effect of a silo's local steps.
-        quorum: number of updates after which silos agree on how to round the next updates.
-        metrics: metrics that silos compute together where metrics are sealed.
-        selection: rule by which silos then choose the best version.
-
-    Raises:
-        ConfigError: the options do not fit the model, the aggregation or the number of silos.
-    """
-    if isinstance(cipher, PlainConfig):
-        return None
-    weighting = aggregation.weigher(solver).weighting
-    if weighting is None:
-        raise ConfigError(
-            "aggregation.kind",
-            f"{aggregation.kind!r} as configured needs a server that sees the updates",
-            "Choose fedavg, fednova or fedbuff with constant staleness",
-        )
-    return cipher.plan(layout, weighting, quorum, metrics, selection)

@@ -15,7 +15,7 @@ from fedsync.config.locate import beside, locate
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.yaml_file import YamlFile
-from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.orders import MAX_AWAY_S, Presence
 from fedsync.core.speed.curve import Curve
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -27,9 +27,6 @@ class LinearCurveConfig(Section):
 
     kind: Literal["linear"]
 
-    def build(self, speed: float) -> Curve:
-        return Curve(speed)
-
 
 class AffineCurveConfig(Section):
     """Step time of accelerators: a constant part per step, and no gain below ``saturation`` samples."""
@@ -40,9 +37,6 @@ class AffineCurveConfig(Section):
 
     saturation: Annotated[int, Field(ge=0)] = 0
     """Batch size below which a step does not get faster [samples]."""
-
-    def build(self, speed: float) -> Curve:
-        return Curve(speed, self.launch_s, self.saturation)
 
 
 CurveConfig = Annotated[LinearCurveConfig | AffineCurveConfig, Field(discriminator="kind")]
@@ -116,7 +110,6 @@ class WindowsConfig(Section):
         return self
 
     def told(self, since_s: float) -> Presence:
-        """Availability that the silo reports, ``since_s`` seconds after it first joined [s]."""
         begun_s = since_s % self.every_s
         if self.every_s - begun_s < 1e-9 * max(since_s, 1.0):
             begun_s = 0.0  # floating point put a window that begins now just before its beginning
@@ -197,24 +190,21 @@ class SiloConfig(SparingSection):
     """Values that your own training code finds in ``silo.node_config``, as at a real silo."""
 
     @model_validator(mode="after")
-    def _comes_before_it_goes(self) -> Self:
+    def _is_sound(self) -> Self:
         begin_s = self.joins_at_s
         if self.leaves_at_s is not None and self.leaves_at_s <= begin_s:
             raise ValueError(f"leaves_at_s {self.leaves_at_s:g} is not after joins_at_s {begin_s:g}; join earlier")
         early = [fault.at_s for fault in self.faults if fault.at_s <= begin_s]
         if early:
             raise ValueError(f"a fault at {early[0]:g} s is not after joins_at_s {begin_s:g}; join earlier")
-        return self
-
-    @model_validator(mode="after")
-    def _has_names_for_all(self) -> Self:
         if self.count is not None and not re.fullmatch(SILO_NAME, f"{self.name}-{self.count - 1}"):
             raise ValueError(f"name {self.name!r} is too long for {self.count} silos to be numbered; shorten it")
         return self
 
     def build_curve(self) -> Curve:
-        """Step-time curve without jitter and load."""
-        return self.curve.build(self.speed)
+        if isinstance(self.curve, LinearCurveConfig):
+            return Curve(self.speed)
+        return Curve(self.speed, self.curve.launch_s, self.curve.saturation)
 
     def expanded(self) -> list[SiloConfig]:
         if self.count is None:
@@ -266,8 +256,7 @@ class ClusterConfig(Section):
     def load(cls, name: str | Path) -> ClusterConfig:
         """Read a silo file, by path or shipped name. Paths of traces and data are relative to the file.
 
-        Raises:
-            ConfigError: the file is invalid, or a trace does not exist; names the place and the remedy.
+        Raises `ConfigError` with place and remedy if the file is invalid, or a trace does not exist.
         """
         path = locate(name, "silos")
         file = YamlFile.read(path)
@@ -294,7 +283,6 @@ def silos_at_start(entries: Iterable[Mapping[str, Any]], *, virtual: bool) -> in
 
 
 def _continues(group: Sequence[SiloConfig], silo: SiloConfig) -> bool:
-    """Whether a silo is the next of a group that one entry with a ``count`` can represent."""
     stem, dash, number = group[0].name.rpartition("-")
     if not (stem and dash and number == "0") or silo.name != f"{stem}-{len(group)}":
         return False

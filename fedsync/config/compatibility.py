@@ -6,44 +6,26 @@ from typing import TypeVar
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
-from fedsync.config.private_runs import check_private
-from fedsync.config.sections.selecting import needs_single_silos
+from fedsync.config.private_runs import private
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.sampled_tasks import StatisticsSection
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
 
 AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
+_PLAIN = "or write cipher.metrics: plain, if the silos' owners allow it"
+_MANY = "many: bsp, a-bsp, fsp or elastic"
+
 
 def check_together(config: StrategySections) -> None:
-    """Check that the sections of a strategy do not contradict each other.
-
-    Raises:
-        ValueError: sections contradict each other; one line for each contradiction, with its remedy.
+    """Check that the sections of a strategy do not contradict each other. Raises `ValueError` if sections contradict
+    each other; one line for each contradiction, with its remedy.
     """
-    found = []
-    for check in (
-        _fits_together,
-        _trains_in_processes,
-        _normalises,
-        _discounts,
-        _compares,
-        _begins_with_versions,
-        _statistics_add_up,
-        _survives,
-        _travels_in_the_clear,
-        _can_be_added,
-        _steps,
-        _controls,
-        _rounds,
-        _lists_once,
-        _masks_come_off,
-        _opens_versions,
-        _goes_without_single_figures,
-        check_private,
-    ):
+    found = [problem for problem, wrong in _policies(config).items() if wrong]
+    for check in (_balance, _statistics, _survival, _encrypted, _steps, _controls, _rounds, _masked, _sealed, private):
         try:
-            check(config)
+            # Only the first of a group: others often follow from it.
+            found += [problem for problem, wrong in check(config).items() if wrong][:1]
         except ValueError as error:
             found.append(str(error))
     if found:
@@ -75,12 +57,10 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
 
 
 def simulated(config: AnyStrategy) -> AnyStrategy:
-    """Return the strategy if Flower's simulation engine can run it.
-
-    Raises:
-        ConfigError: the barrier queues orders at silos, which the simulation engine cannot do.
+    """Return the strategy if Flower's simulation engine can run it; it cannot queue orders at silos. Raises
+    `ConfigError` if the barrier queues orders.
     """
-    if queues(config):
+    if config.barrier.queues:
         raise ConfigError(
             "barrier",
             "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
@@ -99,98 +79,69 @@ def adds_regions(config: StrategySections) -> bool:
     return weighed and config.barrier.innermost.most_updates is None
 
 
-def queues(config: StrategySections) -> bool:
-    """Whether a silo may receive an order while another order is in progress."""
-    return config.barrier.queues
+# Each function returns problems, each with whether the strategy has it.
 
 
-def _fits_together(config: StrategySections) -> None:
-    balancer, barrier = config.balancer, config.barrier.innermost
-    balancer.check(config.local.batch_size)
-    if balancer.scales_steps and barrier.sets_steps:
-        raise ValueError(f"balancer.scale 'steps' has no effect: barrier.kind {barrier.kind} sets the steps")
-    if balancer.needs_lockstep and not barrier.lockstep:
-        raise ValueError(
-            f"balancer.kind {balancer.kind} compares the times of rounds, and barrier.kind {barrier.kind} has no "
-            "rounds in which all silos do the same steps; write balancer: {kind: equalise}, or barrier: {kind: bsp}"
-        )
+def _balance(config: StrategySections) -> dict[str, bool]:
+    config.balancer.check(config.local.batch_size)
+    return {}
 
 
-def _trains_in_processes(config: StrategySections) -> None:
-    if config.local.processes > 1 and config.task.own_loop:
-        raise ValueError(
-            f"local.processes {config.local.processes}: task.kind {config.task.kind} has a training loop of its own, "
-            "which runs in one process; leave it out"
-        )
-
-
-def _normalises(config: StrategySections) -> None:
-    swings = config.local.learning_rate * config.local.proximal >= 1 or config.solver.pull > 1
-    if config.aggregation.normalises and swings:
-        raise ValueError(
-            f"local.proximal {config.local.proximal:g} times local.learning_rate {config.local.learning_rate:g} is not "
-            "below 1: silos would swing around the model they start from"
-        )
-
-
-def _discounts(config: StrategySections) -> None:
-    if config.barrier.innermost.needs_discount and not config.aggregation.discounts:
-        raise ValueError(
-            "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; "
-            "give aggregation a staleness: {kind: polynomial}, or write late: next"
-        )
-
-
-def _compares(config: StrategySections) -> None:
-    combiner, most = config.aggregation.combiner(), config.barrier.innermost.most_updates
-    if combiner is not None and most is not None and most < combiner.least:
-        raise ValueError(
-            f"aggregation.kind {config.aggregation.kind!r} compares {combiner.least} updates or more, and barrier.kind "
-            f"{config.barrier.innermost.kind!r} as configured commits {most} at a time; choose a barrier that commits "
-            "many: bsp, a-bsp, fsp or elastic"
-        )
-
-
-def _lists_once(config: StrategySections) -> None:
+def _policies(config: StrategySections) -> dict[str, bool]:
+    """Problems of policies with each other and with local training."""
+    aggregation, balancer, local, task = config.aggregation, config.balancer, config.local, config.task
+    barrier, combiner, weigher = config.barrier.innermost, aggregation.combiner(), aggregation.weigher(config.solver)
+    least, most = 1 if combiner is None else combiner.least, barrier.most_updates
     kinds = [each.kind for each in config.extensions or ()]
-    if twice := next((kind for kind in kinds if kinds.count(kind) > 1), None):
-        raise ValueError(f"extensions has {twice!r} twice; list each kind once")
-
-
-def _begins_with_versions(config: StrategySections) -> None:
-    if config.barrier.carries and config.aggregation.weigher(config.solver).toward:
-        raise ValueError(
-            f"aggregation.kind {config.aggregation.kind!r} goes towards a version and what was trained from it, and "
-            "barrier.carry has training begin further on; write carry: 0"
-        )
-
-
-def _statistics_add_up(config: StrategySections) -> None:
-    if isinstance(config.task, StatisticsSection):
-        config.task.check(config.local)
-        if config.server_optimizer is not None:
-            raise ValueError(
-                f"server_optimizer.kind {config.server_optimizer.kind!r} does not fit task.kind {config.task.kind}: "
-                "its model is a mean of statistics; leave server_optimizer out"
-            )
-        if config.aggregation.combiner() is not None:
-            raise ValueError(
-                f"aggregation.kind {config.aggregation.kind!r} does not fit task.kind {config.task.kind}: its model "
-                "is a mean of statistics; choose fedavg"
-            )
-
-
-def _survives(config: StrategySections) -> None:
-    task = config.task
-    if isinstance(task, CsvConfig) and task.time is not None and config.privacy is not None:
-        raise ValueError(f"privacy.kind {config.privacy.kind!r}: a Cox loss compares rows, so no row has a gradient")
-    if not isinstance(task, SurveyConfig) or task.survival is None:
-        return
-    sealed = sealing(config.cipher)
-    problems = {
-        f"takes {task.survival.rounds} rounds; write stop: {{rounds: {task.survival.rounds}}}": (
-            config.stop.rounds != task.survival.rounds
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    swings = local.learning_rate * local.proximal >= 1 or config.solver.pull > 1
+    return {
+        f"balancer.scale 'steps' has no effect: barrier.kind {barrier.kind} sets the steps": (
+            balancer.scales_steps and barrier.sets_steps
         ),
+        f"balancer.kind {balancer.kind} compares the times of rounds, and barrier.kind {barrier.kind} has no rounds in "
+        "which all silos do the same steps; write balancer: {kind: equalise}, or barrier: {kind: bsp}": (
+            balancer.needs_lockstep and not barrier.lockstep
+        ),
+        f"local.processes {local.processes}: task.kind {task.kind} has a training loop of its own, which runs in one "
+        "process; leave it out": local.processes > 1 and task.own_loop,
+        f"local.proximal {local.proximal:g} times local.learning_rate {local.learning_rate:g} is not below 1: silos "
+        "would swing around the model they start from": aggregation.normalises and swings,
+        "barrier.late 'stale' wants stale updates discounted, which aggregation does not do; give aggregation a "
+        "staleness: {kind: polynomial}, or write late: next": barrier.needs_discount and not aggregation.discounts,
+        f"aggregation.kind {aggregation.kind!r} compares {least} updates or more, and barrier.kind {barrier.kind!r} as "
+        f"configured commits {most} at a time; choose a barrier that commits {_MANY}": most is not None
+        and most < least,
+        f"aggregation.kind {aggregation.kind!r} goes towards a version and what was trained from it, and barrier.carry "
+        "has training begin further on; write carry: 0": config.barrier.carries and weigher.toward,
+        f"extensions has {twice!r} twice; list each kind once": twice is not None,
+    }
+
+
+def _statistics(config: StrategySections) -> dict[str, bool]:
+    task, optimizer = config.task, config.server_optimizer
+    if not isinstance(task, StatisticsSection):
+        return {}
+    task.check(config.local)
+    unfit = f"does not fit task.kind {task.kind}: its model is a mean of statistics;"
+    return {
+        f"server_optimizer.kind {getattr(optimizer, 'kind', '')!r} {unfit} leave server_optimizer out": (
+            optimizer is not None
+        ),
+        f"aggregation.kind {config.aggregation.kind!r} {unfit} choose fedavg": config.aggregation.combiner()
+        is not None,
+    }
+
+
+def _survival(config: StrategySections) -> dict[str, bool]:
+    task, privacy = config.task, config.privacy
+    if isinstance(task, CsvConfig) and task.time is not None and privacy is not None:
+        return {f"privacy.kind {privacy.kind!r}: a Cox loss compares rows, so no row has a gradient": True}
+    if not isinstance(task, SurveyConfig) or task.survival is None:
+        return {}
+    sealed, rounds = sealing(config.cipher), task.survival.rounds
+    problems = {
+        f"takes {rounds} rounds; write stop: {{rounds: {rounds}}}": config.stop.rounds != rounds,
         "adds up sums; write aggregation: {kind: fedavg, weight: silo}, without server_optimizer": (
             config.aggregation.kind != "fedavg"
             or getattr(config.aggregation, "weight", "") != "silo"
@@ -204,63 +155,48 @@ def _survives(config: StrategySections) -> None:
         ),
         "has no metrics; write evaluation: {metrics: []}": config.evaluation.metrics != [],
     }
-    for problem, found in problems.items():
-        if found:
-            raise ValueError(f"task.survival {problem}")
+    return {f"task.survival {problem}": wrong for problem, wrong in problems.items()}
 
 
-def _travels_in_the_clear(config: StrategySections) -> None:
-    if not isinstance(config.cipher, PlainConfig) and config.wire.set:
-        place = "cipher.inner.bits" if isinstance(config.cipher, MaskedConfig) else "cipher.bits"
-        raise ValueError(
-            f"wire is for runs in the clear, and cipher.kind {config.cipher.kind!r} has bits of its own; leave wire "
-            f"out, and write {place}: 8, 12 or 16"
-        )
+def _encrypted(config: StrategySections) -> dict[str, bool]:
+    cipher, aggregation = config.cipher, config.aggregation
+    if isinstance(cipher, PlainConfig):
+        return {}
+    remedy = "write staleness: {kind: constant}" if aggregation.additive else "choose fedbuff"
+    if aggregation.combiner() is not None:
+        remedy = "choose fedavg or fednova, or write cipher: {kind: plain}"
+    bits = "cipher.inner.bits" if isinstance(cipher, MaskedConfig) else "cipher.bits"
+    return {
+        f"wire is for runs in the clear, and cipher.kind {cipher.kind!r} has bits of its own; leave wire out, and "
+        f"write {bits}: 8, 12 or 16": config.wire.set,
+        f"aggregation.kind {aggregation.kind!r} as configured needs a server that sees the updates, and cipher.kind "
+        f"{cipher.kind!r} hides them; {remedy}": aggregation.weigher(config.solver).weighting is None,
+        f"aggregation.kind {aggregation.kind!r} is your own, and with cipher.kind {cipher.kind!r} silos, which do not "
+        "have it, weigh updates themselves; choose one that is part of FedSync": not aggregation.is_shipped(),
+    }
 
 
-def _can_be_added(config: StrategySections) -> None:
-    if not isinstance(config.cipher, PlainConfig) and config.aggregation.weigher(config.solver).weighting is None:
-        remedy = "write staleness: {kind: constant}" if config.aggregation.additive else "choose fedbuff"
-        if config.aggregation.combiner() is not None:
-            remedy = "choose fedavg or fednova, or write cipher: {kind: plain}"
-        raise ValueError(
-            f"aggregation.kind {config.aggregation.kind!r} as configured needs a server that sees the updates, and "
-            f"cipher.kind {config.cipher.kind!r} hides them; {remedy}"
-        )
-    if not isinstance(config.cipher, PlainConfig) and not config.aggregation.is_shipped():
-        raise ValueError(
-            f"aggregation.kind {config.aggregation.kind!r} is your own, and with cipher.kind {config.cipher.kind!r} "
-            "silos, which do not have it, weigh updates themselves; choose one that is part of FedSync"
-        )
+def _steps(config: StrategySections) -> dict[str, bool]:
+    optimizer, barrier, cipher = config.server_optimizer, config.barrier.innermost, config.cipher
+    if optimizer is None:
+        return {}
+    sealed, kind = not isinstance(cipher, PlainConfig), config.aggregation.kind
+    return {
+        f"server_optimizer.kind {optimizer.kind!r} steps along updates, and aggregation.kind {kind!r} moves towards "
+        "whole models; choose fedbuff, or leave server_optimizer out": config.aggregation.weigher(config.solver).toward,
+        f"server_optimizer.kind {optimizer.kind!r} is your own, and with cipher.kind {cipher.kind!r} silos, which do "
+        "not have it, make the steps; choose one that is part of FedSync": sealed and not optimizer.is_shipped(),
+        f"barrier.kind {barrier.kind!r} as configured goes back to earlier models, and with cipher.kind "
+        f"{cipher.kind!r} silos do not know what server_optimizer remembered there; write interval: {{kind: fixed}}, "
+        "or leave server_optimizer out": sealed and barrier.rolls_back,
+    }
 
 
-def _steps(config: StrategySections) -> None:
-    optimizer = config.server_optimizer
-    if optimizer is not None and config.aggregation.weigher(config.solver).toward:
-        raise ValueError(
-            f"server_optimizer.kind {optimizer.kind!r} steps along updates, and aggregation.kind "
-            f"{config.aggregation.kind!r} moves towards whole models; choose fedbuff, or leave server_optimizer out"
-        )
-    if optimizer is None or isinstance(config.cipher, PlainConfig):
-        return
-    if not optimizer.is_shipped():
-        raise ValueError(
-            f"server_optimizer.kind {optimizer.kind!r} is your own, and with cipher.kind {config.cipher.kind!r} silos, "
-            "which do not have it, make the steps; choose one that is part of FedSync"
-        )
-    if config.barrier.innermost.rolls_back:
-        raise ValueError(
-            f"barrier.kind {config.barrier.innermost.kind!r} as configured goes back to earlier models, and with "
-            f"cipher.kind {config.cipher.kind!r} silos do not know what server_optimizer remembered there; write "
-            "interval: {kind: fixed}, or leave server_optimizer out"
-        )
-
-
-def _controls(config: StrategySections) -> None:
-    """Check that the run's control variate stays the mean of the silos' variates; see `control_variates` in core."""
+def _controls(config: StrategySections) -> dict[str, bool]:
+    """Problems by which a run's control variate is not the mean of the silos' variates; see `control_variates`."""
     optimizer, local, barrier, balancer = config.server_optimizer, config.local, config.barrier, config.balancer
     if optimizer is None or not optimizer.controls:
-        return
+        return {}
     weighting = config.aggregation.weigher(config.solver).weighting
     aggregation = f"aggregation.kind {config.aggregation.kind!r} as configured"
     given = {"kind": local.optimizer} if isinstance(local.optimizer, str) else local.optimizer
@@ -286,15 +222,14 @@ def _controls(config: StrategySections) -> None:
         "wire has less than 32 bits; leave it out": config.wire.set,
         "is your own, which silos do not have; choose scaffold": not optimizer.is_shipped(),
     }
-    for problem, found in problems.items():
-        if found:
-            raise ValueError(f"server_optimizer.kind {optimizer.kind!r} corrects the steps of silos, and {problem}")
+    corrects = f"server_optimizer.kind {optimizer.kind!r} corrects the steps of silos, and"
+    return {f"{corrects} {problem}": wrong for problem, wrong in problems.items()}
 
 
-def _rounds(config: StrategySections) -> None:
-    """Check that no section relies on a constant learning rate if ``on_round`` changes the rate."""
+def _rounds(config: StrategySections) -> dict[str, bool]:
+    """Problems of sections that rely on a constant learning rate, if ``on_round`` changes the rate."""
     if config.on_round is None or not config.on_round.changes_rate:
-        return
+        return {}
     problems = {
         "server_optimizer.kind 'scaffold' works out gradients by one learning rate; leave server_optimizer out": (
             config.controlled
@@ -305,74 +240,56 @@ def _rounds(config: StrategySections) -> None:
             isinstance(config.task, StatisticsSection)
         ),
     }
-    for problem, found in problems.items():
-        if found:
-            raise ValueError(f"on_round changes the learning rate, and {problem}")
+    return {f"on_round changes the learning rate, and {problem}": wrong for problem, wrong in problems.items()}
 
 
-def _masks_come_off(config: StrategySections) -> None:
+def _masked(config: StrategySections) -> dict[str, bool]:
+    barrier = config.barrier
     if not isinstance(config.cipher, MaskedConfig):
-        return
-    if config.barrier.queues:
-        raise ValueError(
-            f"cipher.kind 'masked' opens sums of updates that began with the newest version, and barrier.kind "
-            f"{config.barrier.kind!r} has them one version old; take it away, or write cipher.kind: bfv"
-        )
-    if config.barrier.mixes_rounds:
-        raise ValueError(
-            "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update "
-            "alone or with later ones: choose bsp, a-bsp or elastic, or write late: drop"
-        )
-    if config.barrier.draws:
-        raise ValueError(
-            "cipher.kind 'masked' opens sums in which nearly all silos are, and barrier has a part of them in each "
-            "round; leave the fraction out, or write cipher.kind: bfv"
-        )
-    if config.balancer.scales_rates:
-        raise ValueError(
-            "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') "
-            "come off only where all train at one; write balancer.scale: batch, or cipher.kind: bfv"
-        )
+        return {}
+    return {
+        "cipher.kind 'masked' opens sums of updates that began with the newest version, and barrier.kind "
+        f"{barrier.kind!r} has them one version old; take it away, or write cipher.kind: bfv": barrier.queues,
+        "cipher.kind 'masked' opens sums of one round only, and barrier as configured may commit an update alone or "
+        "with later ones: choose bsp, a-bsp or elastic, or write late: drop": barrier.mixes_rounds,
+        "cipher.kind 'masked' opens sums in which nearly all silos are, and barrier has a part of them in each round; "
+        "leave the fraction out, or write cipher.kind: bfv": barrier.draws,
+        "balancer.scale 'learning_rate' gives silos different learning rates, and masks (cipher.kind 'masked') come "
+        "off only where all train at one; write balancer.scale: batch, or cipher.kind: bfv": (
+            config.balancer.scales_rates
+        ),
+    }
 
 
-def _opens_versions(config: StrategySections) -> None:
-    sealed = sealing(config.cipher)
-    most, members = config.barrier.innermost.most_updates, 1 if sealed is None else sealed.members or 1
-    if most is not None and members > most:
-        raise ValueError(
-            f"cipher.members {members}: barrier.kind {config.barrier.innermost.kind!r} as configured commits {most} "
-            f"at a time, so silos would open no version; write members: {most}, or choose a barrier that commits "
-            "many: bsp, a-bsp, fsp or elastic"
-        )
-    silos = len(config.silos or ()) or config.min_silos
-    if silos is not None and members > (part := config.barrier.sampled(silos)) and config.barrier.draws:
-        raise ValueError(
-            f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would open no "
-            f"version; raise share, or write barrier.least: {members}"
-        )
-
-
-def _goes_without_single_figures(config: StrategySections) -> None:
-    cipher, barrier = sealed_metrics(config.cipher), config.barrier.innermost
-    if cipher is None:
-        return
-    plain = "or write cipher.metrics: plain, if the silos' owners allow it"
-    if barrier.needs_losses:
-        raise ValueError(
-            f"barrier.kind {barrier.kind!r} as configured goes by the loss of each round, and with sealed metrics "
-            f"the server learns it too late; where it has an interval write interval: {{kind: fixed}}, {plain}"
-        )
+def _sealed(config: StrategySections) -> dict[str, bool]:
+    """Problems of versions that silos would not open, and of figures of single silos that sealed metrics hide."""
+    sealed, barrier, best = sealing(config.cipher), config.barrier.innermost, config.evaluation.best
+    if sealed is None:
+        return {}
+    most, members, silos = barrier.most_updates, sealed.members or 1, len(config.silos or ()) or config.min_silos
+    part = None if silos is None or not config.barrier.draws else config.barrier.sampled(silos)
+    figures, unsized = sealed_metrics(config.cipher) is not None, sealed.examples is None
     passes = f"barrier.kind {barrier.kind!r}" if barrier.needs_examples else "stop.relative_change"
-    if cipher.examples is None and (barrier.needs_examples or config.stop.relative_change is not None):
-        raise ValueError(
-            f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn "
-            f"how much that is; write cipher.examples: how many samples count as a pass for all silos, {plain}"
-        )
-    if problem := needs_single_silos(config.evaluation.best):
-        raise ValueError(f"{problem}, {plain}")
     weighting = config.aggregation.weigher(config.solver).weighting
-    if cipher.only and weighting is not None and weighting.by in ("examples", "precision"):
-        raise ValueError(
-            "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in "
-            f"the clear, and with sealed metrics the server does not learn it; write weight: silo, {plain}"
-        )
+    return {
+        f"cipher.members {members}: barrier.kind {barrier.kind!r} as configured commits {most} at a time, so silos "
+        f"would open no version; write members: {most}, or choose a barrier that commits {_MANY}": (
+            most is not None and members > most
+        ),
+        f"cipher.members {members}: barrier has {part} of {silos} silos in each round, so silos would open no version; "
+        f"raise share, or write barrier.least: {members}": part is not None and members > part,
+        f"barrier.kind {barrier.kind!r} as configured goes by the loss of each round, and with sealed metrics the "
+        f"server learns it too late; where it has an interval write interval: {{kind: fixed}}, {_PLAIN}": (
+            figures and barrier.needs_losses
+        ),
+        f"{passes} goes by passes of silos over their data, and with sealed metrics the server does not learn how much "
+        f"that is; write cipher.examples: how many samples count as a pass for all silos, {_PLAIN}": (
+            figures and unsized and (barrier.needs_examples or config.stop.relative_change is not None)
+        ),
+        f"evaluation.best.by {best.by!r}: with sealed metrics nobody but a silo itself knows its numbers; write "
+        f"pooled, {_PLAIN}": figures and best.by != "pooled",
+        "aggregation.weight 'examples' needs the number of each silo's samples for what cipher.only leaves in the "
+        f"clear, and with sealed metrics the server does not learn it; write weight: silo, {_PLAIN}": (
+            figures and bool(sealed.only) and weighting is not None and weighting.by in ("examples", "precision")
+        ),
+    }

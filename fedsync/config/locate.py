@@ -20,14 +20,9 @@ def shipped_folder() -> Path:
 
 
 def locate(name: str | Path, kind: str = "") -> Path:
-    """Return the path of a file.
+    """Return the path of a file: ``name`` is a path, or the bare name of a shipped file in the subfolder ``kind``.
 
-    Args:
-        name: a path, or the bare name of a shipped file; ``paper/NAME`` for a paper's exact algorithm.
-        kind: subfolder of shipped files, for example ``silos``.
-
-    Raises:
-        ConfigError: neither exists (the message lists the shipped files), or the path is no regular, readable file.
+    Raises `ConfigError` if neither exists (the message lists the shipped files), or it is no regular, readable file.
     """
     path = Path(name)
     try:
@@ -49,13 +44,7 @@ def locate(name: str | Path, kind: str = "") -> Path:
 def beside(file: Path, name: str, place: str) -> Path:
     """Resolve ``name`` relative to the folder of ``file``; the result need not exist.
 
-    Args:
-        file: file that contains the name.
-        name: relative or absolute path.
-        place: location of the name in the file, for the error.
-
-    Raises:
-        ConfigError: ``name`` is not a valid path, or symbolic links form a loop.
+    Raises `ConfigError` at ``place`` if ``name`` is no valid path, or symbolic links form a loop.
     """
     try:
         return (file.resolve().parent / name).resolve()

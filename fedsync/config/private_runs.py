@@ -17,25 +17,26 @@ if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 
-def check_private(config: StrategySections) -> None:
-    """Raise ValueError if a section of a private run needs what privacy withholds; the message has the remedy."""
+def private(config: StrategySections) -> dict[str, bool]:
+    """Problems of sections of a private run that need what privacy withholds, each with whether the run has it."""
     privacy = config.privacy
     if privacy is None:
-        return
+        return {}
     training = _training if privacy.kind == "dp-sgd" else _updates
-    for problem, found in {**training(config, privacy), **_figures(config, privacy)}.items():
-        if found:
-            raise ValueError(f"privacy.kind {privacy.kind!r}: {problem}")
+    problems = {
+        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
+            privacy.target_epsilon is not None and config.stop.rounds is None
+        ),
+        **training(config, privacy),
+        **_figures(config, privacy),
+    }
+    return {f"privacy.kind {privacy.kind!r}: {problem}": found for problem, found in problems.items()}
 
 
 def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
-    """Problems of what is trained, each with whether the run has it."""
     task, local, aims = config.task, config.local, privacy.target_epsilon is not None
     standardise = task.standardise if isinstance(task, CsvConfig) else None
     return {
-        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
-            aims and config.stop.rounds is None
-        ),
         f"target_epsilon goes by equal numbers of steps, and barrier.kind {config.barrier.innermost.kind!r} varies "
         "them; write noise_multiplier": (aims and config.barrier.innermost.sets_steps),
         f"balancer.kind {config.balancer.kind!r} changes nothing with target_epsilon, for which each silo fits its "
@@ -59,12 +60,8 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
 
 
 def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
-    """Problems of noise on whole updates, each with whether the run has it."""
     sealed, optimizer, task = sealing(config.cipher), config.server_optimizer, config.task
     return {
-        "target_epsilon is that of a whole run, whose length is open; write stop.rounds": (
-            privacy.target_epsilon is not None and config.stop.rounds is None
-        ),
         "the server would see each update with only its own share of the noise; write cipher: {kind: bfv, metrics: "
         "plain}": sealed is None,
         "cipher.only leaves tensors without noise; leave it out": sealed is not None and bool(sealed.only),
@@ -96,11 +93,9 @@ def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, 
 
     Args:
         rounds: number of a silo's updates, for a target.
-        members: least number of silos in a sum.
-        colluding: number of silos whose shares do not count.
+        members: least number of silos in a sum, of which ``colluding`` have shares that do not count.
 
-    Raises:
-        ConfigError: no share is left, or no noise reaches the target.
+    Raises `ConfigError` if no share is left, or no noise reaches the target.
     """
     if privacy is None or privacy.kind != "silo-noise":
         return None
@@ -121,7 +116,6 @@ def silo_noise(privacy: PrivacyConfig | None, rounds: int | None, members: int, 
 
 
 def _figures(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool]:
-    """Problems of figures that a rule needs, each with whether the run has it."""
     stop, best = config.stop, config.evaluation.best
     silent = privacy.score_noise is None or config.task.scores != "share"
     metrics = {best.metric, *([] if stop.target is None else [stop.target.metric])}

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field, ValidationError
 
-from fedsync.common.errors import ProtocolError
-from fedsync.config.cipher import CipherConfig, PlainConfig, encryption_plan, sealed_metrics, sealing, with_members
+from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, sealing, with_members
 from fedsync.config.cluster import ClusterConfig, SiloConfig
-from fedsync.config.compatibility import queues
 from fedsync.config.private_runs import silo_noise
-from fedsync.config.sections.evaluation import EvaluationConfig
-from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section, SparingSection
-from fedsync.config.sections.stop import StopConfig
-from fedsync.config.sections.wire import WireConfig
+from fedsync.config.sections.strategy_sections import ModelConfig, WireConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_kinds import TaskConfig
-from fedsync.config.tasks.user_config import UserConfig
-from fedsync.config.training import LocalConfig
+from fedsync.config.training import LocalConfig, UserConfig
+from fedsync.core.report_checks import MAX_EXAMPLES
 from fedsync.model.layout import Layout
 from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
@@ -33,17 +29,12 @@ from fedsync.train.silo_trainer import Throttle
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
-    from fedsync.evaluation.best_version import Selection
-    from fedsync.evaluation.metrics.metric_types import AnyMetric
 
 
 class SealedSurvey(Section):
-    """Result of the survey before the run, encrypted for the silos.
-
-    Args:
-        spec: specification of the survey's own run, as JSON.
-        columns: whether each column is numeric, by name.
-        sums: catch-up with the encrypted sums, from the beginning, base64.
+    """Result of the survey before the run, encrypted for the silos: the specification of its own run, as JSON; whether
+    each
+    column is numeric; and the catch-up with the encrypted sums, from the beginning, base64.
     """
 
     spec: str
@@ -102,63 +93,58 @@ class RunSpec(SparingSection):
 
     @classmethod
     def of(cls, config: StrategyConfig, cluster: ClusterConfig | None, silos: int) -> RunSpec:
-        """Return the specification of a strategy; a cluster makes silos emulate its machines."""
         at_start = None if cluster is None else cluster.at_start
         quorum = _quorum(config, config.quorum(at_start))
         config.check_machines({} if cluster is None else {silo.name: silo.speed for silo in cluster.silos})
         emulate, plain = cluster.silos if cluster is not None else [], isinstance(config.cipher, PlainConfig)
         task = config.task.emulated({silo.name: silo.data for silo in emulate})
+        alike = ("seed", "local", "model", "wire", "evaluation", "train_config", "evaluate_config", "stop", "privacy")
         return cls(
-            seed=config.seed,
+            **{name: getattr(config, name) for name in alike},
             silos=silos,
             task=task,
-            local=config.local,
-            model=config.model,
             emulate=list(emulate),
             cipher=with_members(config.settled(at_start), quorum),
-            wire=config.wire,
-            evaluation=config.evaluation,
             # Silos weigh only updates that they encrypt. Silos do not have a user's own aggregation, so its updates
             # are never encrypted.
             aggregation=config.aggregation if config.aggregation.is_shipped() else FedAvg(),
             server_optimizer=None if plain and not config.controlled else config.server_optimizer,
-            train_config=config.train_config,
-            evaluate_config=config.evaluate_config,
-            stop=config.stop,
             admitted=list(config.silos or ()),
             quorum=quorum,
-            queues=queues(config),
+            queues=config.barrier.queues,
             on_round=told_of(config.on_round),
-            privacy=config.privacy,
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
-        """Return how updates of a model with this layout are encrypted; None in the clear.
-
-        Raises:
-            ConfigError: the options do not fit the model or the number of silos.
+        """How updates of a model with this layout are encrypted; None in the clear. Raises `ConfigError` as
+        `EncryptionPlan`.
         """
-        solver = self.task.solver(self.local)
-        judged: tuple[tuple[AnyMetric, ...], Selection] | tuple[()] = ()
-        if sealed_metrics(self.cipher) is not None:
-            metrics = self.evaluation.built(self.task)
-            judged = metrics, self.evaluation.best.build(metrics)
-        plan = encryption_plan(self.cipher, self.aggregation, solver, layout, self.quorum, *judged)
-        if plan is None:
+        sealed = sealing(self.cipher)
+        if sealed is None:
             return None
-        optimizer = None if self.server_optimizer is None else self.server_optimizer.build().fitted(layout)
-        rounds = None if self.stop is None else self.stop.rounds
-        noise = silo_noise(self.privacy, rounds, plan.members, plan.colluding)
-        return replace(plan, optimizer=optimizer, noise=noise)
+        from fedsync.cipher.plan import EncryptionPlan
+
+        weighting = self.aggregation.weigher(self.task.solver(self.local)).weighting
+        if weighting is None:
+            problem = f"{self.aggregation.kind!r} as configured needs a server that sees the updates"
+            raise ConfigError("aggregation.kind", problem, "Choose fedavg, fednova or fedbuff with constant staleness")
+        judged, members = sealed.metrics == "sealed", sealed.members or 1
+        metrics = self.evaluation.built(self.task) if judged else ()
+        return EncryptionPlan(
+            *(self.cipher.kind, sealed.bits, layout, weighting, self.quorum, tuple(sealed.only), judged),
+            *(members, sealed.colluding, sealed.examples or MAX_EXAMPLES, metrics),
+            selection=self.evaluation.best.build(metrics) if judged else None,
+            optimizer=None if self.server_optimizer is None else self.server_optimizer.build().fitted(layout),
+            work_ratio=self.cipher.work_ratio if isinstance(self.cipher, MaskedConfig) else 1.0,
+            noise=silo_noise(self.privacy, None if self.stop is None else self.stop.rounds, members, sealed.colluding),
+        )
 
     @property
     def controls(self) -> bool:
-        """Whether silos correct their local steps by control variates."""
         return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
     def fastest(self) -> float:
-        """Speed of the fastest emulated machine [samples/s]."""
         return max(silo.speed for silo in self.emulate)
 
     @property
@@ -166,7 +152,6 @@ class RunSpec(SparingSection):
         return self.began or self.run
 
     def throttle(self, index: int) -> Throttle | None:
-        """Return the slow-down of silo ``index`` to the speed of its emulated machine; None without emulation."""
         if not self.emulate:
             return None
         machine = self.emulate[index]
@@ -179,10 +164,9 @@ class RunSpec(SparingSection):
 
     @classmethod
     def parse(cls, text: str) -> RunSpec:
-        """Parse the output of `dump`. Any other text is refused: silos identify a run by its one canonical text.
+        """Parse the output of `dump`; any other text is refused, as silos identify a run by its one canonical text.
 
-        Raises:
-            ProtocolError: the text is invalid or not canonical.
+        Raises `ProtocolError` if the text is invalid or not canonical.
         """
         try:
             spec = cls.model_validate_json(text)

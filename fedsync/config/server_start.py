@@ -7,11 +7,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from fedsync.common.errors import ConfigError
 from fedsync.common.names import SILO_NAME
-from fedsync.config.locate import beside
 from fedsync.config.sections.section import Section
-from fedsync.config.silo_start import ADDRESS, LogsConfig, absolute, must_exist
+from fedsync.config.silo_start import ADDRESS, LogsConfig, absolute, existing, must_exist
 from fedsync.config.yaml_file import YamlFile
 
 
@@ -62,7 +60,6 @@ class HubConfig(Section):
     for an nginx that runs as the server's user."""
 
     def listening(self, server: int) -> tuple[int, ...]:
-        """Ports that hubs may listen on, besides the server's port."""
         first = server + 1 if self.port is None else self.port
         return (0,) if first == 0 else tuple(range(first, min(first + self.runs, 65536)))
 
@@ -124,26 +121,25 @@ class ServerStartConfig(Section):
     def load(cls, path: Path) -> Self:
         """Read a server's file, make its paths absolute, and check that the files that it names exist.
 
-        Raises:
-            ConfigError: anything is wrong; names the place and the remedy.
+        Raises `ConfigError` with the place and the remedy if anything is wrong.
         """
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("certificates", "state", "keys"))
-        must_exist(file, config, {"certificates": "Make it with `fedsync certs init`"})
-        must_exist(file, config, {"keys": "The administrator makes it with `fedsync keys issue`"})
-        silos = {name: str(beside(path, key, file.place(("silos", name)))) for name, key in config.silos.items()}
-        for name, key in silos.items():
-            if not Path(key).is_file():
-                remedy = f"The silo makes it: `fedsync certs silo {name} --dir FOLDER`"
-                raise ConfigError(file.place(("silos", name)), f"{key} does not exist", remedy)
-        relays = {}
+        keys = "The administrator makes it with `fedsync keys issue`"
+        must_exist(file, config, {"certificates": "Make it with `fedsync certs init`", "keys": keys})
+        silos, relays, upstream = {}, {}, config.upstream
+        for name, key in config.silos.items():
+            made = f"The silo makes it: `fedsync certs silo {name} --dir FOLDER`"
+            silos[name] = existing(file, path, ("silos", name), key, made)
         for name, relay in config.relays.items():
-            key = str(beside(path, relay.key, file.place(("relays", name, "key"))))
-            if not Path(key).is_file():
-                remedy = f"The relay's operator makes it: `fedsync certs silo {name} --dir FOLDER`"
-                raise ConfigError(file.place(("relays", name, "key")), f"{key} does not exist", remedy)
+            made = f"The relay's operator makes it: `fedsync certs silo {name} --dir FOLDER`"
+            key = existing(file, path, ("relays", name, "key"), relay.key, made)
             relays[name] = relay.model_copy(update={"key": key})
-        upstream = None if config.upstream is None else _there(config.upstream, file, path)
+        if upstream is not None:
+            got, made = "Get it from that server's operator", "Make it: `fedsync certs silo`"
+            authority = existing(file, path, ("upstream", "authority"), upstream.authority, got)
+            node_key = existing(file, path, ("upstream", "node_key"), upstream.node_key, made)
+            upstream = upstream.model_copy(update={"authority": authority, "node_key": node_key})
         hub = absolute(config.hub, path, ("sockets",))
         return config.model_copy(update={"silos": silos, "relays": relays, "upstream": upstream, "hub": hub})
 
@@ -163,17 +159,3 @@ class ServerStartConfig(Section):
             self.host, f"[{self.host}]" if ":" in self.host else self.host
         )
         return f"{host}:{self.port}"
-
-
-def _there(upstream: UpstreamConfig, file: YamlFile, path: Path) -> UpstreamConfig:
-    """Return the section with absolute paths; raises `ConfigError` if a file does not exist."""
-    found = {}
-    for field, remedy in (
-        ("authority", "Get it from that server's operator"),
-        ("node_key", "Make it: `fedsync certs silo`"),
-    ):
-        place = file.place(("upstream", field))
-        found[field] = str(beside(path, getattr(upstream, field), place))
-        if not Path(found[field]).is_file():
-            raise ConfigError(place, f"{found[field]} does not exist", remedy)
-    return upstream.model_copy(update=found)

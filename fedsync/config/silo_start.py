@@ -297,19 +297,13 @@ class SiloStartConfig(Section):
     def load(cls, path: Path, *, connects: bool = True) -> Self:
         """Read a silo's file, make its paths absolute, and check that the files and folders that it names exist.
 
-        Args:
-            connects: certificates and keys are needed, and must exist.
-
-        Raises:
-            ConfigError: anything is wrong; names the place and the remedy.
+        With ``connects``, certificates and keys are needed too. Raises `ConfigError` with the place and the remedy.
         """
         file = YamlFile.read(path)
         config = absolute(file.validate(cls), path, ("authority", "node_key", "state", "keys"))
         if connects:
-            must_exist(file, config, {"authority": "`fedsync certs init` makes it, at the server"})
-            must_exist(
-                file, config, {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
-            )
+            made = {"node_key": "Make it with `fedsync certs silo`", "keys": "Make it with `fedsync keys`"}
+            must_exist(file, config, {"authority": "`fedsync certs init` makes it, at the server", **made})
         audit = absolute(config.audit, path, ("head_to",))
         config = config.model_copy(update={"audit": audit})._with_data_beside(file, path)
         config._file = path.resolve()
@@ -363,7 +357,6 @@ class SiloStartConfig(Section):
 
 
 def _check_reviewer(key: str) -> None:
-    """Raise ValueError if ``key`` is not a public key."""
     from fedsync.common.sandbox.code_review import bare
 
     try:
@@ -373,23 +366,23 @@ def _check_reviewer(key: str) -> None:
 
 
 def absolute(config: Model, path: Path, fields: Sequence[str]) -> Model:
-    """Return the section with the paths of ``fields`` resolved relative to the folder of the file ``path``.
-
-    Raises:
-        ConfigError: a value is not a valid path.
-    """
+    """Return the section with paths of ``fields`` relative to the file ``path``; raises `ConfigError` for no path."""
     found = {field: getattr(config, field) for field in fields}
     return config.model_copy(
         update={field: str(beside(path, name, f"{path}, {field}")) for field, name in found.items() if name}
     )
 
 
-def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:
-    """Check that the paths of the fields exist, where they are given.
+def existing(file: YamlFile, path: Path, key: tuple[str, ...], name: str, remedy: str) -> str:
+    """Return the path of the file ``name``, beside ``path``; raises `ConfigError` at the key if it does not exist."""
+    found = beside(path, name, file.place(key))
+    if not found.is_file():
+        raise ConfigError(file.place(key), f"{found} does not exist", remedy)
+    return str(found)
 
-    Raises:
-        ConfigError: a path does not exist; with the remedy of its field.
-    """
+
+def must_exist(file: YamlFile, config: Section, remedies: dict[str, str]) -> None:
+    """Raise `ConfigError`, with the remedy of its field, if a path does not exist that a field gives."""
     for field, remedy in remedies.items():
         name = getattr(config, field)
         if name and not Path(name).exists():

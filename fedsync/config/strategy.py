@@ -17,16 +17,14 @@ from fedsync.common.sandbox.named_code import is_module
 from fedsync.config.cipher import CipherConfig, MaskedConfig, PlainConfig, least_silos, sealed_metrics, with_members
 from fedsync.config.compatibility import check_together, too_few
 from fedsync.config.locate import BY_NAME, beside, locate
-from fedsync.config.sections.stop import unreachable
+from fedsync.config.sections.evaluation import unreachable
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.extension import Extension
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.balance.balancer_base import FixedBalancer
-from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
-from fedsync.policies.barrier.wrappers.resting import Resting
-from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
+from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, OpenableSums, Resting
 from fedsync.policies.rounds.rounds_base import RoundHook
 from fedsync.policies.schema import Policy
 
@@ -35,47 +33,31 @@ class StrategyConfig(StrategySections):
     """Strategy of one run."""
 
     @model_validator(mode="after")
-    def _names_silos(self) -> Self:
-        names = self.silos or []
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"silos names {name!r} twice; name each silo once")
+    def _fits_together(self) -> Self:
+        names, target, scored = self.silos or [], self.stop.target_accuracy, self.fraction_evaluate
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"silos names {twice!r} twice; name each silo once")
         if names and (self.min_silos or 0) > len(names):
             raise ValueError(f"min_silos {self.min_silos} of {len(names)} silos can never join; lower it, or name more")
         if names and (found := too_few(self, len(names), "silos")):
             key, problem, remedy = found
             raise ValueError(f"{key} {problem}; {remedy}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_reached(self) -> Self:
-        if self.stop.target_accuracy is not None:
-            problem, remedy = unreachable(self.stop.target_accuracy, self.task)
-            if problem:
-                raise ValueError(f"stop.target_accuracy {problem}; {remedy}")
-        return self
-
-    @model_validator(mode="after")
-    def _is_evaluated(self) -> Self:
-        if self.fraction_evaluate == 0 and self.stop.by_score:
+        if target is not None and (wrong := unreachable(target, self.task)):
+            raise ValueError(f"stop.target_accuracy {wrong[0]}; {wrong[1]}")
+        if scored == 0 and self.stop.by_score:
             raise ValueError("fraction_evaluate 0 leaves stop's target and patience nothing to go by; write 1.0")
         if self.evaluation.cross_site is not None:
-            self.evaluation.cross_site.check(self.cipher, self.fraction_evaluate)
-        masked = isinstance(self.cipher, MaskedConfig)
-        if self.fraction_evaluate < 1 and (masked or sealed_metrics(self.cipher) is not None):
+            self.evaluation.cross_site.check(self.cipher, scored)
+        if scored < 1 and (isinstance(self.cipher, MaskedConfig) or sealed_metrics(self.cipher) is not None):
             raise ValueError(
-                f"fraction_evaluate {self.fraction_evaluate:g}: with sealed metrics or masks all silos of a round "
-                "evaluate, or none of their evaluations opens; write 1.0"
+                f"fraction_evaluate {scored:g}: with sealed metrics or masks all silos of a round evaluate, or none of "
+                "their evaluations opens; write 1.0"
             )
-        if self.fraction_evaluate == 0 and not isinstance(self.cipher, PlainConfig):
+        if scored == 0 and not isinstance(self.cipher, PlainConfig):
             raise ValueError(
                 "fraction_evaluate 0: under encryption silos get the last version as they are to evaluate it, and "
                 "nobody else ever has it; write 0.1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> Self:
         check_together(self)
         return self
 
@@ -83,8 +65,8 @@ class StrategyConfig(StrategySections):
     def load(cls, name: str | Path, overrides: Sequence[str] = ()) -> StrategyConfig:
         """Read a strategy file.
 
-        A path inside ``task`` is relative to the file if it exists there. Otherwise it stays unchanged, relative to
-        the working folder of a silo.
+        A path inside ``task`` is relative to the file if it exists there; otherwise it stays, relative to the working
+        folder of a silo.
 
         Args:
             name: path of a file, or name of a shipped strategy.
@@ -112,12 +94,7 @@ class StrategyConfig(StrategySections):
     def with_policies(self, policies: Mapping[str, Policy]) -> StrategyConfig:
         """Return a copy in which ready policies, which need not be registered, replace those of their sections.
 
-        Args:
-            policies: policies by section: ``predictor``, ``balancer``, ``barrier``, ``aggregation``,
-                ``server_optimizer``, ``on_round``.
-
-        Raises:
-            ConfigError: a policy does not belong in its section, or does not fit the other sections.
+        Raises `ConfigError` if a policy does not belong in its section, or does not fit the other sections.
         """
         known = ("predictor", "balancer", "barrier", "aggregation", "server_optimizer", "on_round")
         for section, policy in policies.items():
@@ -125,23 +102,18 @@ class StrategyConfig(StrategySections):
                 raise ConfigError(f"policies[{section!r}]", "there is no such section", near_miss(section, known))
             if not isinstance(policy, Policy) or policy.section != section:
                 problem = f"{type(policy).__name__} is no {section} policy"
-                raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{_class(section)}Policy")
+                base = section.title().replace("_", "")
+                raise ConfigError(f"policies[{section!r}]", problem, f"Subclass fedsync.{base}Policy")
         return self._with("policies", policies, "Choose policies that fit the strategy")
 
     def told(self, train: Mapping[str, Any], evaluate: Mapping[str, Any]) -> StrategyConfig:
-        """Return a copy with further entries in `train_config` and `evaluate_config`.
-
-        Raises:
-            ConfigError: an entry is invalid.
-        """
+        """Copy with further entries in `train_config` and `evaluate_config`; raises `ConfigError` if one is invalid."""
         told = self._with("train_config", {"train_config": {**self.train_config, **train}})
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
     def stopping(self, rules: Mapping[str, float]) -> StrategyConfig:
-        """Return a copy with the stop rules in ``rules`` replaced.
-
-        Raises:
-            ConfigError: a rule is invalid, for this task or for any.
+        """Copy with the stop rules in ``rules`` replaced; raises `ConfigError` if one is invalid, for this task or for
+        any.
         """
         return self._with("stop", {"stop": {**self.stop.model_dump(exclude_unset=True), **rules}})
 
@@ -154,18 +126,12 @@ class StrategyConfig(StrategySections):
 
     @property
     def report_s(self) -> float | None:
-        """Interval of progress reports on running orders [s]; None where the barrier does not need reports."""
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
-        """Check that the strategy can run with silos of these names.
+        """Check that the strategy can run with silos of these ``names``, of which ``file`` tells, for the error.
 
-        Args:
-            names: all available silos.
-            file: source of the names, for the error.
-
-        Raises:
-            ConfigError: a name is not listed in ``silos``, a listed silo is not available, or silos are too few.
+        Raises `ConfigError` if a name is not listed in ``silos``, a listed silo is not available, or silos are too few.
         """
         for name in names:
             if self.silos is not None and name not in self.silos:
@@ -182,11 +148,7 @@ class StrategyConfig(StrategySections):
             raise ConfigError(*problem)
 
     def check_files(self) -> None:
-        """Check that relative paths of the task and the initial model exist; absolute paths may be the silos'.
-
-        Raises:
-            ConfigError: a file does not exist.
-        """
+        """Raise `ConfigError` if a relative path of the task, which is no silo's, or the initial model is missing."""
         missing: list[str] = []
 
         def noted(path: str) -> str:
@@ -207,21 +169,13 @@ class StrategyConfig(StrategySections):
             raise errors[0]
 
     def check_target(self, target: float | None) -> None:
-        """Check that the task can reach a target accuracy from the command line.
-
-        Raises:
-            ConfigError: the target is out of range.
-        """
-        if target is not None:
-            problem, remedy = unreachable(target, self.task)
-            if problem:
-                raise ConfigError("--target-accuracy", problem, remedy.capitalize())
+        """Raise `ConfigError` if the task cannot reach a target accuracy from the command line."""
+        if target is not None and (wrong := unreachable(target, self.task)):
+            raise ConfigError("--target-accuracy", wrong[0], wrong[1].capitalize())
 
     def quorum(self, silos: int | None = None) -> int:
-        """Number of silos that must have joined before the run begins.
-
-        Args:
-            silos: number of silos in the silo file that are present at the start; None without a silo file.
+        """Number of silos that must have joined before the run begins; ``silos`` of the silo file are there at the
+        start.
         """
         return self.min_silos or silos or self.shares
 
@@ -248,13 +202,8 @@ class StrategyConfig(StrategySections):
         return self.balancer.scales_steps or self.barrier.innermost.unequal_steps
 
     def check_machines(self, speeds: Mapping[str, float]) -> None:
-        """Check that the speeds of machines allow common sums under masks.
-
-        Args:
-            speeds: speed of each silo [samples/s].
-
-        Raises:
-            ConfigError: the speeds of two silos differ so much that masks would not hide the work of the fast silo.
+        """Raise `ConfigError` if two ``speeds`` [samples/s] differ so much that masks would not hide the fast silo's
+        work.
         """
         balanced = not isinstance(self.balancer, FixedBalancer) or self._unequal_steps
         if self.work_ratio is None or not balanced or not speeds:
@@ -274,22 +223,17 @@ class StrategyConfig(StrategySections):
         """Number of shares of the data where no silo file defines it."""
         return len(self.silos or ()) or self.min_silos or 2
 
-    def _built_extensions(self) -> tuple[Callable[[], Extension | None], ...]:
-        built: list[Callable[[], Extension | None]] = [each.followed for each in self.extensions or ()]
-        if self.on_round is not None:
-            built.append(partial(RoundHook, self.on_round, self.local.learning_rate))
-        return tuple(built)
-
     def policies(self, silos: int | None = None) -> Policies:
-        """Build all policies of the run.
-
-        Args:
-            silos: number of silos in the silo file; None without a silo file.
-        """
+        """Build all policies of the run; ``silos`` as for `quorum`."""
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
         metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
         if sealed is not None:
-            sealed.check_sums(metrics)
+            from fedsync.cipher.plan import check_sums
+
+            check_sums(metrics)
+        extensions: list[Callable[[], Extension | None]] = [each.followed for each in self.extensions or ()]
+        if self.on_round is not None:
+            extensions.append(partial(RoundHook, self.on_round, self.local.learning_rate))
         sizing = self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate))
         return Policies(
             seed=self.seed,
@@ -307,10 +251,5 @@ class StrategyConfig(StrategySections):
             cross_site=None if compared is None else compared.build(share=isinstance(self.cipher, PlainConfig)),
             controls=self.controlled,
             least=least,
-            extensions=self._built_extensions(),
+            extensions=tuple(extensions),
         )
-
-
-def _class(section: str) -> str:
-    """Return the base name of a section's class: ``ServerOptimizer`` for ``server_optimizer``."""
-    return section.title().replace("_", "")

@@ -94,11 +94,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[+-]?0[oO][0
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the nodes and the values of a text.
-
-    Raises:
-        yaml.YAMLError: the text is not YAML, or a value cannot be converted.
-    """
+    """Return the nodes and the values of a text; raises `yaml.YAMLError`."""
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -143,22 +139,14 @@ class YamlFile:
 
     @classmethod
     def read(cls, path: Path) -> YamlFile:
-        """Read and parse a file.
-
-        Raises:
-            ConfigError: the file is missing or unreadable, or the constructor refuses it.
-        """
+        """Read and parse a file; raises `ConfigError` if it is unreadable, or the constructor refuses it."""
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(path), f"cannot be read: {error}", "Check the path and the encoding") from error
 
     def override(self, assignments: Iterable[str]) -> None:
-        """Apply ``a.b=value`` assignments; values are YAML.
-
-        Raises:
-            ConfigError: an assignment is malformed.
-        """
+        """Apply ``a.b=value`` assignments, whose values are YAML; raises `ConfigError` for a malformed one."""
         for assignment in assignments:
             key, equals, text = assignment.partition("=")
             path, place = tuple(key.strip().split(".")), f"--set {_short(assignment)}"
@@ -173,13 +161,7 @@ class YamlFile:
             self._given[path] = "--set"
 
     def put(self, key: str, value: object, place: str) -> None:
-        """Set or replace a value.
-
-        Args:
-            key: dotted key, ``a.b``.
-            value: plain value, as YAML would read it.
-            place: origin of the value, for errors.
-        """
+        """Set or replace the value of a dotted key, ``a.b``; ``place`` is its origin, for errors."""
         path = tuple(key.split("."))
         self._put(path, value, place)
         self._given[path] = place
@@ -194,11 +176,7 @@ class YamlFile:
         target[path[-1]] = value
 
     def validate(self, model: type[Model]) -> Model:
-        """Return the data as ``model``.
-
-        Raises:
-            ConfigError: the first error, with its place and the remedy; `ConfigError.others` holds the other errors.
-        """
+        """Return the data as ``model``; raises the first `ConfigError`, whose `others` are the other errors."""
         try:
             return model.model_validate(self.data)
         except ValidationError as error:
@@ -231,7 +209,6 @@ class YamlFile:
 
     @staticmethod
     def _order(mistake: ConfigError) -> tuple[bool, int]:
-        """Sort key: the line; missing keys have no line and come last."""
         line = re.search(r"line (\d+)", mistake.place)
         return mistake.problem == "missing", int(line[1]) if line else 0
 
@@ -274,7 +251,6 @@ class YamlFile:
             self._refuse_duplicates(item, (*above, node))
 
     def _explain(self, error: ErrorDetails) -> list[ConfigError]:
-        """Return the errors: several for a validator that reports one error per line."""
         if error["type"] == "value_error":
             path, told = self._data_path(error["loc"]), str(error.get("ctx", {}).get("error", error["msg"]))
             return [self._disagreement(path, message) for message in told.splitlines()]
@@ -362,7 +338,6 @@ def _has_kind(error: ErrorDetails) -> bool:
 
 
 def _plain(value: object) -> str:
-    """Return a limit without ``.0``, and a pattern without its anchors."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).removeprefix("^").removesuffix("$")

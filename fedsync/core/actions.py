@@ -83,7 +83,7 @@ class KeepBest:
 
     Args:
         score: all metrics of the version.
-        value: value of the version by the run's selection rule; see `fedsync.evaluation.best_version.Selection`.
+        value: value of the version by the run's selection rule; see `fedsync.evaluation.version_scores.Selection`.
     """
 
     score: Score
@@ -149,18 +149,6 @@ class Stop:
 
 
 Action = (
-    Dispatch
-    | Commit
-    | HaltEarly
-    | Probe
-    | Savepoint
-    | Rollback
-    | WakeAt
-    | KeepBest
-    | Evaluate
-    | Discard
-    | Note
-    | Attested
-    | OperatorAnswered
-    | Stop
-)
+    Dispatch | Commit | HaltEarly | Probe | Savepoint | Rollback | WakeAt | KeepBest | Evaluate | Discard | Note
+    | Attested | OperatorAnswered | Stop
+)  # fmt: skip

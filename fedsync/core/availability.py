@@ -1,6 +1,6 @@
 """Availability windows of part-time silos: silos that are away, and silos with too little time left for another order.
 
-A silo reports its remaining time when it joins and with each update (`fedsync.core.silo_presence.Presence`). This
+A silo reports its remaining time when it joins and with each update (`fedsync.core.orders.Presence`). This
 module converts the durations to times on the run's clock. A silo without a window is in no table and costs nothing.
 
 | a silo with a window | barriers | its order |
@@ -24,8 +24,7 @@ from typing import ClassVar
 
 from fedsync.core.events import UpdateArrived, WorkFailed
 from fedsync.core.extension import Extension
-from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts, WorkOrder
 from fedsync.core.views import ClusterView, SiloView
 
 REST_S = 10.0
@@ -83,7 +82,6 @@ class Attendance(Extension):
         return True
 
     def forget(self, name: str) -> Presence | None:
-        """Remove a silo's window and return it in times of the run's clock; None if the silo has none."""
         window = self.windows.pop(name, None)
         return None if window is None else Presence(*window)
 

@@ -46,19 +46,8 @@ from types import MappingProxyType
 from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
-from fedsync.core.actions import (
-    Action,
-    Commit,
-    Discard,
-    KeepBest,
-    Note,
-    Rollback,
-    Savepoint,
-    Stop,
-    WakeAt,
-)
+from fedsync.core.actions import Action, Commit, Discard, KeepBest, Note, Rollback, Savepoint, Stop, WakeAt
 from fedsync.core.checkpoint_state import COORDINATOR, fill, named
-from fedsync.core.departures import fail_order, give_up_orders, lose
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -72,10 +61,9 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import SiloFacts, Split, UpdateMeta
-from fedsync.core.releasing import hurry, release
+from fedsync.core.orders import Presence, SiloFacts, Split, UpdateMeta
+from fedsync.core.releasing import fail_order, give_up_orders, hurry, lose, release
 from fedsync.core.report_checks import check_facts, check_report, usable
-from fedsync.core.silo_presence import Presence
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Plan
 from fedsync.core.state import CoordinatorState, Policies
@@ -136,12 +124,10 @@ class Coordinator:
 
     @property
     def unlearned(self) -> bool:
-        """Whether a predictor would train now, given `Spare` time."""
         return self._policies.predicts and self._state.forecasts.unlearned
 
     @property
     def learned(self) -> dict[str, Any] | None:
-        """Learned state of the predictors as plain JSON values, for another run; None if there is none."""
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
@@ -243,7 +229,6 @@ class Coordinator:
         state.passes.join(name, facts.examples)
 
     def _mind_window(self, said: Presence | float | None) -> None:
-        """Enable the `Attendance` extension once a silo reports a window."""
         if said is not None:
             self._state.extensions.own("attendance")
 
@@ -374,7 +359,6 @@ class Coordinator:
             actions.append(Savepoint(state.version))
 
     def _follow_operator(self) -> None:
-        """Apply the stop rules set by the operator, if any."""
         self._plan = None
         stop = getattr(self._state.extensions.get("steering"), "stop", None)
         if stop is not None:

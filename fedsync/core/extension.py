@@ -10,7 +10,7 @@ the coordinator: their decisions depend on events and times only, so a run can b
 | a silo has joined, or is gone | `on_join`, `on_loss` | record it |
 | an order has failed | `excuses` | not count it as a failure |
 | a sound update arrived | `takes` | keep the update out of the model |
-| an order is about to be given for the model | `on_order` | change its settings |
+| an order is about to be given for the model | `on_order` | change its learning rate and ``config`` |
 | updates were committed | `on_commit` | record it |
 | any event was absorbed | `on_event` | record it |
 | before stop rules and barrier are asked | `pauses` | suspend all decisions, with a reason |
@@ -47,7 +47,6 @@ _OWN = {
 class Extension:
     """Base class of optional features of a run. Hooks do nothing by default; a feature overrides some of them."""
 
-    __slots__ = ()
     name: ClassVar[str]
     """Key of its state in checkpoints; unique in a run."""
 
@@ -59,14 +58,11 @@ class Extension:
     def admits(self, name: str, facts: SiloFacts, at_s: float) -> bool:
         return True
 
-    def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None:
-        """Called after a silo has joined."""
+    def on_join(self, name: str, facts: SiloFacts, at_s: float) -> None: ...
 
-    def on_loss(self, name: str, at_s: float) -> None:
-        """Called after a silo is gone."""
+    def on_loss(self, name: str, at_s: float) -> None: ...
 
     def excuses(self, event: WorkFailed) -> bool:
-        """Return whether an order without an update is no failure of the silo."""
         return False
 
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
@@ -79,28 +75,22 @@ class Extension:
         return None
 
     def on_order(self, order: WorkOrder) -> WorkOrder:
-        """Return the order as sent to its silo; only learning rate and ``config`` may differ."""
         return order
 
-    def on_commit(self, version: int, updates: Sequence[UpdateMeta]) -> None:
-        """Called after these updates have made the model ``version``."""
+    def on_commit(self, version: int, updates: Sequence[UpdateMeta]) -> None: ...
 
-    def on_event(self, event: Event) -> None:
-        """Called after an event was absorbed."""
+    def on_event(self, event: Event) -> None: ...
 
     def pauses(self) -> str:
-        """Return why no decision may be made now; "" if there is no reason."""
         return ""
 
     def stops(self, now_s: float) -> str | None:
-        """Return why the run should end now; None to go on."""
         return None
 
     def shows(self, view: ClusterView) -> tuple[ClusterView, str]:
         return view, ""
 
     def wake_s(self, now_s: float) -> float | None:
-        """Return the latest time of the barrier's next call; None for no limit."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -134,7 +124,6 @@ class Extensions(dict[str, Extension]):
         return all([each.admits(name, facts, at_s) for each in self.values()])  # noqa: C419  # all take note of it
 
     def taken(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
-        """Call `Extension.takes` on all extensions; return the first result that is not None."""
         found = [each.takes(event, order, version) for each in self.values()]
         return next((why for why in found if why is not None), None)
 

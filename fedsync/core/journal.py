@@ -45,8 +45,7 @@ class JournalEntry:
 class Handler(Protocol):
     """Protocol of a replay target: a `Coordinator`."""
 
-    def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry:
-        """Absorb a batch of events and decide."""
+    def handle(self, events: Iterable[Event], now_s: float) -> JournalEntry: ...
 
 
 class JournalWriter:
@@ -89,7 +88,6 @@ def read_journal(path: Path) -> tuple[dict[str, Any], Iterator[JournalEntry]]:
 
 
 def read_header(path: Path, line: bytes) -> dict[str, Any]:
-    """Parse the first line of a journal; raise FedSyncError if the file is no journal of this format."""
     try:
         header = json.loads(line)
     except (ValueError, RecursionError):
@@ -107,7 +105,6 @@ def read_header(path: Path, line: bytes) -> dict[str, Any]:
 
 
 def read_entry(path: Path, number: int, line: bytes) -> JournalEntry:
-    """Parse one line of a journal; raise FedSyncError, which names the line."""
     try:
         entry: JournalEntry = codec.loads(JournalEntry, line, own=True)
     except codec.DecodeError as error:

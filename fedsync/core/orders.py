@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum, auto
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fedsync.common.codec import Sum
-from fedsync.core.silo_presence import Presence
+
+MAX_AWAY_S = 3 * 86_400.0
+"""Upper bound of both durations of a daily window [s]: a lost hour (summer time) may skip a daily window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """Time left in a silo's window (``left_s``, 0 outside) and until its next window, relative to the report."""
+
+    left_s: float
+    back_s: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether the durations are possible for a daily window; NaN fails every comparison."""
+        return 0 <= self.left_s <= self.back_s <= MAX_AWAY_S
+
 
 V = TypeVar("V")
 
@@ -66,7 +82,7 @@ class Subject(StrEnum):
     LAST = auto()
     """The newest version."""
     BEST = auto()
-    """The version kept as the best; see `fedsync.evaluation.best_version`."""
+    """The version kept as the best; see `fedsync.evaluation.version_scores`."""
     LOCAL = auto()
     """A silo's own model, trained by the silo alone; see `fedsync.evaluation.local_baselines`."""
     TUNED = auto()
@@ -162,7 +178,6 @@ class Window:
     memory: float | None = None
 
     def coarse(self) -> Window:
-        """Return the window with shares rounded to two digits, for a server that may know no more about the machine."""
         cpu, memory = (None if share is None else round(share, 2) for share in (self.cpu, self.memory))
         return Window(self.speed, cpu, memory)
 
@@ -205,7 +220,6 @@ class Score:
 
     @property
     def numbers(self) -> Mapping[str, float]:
-        """All values by name, without None."""
         told = {"accuracy": self.accuracy, "loss": self.loss}
         return {**self.metrics, **{name: value for name, value in told.items() if value is not None}}
 
@@ -304,15 +318,7 @@ class UpdateMeta:
         )
 
 
-class _Trained(Protocol):
-    @property
-    def samples(self) -> int: ...
-
-    @property
-    def loss(self) -> float | None: ...
-
-
-def mean_loss(parts: Iterable[_Trained]) -> float | None:
+def mean_loss(parts: Iterable[WorkReport | UpdateMeta]) -> float | None:
     """Return the mean training loss a sample over several reports or updates; None if none has a loss."""
     told = [(part.loss, part.samples) for part in parts if part.loss is not None]
     return sum([loss * samples for loss, samples in told]) / sum([samples for _, samples in told]) if told else None
@@ -343,9 +349,25 @@ class SiloFacts:
     least_samples: int = 1
 
     def fits(self, found: int | None) -> int:
-        """Return the largest batch, limited by its data, its memory, and the cap ``found`` after a failure."""
         cap = self.examples
         for limit in (self.memory_samples, found):
             if limit is not None and limit < cap:
                 cap = limit
         return cap
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Progress of a silo that must survive a restart.
+
+    Args:
+        epoch: completed passes over the data.
+        position: samples of the current pass already taken.
+        state: JSON that the silo's own training code keeps between orders.
+        private: model parts that stay at the silo; see `fedsync.train.private.PrivateParts`.
+    """
+
+    epoch: int = 0
+    position: int = 0
+    state: str = "{}"
+    private: bytes = b""

@@ -1,14 +1,50 @@
-"""Translation of a barrier's verdict into actions: new orders, early stops and progress probes."""
+"""Begin and end of orders: a barrier's verdict as actions, and the cleanup of failed orders and lost silos."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedsync.common.errors import PolicyError
-from fedsync.core.actions import Action, Dispatch, HaltEarly, Probe
+from fedsync.core.actions import Action, Discard, Dispatch, HaltEarly, Probe
 from fedsync.core.orders import LocalWork, WorkOrder
-from fedsync.core.state import CoordinatorState, Policies
+from fedsync.core.state import MAX_FAILURES, CoordinatorState, Policies
 from fedsync.core.views import Verdict
+from fedsync.evaluation import final_evaluation as closing
+
+
+def fail_order(state: CoordinatorState, name: str, at_s: float, *, away: bool = False) -> None:
+    """End a silo's order in work without a usable update; no failure is counted for a silo that is ``away``."""
+    silo = state.silos[name]
+    assert silo.order is not None
+    if silo.order.scores_only:
+        state.pending_evaluations.discard(name)
+    if silo.order.apart:
+        closing.apart(state).fail(name)
+    state.end_evaluation(silo.order.base_version, name, None)
+    state.silos[name] = replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)
+    if state.silos[name].failures >= MAX_FAILURES:
+        state.passes.leave(name)
+
+
+def give_up_orders(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
+    silo = state.silos.get(name)
+    for order in () if silo is None else silo.orders:
+        actions.append(Discard(order.update_id, reason))
+        fail_order(state, name, state.silos[name].since_s)
+    if name in state.awaiting:
+        if closing.decides(state):
+            state.scores.end(state.version, name, None)
+        state.awaiting.discard(name)
+
+
+def lose(state: CoordinatorState, name: str, reason: str, actions: list[Action]) -> None:
+    give_up_orders(state, name, reason, actions)
+    state.awaiting.discard(name)
+    state.pending_evaluations.discard(name)
+    state.silos.pop(name, None)
+    state.scores.forget(name)
+    state.passes.leave(name)
 
 
 def release(
@@ -22,10 +58,8 @@ def release(
 ) -> None:
     """Give each released silo, and each silo that may queue, an order based on the newest version.
 
-    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors.
-
-    Raises:
-        PolicyError: a released silo is not idle, or a silo with a queued order does not have exactly one order.
+    Changes ``state`` and appends to ``actions``; ``recent`` journal entries are for errors. Raises `PolicyError` if a
+    released silo is not idle, or a silo with a queued order does not have exactly one order.
     """
     chosen = (*verdict.release, *verdict.queue)
     if not chosen:

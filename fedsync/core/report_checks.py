@@ -12,6 +12,7 @@ from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import (
     Evaluation,
     PooledFigures,
+    Presence,
     Score,
     SiloFacts,
     Subject,
@@ -19,7 +20,6 @@ from fedsync.core.orders import (
     WorkOrder,
     WorkReport,
 )
-from fedsync.core.silo_presence import Presence
 from fedsync.evaluation.metrics.metric_types import Statistic
 
 MAX_SPEED = 1e9
@@ -73,10 +73,8 @@ _SUBJECTS = frozenset(Subject)
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
-    """Check a report against its order. Its evaluation is checked in `usable`: an update may be good without it.
-
-    Raises:
-        ProtocolError: names the silo and the first check that fails.
+    """Check a report against its order. Its evaluation is checked in `usable`: an update may be good without it. Raises
+    `ProtocolError` if names the silo and the first check that fails.
     """
 
     # Runs for every update: messages are formatted only for a failed check.
@@ -129,7 +127,6 @@ def _problem(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> tuple[st
 
 
 def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
-    """Return whether a report passes `check_report`; figures of other reports are ignored."""
     try:
         check_report(meta.silo, order, meta, report)
     except ProtocolError:
@@ -144,7 +141,6 @@ def check_sealed(silo: str, report: WorkReport) -> None:
 
 
 def usable_figures(figures: PooledFigures, version: int) -> bool:
-    """Return whether silos may have found these pooled figures in commits up to ``version``."""
     scores = [score for score in (figures.score, figures.best) if score is not None]
     return (
         1 <= figures.version <= version
@@ -166,7 +162,6 @@ def _usable_score(score: Score) -> bool:
 
 
 def check_facts(silo: str, facts: SiloFacts) -> None:
-    """Raise ProtocolError for the first implausible fact of a joining silo."""
     if not 1 <= facts.examples <= MAX_EXAMPLES:
         raise ProtocolError(silo, "examples", f"{facts.examples} training samples, at most {MAX_EXAMPLES}")
     if facts.memory_samples is not None and not 1 <= facts.memory_samples <= MAX_COUNT:
@@ -245,7 +240,6 @@ def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping
 
 
 def usable(silo: str, evaluation: Evaluation | None, known: Mapping[str, Statistic] | None = None) -> Evaluation | None:
-    """Return the evaluation if it passes `check_evaluation`, else None."""
     try:
         if evaluation is not None:
             check_evaluation(silo, evaluation, known)

@@ -14,15 +14,13 @@ from fedsync.core.actions import Action, Commit, WakeAt
 from fedsync.core.extension import Extension, Extensions
 from fedsync.core.orders import Evaluation, LocalWork, PooledFigures, Split, Subject, UpdateMeta, WorkOrder
 from fedsync.core.protocols import AnyBarrier, AnyPredictor, Weigher
-from fedsync.core.roster import Roster
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Sizing
 from fedsync.core.stopping import Leaders, Passes, StopRules
-from fedsync.core.views import SiloView, Verdict
-from fedsync.evaluation.best_version import Leader, Selection
+from fedsync.core.views import Roster, SiloView, Verdict
 from fedsync.evaluation.metric_votes import Claims
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.version_scores import Scores, Settled
+from fedsync.evaluation.version_scores import Leader, Scores, Selection, Settled
 
 if TYPE_CHECKING:
     from fedsync.evaluation.local_baselines import CrossSite
@@ -39,14 +37,11 @@ class Policies:
     """All policies of a run, as values.
 
     Args:
-        declared_speeds: use declared speeds instead of measured speeds.
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
-        metrics: metrics computed from the silos' evaluation sums.
         cross_site: subjects that silos train apart after training; None for none.
         controls: silos keep control variates, so commits state the totals behind them.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
-        extensions: factories of the optional features.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
     """
 
@@ -69,7 +64,6 @@ class Policies:
 
     @property
     def apart(self) -> tuple[Subject, ...]:
-        """Subjects that silos train apart after training, in order."""
         return () if self.cross_site is None else self.cross_site.subjects
 
     def evaluators(self, silos: Collection[str], version: int) -> Collection[str]:
@@ -116,17 +110,12 @@ class FailurePolicy:
         """Return the reason to give the run up, or None: too many connected silos fail, and no others are expected."""
         if not silos or self.able(silos, least) or any(silo.busy for silo in silos.values()):
             return None
-        failing = _failing(silos)
+        failing = [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
         if min(failing) < MOST_FAILURES and not self.proven <= silos.keys():
             return None
         who = "every silo" if len(failing) == len(silos) else f"{len(failing)} of {len(silos)} silos"
         why = "" if len(failing) == len(silos) else f", and an encrypted sum needs {least} silos"
         return f"{who} failed {MAX_FAILURES} orders in a row{why}; the last: {self.last_failure}"
-
-
-def _failing(silos: Mapping[str, SiloView]) -> list[int]:
-    """Return the consecutive failures of the silos at or above `MAX_FAILURES`."""
-    return [silo.failures for silo in silos.values() if silo.failures >= MAX_FAILURES]
 
 
 @dataclass(slots=True)
@@ -136,13 +125,10 @@ class CoordinatorState:
     Args:
         forecasts: forecasts of all silos that ever joined.
         version: model version; raised by commits and rollbacks.
-        silos: connected silos.
         pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
-        issued: number of orders given, by silo.
         leaders: best versions by each rule of the run.
         claims: figures that silos claim under sealed figures.
-        closing: reason for the coming end of the run.
         pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
         questions_asked: number of final questions that were asked or skipped.
         sums_ordered: number of final questions whose sums were ordered, under sealed figures.
@@ -150,8 +136,6 @@ class CoordinatorState:
         awaiting: silos that have not answered the last final question.
         halted: identifier of the last halted order, by silo.
         alarms: times at which the barrier is called again, earliest last; each new alarm is earlier than all others.
-        alarm_set: an alarm for the time limit is set.
-        stopped: `Stop` was emitted.
     """
 
     forecasts: Forecasts
@@ -182,11 +166,9 @@ class CoordinatorState:
 
     @property
     def best(self) -> Leader:
-        """Leader whose model is kept."""
         return self.leaders.best
 
     def order_of(self, name: str, update_id: str) -> WorkOrder | None:
-        """Return the running order of silo ``name`` if its identifier is ``update_id``."""
         silo = self.silos.get(name)
         order = silo.order if silo is not None else None
         return order if order is not None and order.update_id == update_id else None
@@ -208,7 +190,6 @@ class CoordinatorState:
             actions.append(WakeAt(at_s))
 
     def attest(self, name: str, claims: Sequence[PooledFigures], policies: Policies, actions: list[Action]) -> None:
-        """Process a silo's claims about pooled figures; figures now believed count for scores and stop rules."""
         if not claims:
             return
         newest = max(self.claims.believed, default=-1)
@@ -232,7 +213,6 @@ class CoordinatorState:
     def next_order(
         self, name: str, work: LocalWork, verdict: Verdict, seed: int, *, evaluate: bool = True
     ) -> WorkOrder:
-        """Return a new order from the newest version, queued behind a running order; ``seed`` is the run's seed."""
         serial = self.issued[name] = self.issued.get(name, 0) + 1
         silo = self.silos[name]
         first, least = silo.order, -(-silo.facts.least_samples // work.batch_size)

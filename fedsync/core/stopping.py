@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedsync.core.orders import Evaluation, Score
-from fedsync.evaluation.best_version import Leader, Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.version_scores import Scores
+from fedsync.evaluation.version_scores import Leader, Scores, Selection
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class Leaders:
         found: Mapping[str, Evaluation],
         metrics: Sequence[AnyMetric],
     ) -> Leaders:
-        """Return the leaders after one more judged version; a rule of None keeps its leader."""
         pairs = zip((self.best, self.target, self.patience), rules, strict=True)
         return Leaders(*(now if rule is None else now.after(rule, score, found, metrics) for now, rule in pairs))
 
@@ -126,13 +124,11 @@ class Passes:
     _attested: tuple[float, int] = (0.0, 0)
 
     def join(self, silo: str, examples: int) -> None:
-        """Add a silo with this number of training samples; a silo that rejoins starts its pass anew."""
         self.leave(silo)
         self._since[silo] = _Pass(examples)
         self._unfinished += 1
 
     def leave(self, silo: str) -> None:
-        """Remove a lost or failing silo, so that checks do not wait for its pass."""
         mine = self._since.pop(silo, None)
         if mine is not None and mine.samples < mine.examples:
             self._unfinished -= 1
@@ -158,7 +154,6 @@ class Passes:
             self._check(sum(each.examples * each.loss / each.samples for each in passes) / weight)
 
     def attest(self, loss: float) -> None:
-        """Add an attested mean training loss, and check if a check waits for it."""
         total, count = self._attested
         self._attested = total + loss, count + 1
         self._check_attested()

@@ -1,10 +1,10 @@
-"""Views that policies read, and the verdict that a barrier returns."""
+"""Views that policies read, the roster of silos behind them, and the verdict that a barrier returns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any
 
 from fedsync.core.orders import LocalWork, SiloFacts, UpdateMeta, WorkOrder, fast_dataclass
 from fedsync.core.speed.curve import Curve
@@ -44,7 +44,6 @@ class SiloView:
 
     @property
     def orders(self) -> tuple[WorkOrder, ...]:
-        """Unanswered orders: the running order, then the queued order."""
         return tuple(order for order in (self.order, self.queued) if order is not None)
 
     def order_s(self, work: LocalWork) -> float | None:
@@ -54,7 +53,6 @@ class SiloView:
         return work.steps * self.forecast.step_s(work.batch_size) + max(self.forecast.overhead_s, self.overhead_s)
 
     def begun(self, order: WorkOrder, at_s: float) -> SiloView:
-        """Return the silo with one more order, which is queued if another order is running."""
         if self.order is not None:
             return replace(self, queued=order, queued_s=at_s)
         # Positional arguments, here and in `ended`: a keyword costs 35 ns, and this runs for every order.
@@ -70,24 +68,6 @@ class SiloView:
         failures = self.failures + 1
         queueless = replace(self, queued=None, queued_s=0.0)
         return replace(queueless, order=self.queued, since_s=at_s, failures=failures, progress_steps=0)
-
-
-class Index(Protocol):
-    """Read-only live indexes over all silos, so that no lookup scans them."""
-
-    @property
-    def idle(self) -> Mapping[str, int]:
-        """Name -> rank in the order of joining, for silos without an order."""
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def news(self) -> int:
-        """Counter of joins, leaves and finished orders."""
-
-    def changed_since(self, news: int) -> Collection[str] | None:
-        """Return the names of silos with such an event since counter value ``news``, with repeats; None if unknown."""
 
 
 @fast_dataclass
@@ -111,7 +91,7 @@ class ClusterView:
     pending: Mapping[str, UpdateMeta]
     work: Mapping[str, LocalWork] = field(default_factory=dict)
     seed: int = 0
-    index: Index | None = None
+    index: Roster | None = None
     windows: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def present_for_s(self, name: str) -> float | None:
@@ -138,7 +118,6 @@ class ClusterView:
         return tuple(sorted(self.index.idle, key=self.index.idle.__getitem__))
 
     def idle_among(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the idle silos among ``names``, without duplicates, in order of joining."""
         if self.index is None:
             wanted = set(names)
             return tuple(name for name in self.idle if name in wanted)
@@ -151,11 +130,9 @@ class ClusterView:
 
     @property
     def news(self) -> int | None:
-        """Counter value for a later `changed_since`; None without an index."""
         return None if self.index is None else self.index.news
 
     def changed_since(self, news: int | None) -> Collection[str] | None:
-        """Return the silos that joined, left or ended an order since counter value ``news``; None if unknown."""
         return None if self.index is None or news is None else self.index.changed_since(news)
 
     @property
@@ -207,7 +184,89 @@ class Verdict:
     reason: str = ""
 
     def by(self, at_s: float | None) -> Verdict:
-        """Return the verdict with the next call at ``at_s`` or earlier; None changes nothing."""
         if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):
             return self
         return replace(self, wake_at_s=at_s)
+
+
+_set_item = dict[str, SiloView].__setitem__
+_SPARE_NEWS = 1000
+
+
+class Roster(dict[str, SiloView]):
+    """Name -> view, in order of joining; change it only by ``roster[name] = view`` and ``pop``. A `views.Index`.
+
+    Attributes:
+        idle: name -> rank in the order of joining, for silos without an order.
+        revision: counter of joins, leaves, and assignments of facts or forecasts (changed or equal).
+        news: counter of joins, leaves and finished orders.
+    """
+
+    __slots__ = ("_joined", "_names", "_news", "_ranks", "idle", "news", "revision")
+
+    idle: dict[str, int]
+    revision: int
+    news: int
+    _ranks: dict[str, int]
+    _joined: int
+    _names: tuple[str, ...] | None
+    _news: list[str]
+
+    def __init__(self) -> None:
+        self.idle, self._ranks, self._joined, self.revision = {}, {}, 0, 0
+        self._names, self._news, self.news = None, [], 0
+
+    def __setitem__(self, name: str, view: SiloView) -> None:
+        before = self.get(name)
+        if before is None:
+            self._ranks[name] = self._joined
+            self._joined += 1
+            self._names = None
+            self.revision += 1
+        elif before.forecast is not view.forecast or before.facts is not view.facts:
+            self.revision += 1
+        _set_item(self, name, view)
+        if view.order is None:
+            self.idle[name] = self._ranks[name]
+            self._tell(name)
+        else:
+            self.idle.pop(name, None)
+            if before is not None and before.order is not None and before.order is not view.order:
+                self._tell(name)  # an order ended, and the silo continues with its next order
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        if name in self:
+            self.revision += 1
+            self._names = None
+            del self._ranks[name]
+            self.idle.pop(name, None)
+            self._tell(name)
+        return super().pop(name, default)
+
+    @property
+    def views(self) -> dict[str, SiloView]:
+        """Name -> view as a plain dictionary. Set it together with the counters when restoring a checkpoint."""
+        return dict(self)
+
+    @views.setter
+    def views(self, views: Mapping[str, SiloView]) -> None:
+        self.clear()
+        self.update(views)
+        self._names = None
+
+    @property
+    def names(self) -> Sequence[str]:
+        if self._names is None:
+            self._names = tuple(self)
+        return self._names
+
+    def changed_since(self, news: int) -> Collection[str] | None:
+        """Return silos that joined, left or ended an order since ``news``, may repeat; None if ``news`` is too old."""
+        since = len(self._news) - (self.news - news)
+        return self._news[since:] if since >= 0 else None
+
+    def _tell(self, name: str) -> None:
+        self.news += 1
+        self._news.append(name)
+        if len(self._news) > 2 * len(self) + _SPARE_NEWS:
+            del self._news[: len(self._news) // 2]

@@ -106,7 +106,6 @@ def advance(
 
 
 def _sum(state: CoordinatorState, policies: Policies, actions: list[Action]) -> None:
-    """Have silos answer the next question with updates that change nothing, as soon as they are idle."""
     here = [name for name, silo in state.silos.items() if silo.failures < MAX_FAILURES]
     here.sort(key=lambda name: state.silos[name].busy)
     state.pending_evaluations = set(here[: policies.tally])
@@ -140,7 +139,6 @@ def answers(state: CoordinatorState, policies: Policies, event: Evaluated) -> bo
 
 
 def decides(state: CoordinatorState) -> bool:
-    """Return whether answers to the current question may change the best version: only the first question's can."""
     return state.questions_asked == 1
 
 
@@ -162,14 +160,12 @@ def _gone_on(state: CoordinatorState) -> list[str]:
 
 
 def _awaited(state: CoordinatorState, policies: Policies) -> bool:
-    """Return whether an order must end before silos train apart: a silo does one thing at a time."""
     return bool(policies.apart) and any(silo.busy for silo in state.silos.values())
 
 
 def _trained(
     state: CoordinatorState, policies: Policies, plan: Callable[[], Plan], now_s: float, actions: list[Action]
 ) -> bool:
-    """Dispatch the training that the next question needs; return whether it is finished."""
     subject, _, owner = questions(state, policies)[state.questions_asked]
     rules, version = policies.cross_site, _base(state, subject)
     if rules is None or not subject.own or owner or version < 0 or not _comparable(state, policies):
@@ -208,7 +204,6 @@ def _ask(state: CoordinatorState, policies: Policies, actions: list[Action]) -> 
 
 
 def _worth_asking(state: CoordinatorState, policies: Policies, subject: Subject, split: Split) -> bool:
-    """Return whether a silo can answer, and the answer would tell something new."""
     if not (state.silos and policies.evaluate):
         return False
     if split is Split.VALIDATION:

@@ -29,7 +29,6 @@ class CrossSite:
     """Models that silos train apart; by default none.
 
     Args:
-        local: train alone from the first model.
         rounds: orders of local training; None for as many as cover the samples that the silo processed in the run.
         fine_tune: steps from the best model; 0 for none.
         share: send local models to other silos, if their owners allow it.
@@ -83,7 +82,6 @@ class Apart(Extension):
         self.processed[name] = self.processed.get(name, 0) + samples
 
     def end(self, name: str, *, shares: bool) -> None:
-        """Count a finished order; with ``shares``, the server has the silo's model."""
         self.done[name] = self.done.get(name, 0) + 1
         self.failed.pop(name, None)
         if shares and name not in self.shared:

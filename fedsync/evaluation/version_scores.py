@@ -1,14 +1,16 @@
-"""Scores of model versions, pooled from the silos' evaluations during training."""
+"""Scores of model versions, pooled from the silos' evaluations during training, and choice of the best version."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
+from typing import Any, Literal
+
+import numpy as np
 
 from fedsync.core.orders import Evaluation, Score
-from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, statistics_of
-from fedsync.evaluation.metrics.pool import SumsPool
+from fedsync.evaluation.metrics.metric_types import AnyMetric, ExactSum, Statistic, SumsPool, number, statistics_of
 
 
 def standing_in(numbers: Mapping[str, float]) -> float | None:
@@ -33,12 +35,10 @@ class _Pool:
 
     @property
     def score(self) -> tuple[float | None, float | None]:
-        """Mean score and mean loss."""
         score = self.correct.value / self.with_score if self.with_score else None
         return score, self.loss.value / self.with_loss if self.with_loss else None
 
     def add(self, evaluation: Evaluation, known: Mapping[str, Statistic], times: int = 1) -> None:
-        """Add an evaluation, or remove it with ``times=-1``; only the ``known`` statistics of its sums count."""
         if evaluation.loss is not None:
             self.loss.add(evaluation.loss, times)
             self.with_loss += times * evaluation.samples
@@ -92,14 +92,12 @@ class Scores:
         self.known = statistics_of(self.metrics)
 
     def begin(self, version: int, count: int = 1) -> None:
-        """Register ``count`` pending evaluations of ``version``."""
         pool = self._open.get(version)
         if pool is None:
             pool = self._open[version] = _Pool()
         pool.under_way += count
 
     def end(self, version: int, silo: str, evaluation: Evaluation | None) -> None:
-        """End a pending evaluation with its result, or with None if it is given up."""
         pool = self._open[version]
         pool.under_way -= 1
         if pool.under_way == 0:
@@ -122,7 +120,6 @@ class Scores:
             self._rolling.add(self._rolling.found.pop(silo), self.known, times=-1)
 
     def restart(self, version: int) -> None:
-        """Drop the pending evaluations at the end of training; all silos then evaluate ``version``."""
         self._open = {version: _Pool()}
         self._done = []
 
@@ -163,5 +160,89 @@ class Scores:
             self.best = max(self.best, value)
 
     def covers(self, version: int, silos: Iterable[str]) -> bool:
-        """Whether ``version`` is settled and is the newest version that each of ``silos`` evaluated."""
         return self.settled >= version and all(self._newest.get(silo, -1) == version for silo in silos)
+
+
+Numbers = Mapping[str, float]
+"""Metric name -> value; a metric that could not be computed is absent."""
+
+Judge = Callable[[Numbers, Mapping[str, Numbers]], float]
+"""User-defined rule: maps the pooled numbers and each silo's numbers to one number, of which more is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rule that rates a version by one number: the pooled metric, the worst silo's, or the result of a user's rule."""
+
+    metric: str = "accuracy"
+    higher: bool = True
+    by: Literal["pooled", "worst"] | Judge = "pooled"
+
+    def value(self, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]) -> float | None:
+        """Return the finite rating; None if the metric is not reported or could not be computed.
+
+        ``found`` holds the pooled evaluations by silo; it is empty if the figures of single silos are sealed.
+        """
+        if self.by == "pooled":
+            value = self._of(score.numbers)
+        elif self.by == "worst":
+            only = [metric for metric in metrics if metric.name == self.metric]
+            values = [self._of(numbers_of(each, only)) for each in found.values()]
+            told = [each for each in values if each is not None]
+            value = (min if self.higher else max)(told) if told else None
+        else:
+            value = float(self.by(score.numbers, {name: numbers_of(each, metrics) for name, each in found.items()}))
+        return value if value is not None and isfinite(value) else None
+
+    def _of(self, numbers: Numbers) -> float | None:
+        return standing_in(numbers) if self.metric == "accuracy" else numbers.get(self.metric)
+
+
+def stated(score: Score, value: float | None) -> dict[str, Any]:
+    return {"version": score.version, "value": value, "metrics": dict(score.numbers)}
+
+
+def numbers_of(evaluation: Evaluation, metrics: Iterable[AnyMetric]) -> Numbers:
+    worked_out = {
+        metric.name: number(metric, np.array(evaluation.sums[metric.statistic.key]))
+        for metric in metrics
+        if metric.statistic.key in evaluation.sums
+    }
+    told = {name: value for name, value in worked_out.items() if value is not None}
+    means = {
+        name: total / evaluation.samples
+        for name, total in (("accuracy", evaluation.correct), ("loss", evaluation.loss))
+        if total is not None and evaluation.samples
+    }
+    return {**means, **told, **means}  # means win: a custom task's score stands under its name, as in `Score.numbers`
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Best version by one rule: its score (None before the first), its rating, and the versions judged since then.
+
+    A version is judged once, when its score settles, by the silos' validation splits. The first of equal
+    versions stays.
+    """
+
+    score: Score | None = None
+    value: float = 0.0
+    since: int = 0
+
+    @property
+    def version(self) -> int:
+        return -1 if self.score is None else self.score.version
+
+    def after(
+        self, rule: Selection, score: Score, found: Mapping[str, Evaluation], metrics: Sequence[AnyMetric]
+    ) -> Leader:
+        value = rule.value(score, found, metrics)
+        if value is None:
+            return self
+        if self.score is None or (value > self.value if rule.higher else value < self.value):
+            return Leader(score, value)
+        return Leader(self.score, self.value, self.since + 1)
+
+    def told(self, rule: Selection, best: Score) -> Leader:
+        """Return the version ``best`` that silos keep: under sealed figures they decide themselves, by ``rule``."""
+        return self if best.version == self.version else Leader(best, rule.value(best, {}, ()) or 0.0)

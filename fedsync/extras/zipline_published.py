@@ -30,7 +30,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fedsync.policies.barrier.sweep import Ends, Steps, last_steps
+from fedsync.policies.barrier.kinds.elastic import Ends, Steps, last_steps
 
 NAIVE_LIMIT = 1_000_000
 """Most combinations, R^n, that `naive` tries; they take some seconds."""

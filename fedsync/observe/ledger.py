@@ -11,9 +11,8 @@ from fedsync.core.events import Evaluated, Event, SiloJoined, SiloLost, UpdateAr
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import PooledFigures, Score, Split, Subject, UpdateMeta, WorkOrder, WorkReport, mean_loss
 from fedsync.core.report_checks import sound, usable
-from fedsync.evaluation.best_version import numbers_of
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.version_scores import Scores, Settled
+from fedsync.evaluation.version_scores import Scores, Settled, numbers_of
 from fedsync.model.broadcast_compression import HEAD_BYTES
 from fedsync.model.plain_replica import RECEIVED
 from fedsync.observe.lost_silos import LostSilo, LostSilos

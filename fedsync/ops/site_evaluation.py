@@ -17,8 +17,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split, Subject
+from fedsync.core.orders import Cursor, Split, Subject
 from fedsync.observe.quality.cross_site_matrix import Matrix, ModelRow
 from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner

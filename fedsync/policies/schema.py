@@ -86,7 +86,6 @@ class Choice(StrEnum):
 class Settings:
     """Section of a YAML file as a frozen dataclass, with strict types and without unknown keys."""
 
-    __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     @property
@@ -157,7 +156,6 @@ class Settings:
 class Policy(Settings, ABC):
     """Base of everything that a section of a strategy file chooses by its ``kind``; see the module."""
 
-    __slots__ = ()
     section: ClassVar[str]
     kind: ClassVar[str]
     """Name by which a section chooses the policy; of an unregistered policy, the name of its class."""
@@ -195,10 +193,8 @@ P = TypeVar("P", bound=Policy)
 
 
 def register(kind: str) -> Callable[[type[P]], type[P]]:
-    """Class decorator that makes a policy available under ``kind`` in the section of its base class.
-
-    Raises:
-        ConfigError: ``kind`` is already in use in the section, or the class is not a frozen dataclass.
+    """Class decorator that makes a policy available under ``kind`` in the section of its base class. Raises
+    `ConfigError` if ``kind`` is already in use in the section, or the class is not a frozen dataclass.
     """
 
     def decorate(policy: type[P]) -> type[P]:
@@ -219,8 +215,6 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
 
 class DataPart(Policy):
     """Base of sources of data, and of partitions of them."""
-
-    __slots__ = ()
 
     @classmethod
     def _title(cls) -> str:

@@ -9,7 +9,7 @@ from math import inf, isinf
 from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import RunError
-from fedsync.config.sections.waiting import WaitingConfig
+from fedsync.config.sections.strategy_sections import WaitingConfig
 from fedsync.core.events import Event, Spare
 
 logger = foreign.logger(__name__)

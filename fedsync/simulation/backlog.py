@@ -14,7 +14,7 @@ import numpy as np
 from fedsync.core.orders import WorkOrder
 from fedsync.core.speed.curve import steps_within
 from fedsync.model.transfer import Payload
-from fedsync.simulation.machines import Course, TimedMachine
+from fedsync.simulation.machine import Course, Machine
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class Backlog:
 
     def __init__(
         self,
-        machines: Mapping[str, TimedMachine],
+        machines: Mapping[str, Machine],
         after_s: Callable[[str], float],
         push: Callable[[float, OrderInWork | Turn], None],
     ) -> None:
@@ -96,7 +96,6 @@ class Backlog:
         self._works.pop(silo, None)
 
     def halt(self, silo: str, update_id: str, heard_s: float) -> None:
-        """End an order after its step in progress at ``heard_s``, unless it is queued or at its last step."""
         begun = self.begun(silo, update_id)
         if begun is None:
             return

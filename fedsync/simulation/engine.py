@@ -1,7 +1,7 @@
 """Virtual driver: the coordinator under a clock that jumps from event to event.
 
-A discrete-event simulator on `fedsync.simulation.kernel`, which has the heap and the loop. The same seed gives the same
-journal, byte by byte. Durations come from the silo file. Training is real and happens when an update arrives: a
+A discrete-event simulator: future events lie on a heap, ordered by (time, priority, serial), so the same seed gives the
+same journal, byte by byte. Durations come from the silo file. Training is real and happens when an update arrives: a
 shortened order costs only its finished steps, and an order lost with its silo costs nothing.
 
 | on the heap | action when its time has come |
@@ -18,44 +18,52 @@ Not to be confused with the Flower driver (`fedsync.server.driver`), which does 
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from enum import IntEnum
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
 
 from fedsync.common.errors import BudgetSpent, FedSyncError, RunError
 from fedsync.core.actions import (
     Action,
     Commit,
     Discard,
+    Dispatch,
     Evaluate,
+    HaltEarly,
     KeepBest,
+    Probe,
     Rollback,
     Savepoint,
+    Stop,
+    WakeAt,
 )
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import (
     Evaluated,
     Event,
+    OperatorAsked,
+    Progressed,
     SiloJoined,
     SiloLost,
     Spare,
+    TimerFired,
     UpdateArrived,
     WorkFailed,
 )
-from fedsync.core.journal import JournalEntry
-from fedsync.core.orders import Evaluation, SiloFacts, UpdateMeta, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Presence, SiloFacts, UpdateMeta, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_sealed
-from fedsync.core.silo_presence import Presence
 from fedsync.model.transfer import NO_PAYLOAD, Aggregator, Payload, Replica, store
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.refusals import explained
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Refusal, Refused
-from fedsync.simulation.backlog import OrderInWork
-from fedsync.simulation.kernel import Kernel, Priority
-from fedsync.simulation.machine import Machine
-from fedsync.simulation.machines import speed_windows
-from fedsync.simulation.outages import Outage, outages
+from fedsync.simulation.backlog import Backlog, OrderInWork, Turn
+from fedsync.simulation.machine import Machine, Outage, outages, speed_windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +106,23 @@ class _Loss:
     outage: Outage
 
 
+class Priority(IntEnum):
+    """Order of events at the same instant: presence of silos, arrivals, answers, timers."""
+
+    PRESENCE = 0
+    ARRIVAL = 1
+    ANSWER = 2
+    TIMER = 3
+
+
+QUIET_ENTRIES = 1000
+"""Journal entries without actions and without an order in work before a run is given up; plus ten for each silo."""
+
 SPARE_EPOCHS = 10
 """Epochs a silo for training predictors after a commit, if predictors learn."""
 
 
-class VirtualDriver(Kernel[Machine]):
+class VirtualDriver:
     """Driver that runs a coordinator to its end in virtual time.
 
     With ``poll_s`` > 0 [s], the coordinator acts only at multiples of this period and absorbs all events since the last
@@ -118,7 +138,13 @@ class VirtualDriver(Kernel[Machine]):
         recorder: Recorder,
         poll_s: float = 0.0,
     ) -> None:
-        super().__init__(coordinator, machines, poll_s)
+        self._coordinator = coordinator
+        self._machines = machines
+        self._poll_s = poll_s
+        self._heap: list[tuple[float, int, int, Any]] = []
+        self._backlog = Backlog(machines, self._after_s, partial(self._push, priority=Priority.ARRIVAL))
+        self._serial = 0
+        self._stop: Stop | None = None
         self._aggregator = aggregator
         self._workers = workers
         self._recorder = recorder
@@ -132,26 +158,105 @@ class VirtualDriver(Kernel[Machine]):
             config = self._machines[name].config
             self._outages[name] = outages(config, self._machines[name].seed)
             self._push(config.joins_at_s, SiloJoined(config.joins_at_s, name, worker.facts), Priority.PRESENCE)
-        super().run()
+        self._loop()
         if self._stop is not None and self._stop.failed:
             raise RunError(self._stop.reason)
         self._recorder.keep("predictor.json", self._coordinator.learned)
 
-    @property
-    def upload_bytes(self) -> int:
-        return self._aggregator.upload_bytes
+    def _loop(self) -> None:
+        quiet, most_quiet = 0, QUIET_ENTRIES + 10 * len(self._machines)
+        while self._stop is None:
+            if not self._heap or quiet > most_quiet:
+                others = " but silos that come and go" if self._heap else ""
+                raise RunError(f"nothing is left to happen{others}, but the run has not ended")
+            now_s, events = self._next_batch()
+            if not events:
+                continue
+            if self._committed and self._coordinator.unlearned:  # predictors have time to train after a commit
+                events.append(Spare(now_s, SPARE_EPOCHS * len(self._workers)))
+            entry = self._coordinator.handle(events, now_s)
+            for action in entry.actions:
+                self._carry_out(action, now_s)
+            self._recorder.record(entry)
+            self._committed = any(isinstance(action, Commit) for action in entry.actions)
+            quiet = 0 if entry.actions or self._backlog else quiet + 1
 
-    def added(self, now_s: float) -> list[Event]:
-        """Give predictors time to train after a commit."""
-        if not self._committed:
-            return []
-        return [Spare(now_s, SPARE_EPOCHS * len(self._workers))] if self._coordinator.unlearned else []
+    def _push(self, at_s: float, happening: Any, priority: Priority) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (at_s, priority, self._serial, happening))
 
-    def decided(self, entry: JournalEntry) -> None:
-        self._recorder.record(entry)
-        self._committed = any(isinstance(action, Commit) for action in entry.actions)
+    def _next_batch(self) -> tuple[float, list[Event]]:
+        heap, events = self._heap, []
+        now_s = heap[0][0]
+        if self._poll_s > 0:
+            # Rounding can put the tick slightly before the event.
+            now_s = max(math.ceil(now_s / self._poll_s) * self._poll_s, now_s)
+        while heap and heap[0][0] <= now_s:
+            event = self._event(heapq.heappop(heap)[3], now_s)
+            if event is not None:
+                events.append(event)
+        return now_s, events
 
-    def happens(self, happening: SiloJoined | _Question | _Loss, now_s: float) -> Event | None:
+    def _event(self, happening: Any, now_s: float) -> Event | None:
+        match happening:
+            case OrderInWork():
+                # A halted order has a new item on the heap; its old item is void.
+                return self._ended(happening, now_s) if self._backlog.sent(happening) else None
+            case Turn():
+                self._backlog.turn(happening)
+                return None
+            case TimerFired() | Progressed() | OperatorAsked():
+                return replace(happening, at_s=now_s)
+        return self._happens(happening, now_s)
+
+    def _carry_out(self, action: Action, now_s: float) -> None:
+        match action:
+            case Dispatch(silo, order):
+                self._begin(silo, order, now_s)
+            case HaltEarly(silo, update_id):
+                self._backlog.halt(silo, update_id, now_s + self._machines[silo].latency_s)
+            case Probe(silo, update_id):
+                self._probe(silo, update_id, now_s)
+            case WakeAt(at_s):
+                self._push(max(at_s, now_s), TimerFired(at_s), Priority.TIMER)
+            case Stop():
+                self._stop = action
+            case Savepoint():
+                self._aggregator.savepoint()
+            case Rollback():
+                self._aggregator.rollback()
+            case Commit():
+                self._aggregator.commit(action)
+                self._ask_questions()
+                if self._aggregator.wants_snapshot:
+                    self._take_snapshot()
+            case Discard(update_id, _):
+                self._aggregator.discard(update_id)
+            case KeepBest(score):
+                self._aggregator.keep_best(score.version)
+            case Evaluate(_, silos):
+                for silo in silos:
+                    self._push(now_s, _Question(silo, action, self._model_of(action, silo)), Priority.ANSWER)
+
+    def _begin(self, silo: str, order: WorkOrder, now_s: float) -> None:
+        received = self._given(silo, order)
+        self._backlog.add(OrderInWork(silo, order, received, now_s + self._machines[silo].transfer_s(received.nbytes)))
+
+    def _after_s(self, silo: str) -> float:
+        machine = self._machines[silo]
+        return machine.overhead_s + machine.transfer_s(self._aggregator.upload_bytes)
+
+    def _probe(self, silo: str, update_id: str, now_s: float) -> None:
+        begun = self._backlog.begun(silo, update_id)
+        if begun is None:
+            return
+        (work, course), latency_s = begun, self._machines[silo].latency_s
+        steps = int(np.searchsorted(course.ends, now_s + latency_s, side="right"))
+        heard_s = now_s + 2 * latency_s
+        progress = Progressed(heard_s, silo, update_id, steps, steps * work.order.batch_size)
+        self._push(heard_s, progress, Priority.ANSWER)
+
+    def _happens(self, happening: SiloJoined | _Question | _Loss, now_s: float) -> Event | None:
         match happening:
             case _Question(silo, asked, received):
                 return self._evaluate(now_s, silo, asked, received)
@@ -175,8 +280,7 @@ class VirtualDriver(Kernel[Machine]):
         self._here.discard(silo)
         self._aggregator.leave(silo)
 
-    def ended(self, work: OrderInWork, now_s: float) -> Event:
-        """Train the finished part of an order at the time of its end."""
+    def _ended(self, work: OrderInWork, now_s: float) -> Event:
         silo, order, course = work.silo, work.order, work.course
         assert course is not None
         worker, machine = self._workers[silo], self._machines[silo]
@@ -201,11 +305,8 @@ class VirtualDriver(Kernel[Machine]):
             return WorkFailed(now_s, silo, order.update_id, str(error))
         overhead_s = {"order": machine.overhead_s}
         if machine.latency_s or machine.config.bandwidth_mbps is not None:
-            there_s, back_s = (
-                machine.transfer_s(work.received.nbytes),
-                machine.transfer_s(self._aggregator.upload_bytes),
-            )
-            overhead_s["transfer"] = there_s + back_s
+            sent_bytes = self._aggregator.upload_bytes
+            overhead_s["transfer"] = machine.transfer_s(work.received.nbytes) + machine.transfer_s(sent_bytes)
         if isinstance(outcome, Untrained):
             samples, compute_s = steps * order.batch_size, course.last_s - work.start_s
             report = WorkReport(order.base_version, steps, samples, compute_s, 0.0, overhead_s, metrics=outcome.metrics)
@@ -238,27 +339,7 @@ class VirtualDriver(Kernel[Machine]):
             evaluation = None
         return EvaluateModel.of(asked).answered(now_s, silo, evaluation, pooled)
 
-    def act(self, action: Action, now_s: float) -> None:
-        match action:
-            case Savepoint():
-                self._aggregator.savepoint()
-            case Rollback():
-                self._aggregator.rollback()
-            case Commit():
-                self._aggregator.commit(action)
-                self._ask_questions()
-                if self._aggregator.wants_snapshot:
-                    self._take_snapshot()
-            case Discard(update_id, _):
-                self._aggregator.discard(update_id)
-            case KeepBest(score):
-                self._aggregator.keep_best(score.version)
-            case Evaluate(_, silos):
-                for silo in silos:
-                    self._push(now_s, _Question(silo, action, self._model_of(action, silo)), Priority.ANSWER)
-
     def _model_of(self, asked: Evaluate, silo: str) -> Payload:
-        """Return the payload with the model that a silo must evaluate."""
         if asked.owner:
             return self._aggregator.own(asked.owner)
         if asked.subject.own and not self._aggregator.seals_figures:
@@ -267,7 +348,7 @@ class VirtualDriver(Kernel[Machine]):
             self._aggregator.holds(silo, self._workers[silo].replica.holds)
         return self._aggregator.outgoing(silo, asked.subject)
 
-    def given(self, silo: str, order: WorkOrder) -> Payload:
+    def _given(self, silo: str, order: WorkOrder) -> Payload:
         before = self._backlog.newest(silo)
         if before is not None:
             # At the begin of this order, the silo will hold the base version of the order before.
@@ -278,7 +359,6 @@ class VirtualDriver(Kernel[Machine]):
         return self._aggregator.outgoing(silo)
 
     def _ask_questions(self) -> None:
-        """Pass the aggregator's questions to silos; takes no virtual time."""
         while self._aggregator.blocked:
             for silo, question in self._aggregator.questions().items():
                 if silo not in self._here:
@@ -287,7 +367,6 @@ class VirtualDriver(Kernel[Machine]):
                 self._aggregator.answer(silo, self._workers[silo].replica.answer(question))
 
     def _take_snapshot(self) -> None:
-        """Have the silo with the newest model seal it; takes no virtual time."""
         name = max(self._workers, key=lambda silo: self._workers[silo].replica.holds)
         replica = self._workers[name].replica
         self._aggregator.put_snapshot(name, replica.holds, replica.snapshot())

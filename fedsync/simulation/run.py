@@ -76,7 +76,6 @@ def _surveyed(
     keys: ServerKeys | None,
     rings: Mapping[str, Ring],
 ) -> RunSpec:
-    """Return the specification with the results of the survey before the run; unchanged without a survey."""
     survey = survey_of(config, cluster.at_start)
     if survey is None:
         return spec
@@ -96,7 +95,6 @@ class _Done:
 def _drive(
     builder: RunBuilder, spec: RunSpec, keys: ServerKeys | None, rings: Mapping[str, Ring], poll_s: float = 0.0
 ) -> _Done:
-    """Run once with all silos in this process."""
     text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
     silos = [] if cluster is None else cluster.silos
     workers: dict[str, SiloSession] = {}
@@ -145,12 +143,10 @@ def _drive(
 
 
 def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:
-    """Return the best model, float32 [values], from the server or the silo with the newest model; None without one."""
     return aggregator.best if isinstance(aggregator, PlainAggregator) else _newest(replicas).best_model
 
 
 def final_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector:
-    """Return the final model, float32 [values], from the server or from the silo with the newest model."""
     return aggregator.model if isinstance(aggregator, PlainAggregator) else _newest(replicas).model
 
 
@@ -159,7 +155,6 @@ def _newest(replicas: Mapping[str, Replica]) -> Replica:
 
 
 def _keys(config: StrategyConfig, cluster: ClusterConfig) -> tuple[ServerKeys | None, dict[str, Ring]]:
-    """Return the server's keys and each silo's keys, made for this run and kept in memory."""
     if config.cipher.kind == "plain":
         return None, {}
     from fedsync.cipher.keys.authority import emulated_rings

@@ -130,10 +130,7 @@ def run_timing(
     """Run a strategy on simulated machines without training; return the summary, with accuracy and loss None.
 
     Args:
-        config: the strategy; its task is ignored.
-        out: folder for the run's files, claimed already or not.
-        target_accuracy: unused: there is no accuracy.
-        poll_s: see `VirtualDriver`.
+        config: the strategy; its task is ignored, and so is ``target_accuracy``.
         model_bytes: size of the model and of an update, for machines with a bandwidth [bytes].
         journal: see `Recorder`; without a journal, a run is several times faster and needs little memory and disk.
 

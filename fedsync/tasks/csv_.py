@@ -22,7 +22,7 @@ from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import PLAIN, ColumnForm, ColumnRule, TableForm, described, difference, digest_of
 from fedsync.tasks.features import Column, encode, read_column
 from fedsync.tasks.readers.tabular import Table, check_column, read_table
-from fedsync.tasks.samples import by_number, check_shares, held_out, stratified
+from fedsync.tasks.samples import by_number, held_out, stratified
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 logger = foreign.logger(__name__)
@@ -88,13 +88,6 @@ class CsvTask(Task):
         everywhere: bool = False,
         by_row: bool = False,
     ) -> None:
-        if not files:
-            raise ConfigError("task.files", "no files are given", "Name one a silo")
-        if model not in ("logistic", "mlp"):
-            raise ConfigError("task.model", f"{model!r} is unknown", "Write logistic or mlp")
-        if hidden < 1:
-            raise ConfigError("task.hidden", f"{hidden} is below 1", "Write 1 or more")
-        check_shares(test_share, validation)
         if classes < 2 or (positive_above is not None and classes != 2):
             raise ConfigError("task.classes", f"{classes} classes", "Write 2 or more, with positive_above exactly 2")
         self._files = tuple(files)
@@ -120,7 +113,6 @@ class CsvTask(Task):
         """Columns of the last table without a rule in the run, with their number of gaps."""
 
     def model(self) -> nn.Module:
-        """One linear layer, or two with a ReLU, for the columns of the table that was read last."""
         if self._read is None:
             problem = "each silo reads its own table alone, and no table was read here"
             raise ConfigError("task.files", problem, "Ask a silo for the model")
@@ -160,7 +152,6 @@ class CsvTask(Task):
         return np.unique(named, return_inverse=True)[1].astype(np.int64)
 
     def table(self, slot: SiloSlot) -> TableForm:
-        """Names and kinds of the columns, target included."""
         return self._read[1] if self._read is not None and self._read[0] == slot else self._rows(slot).form
 
     def columns(self, slot: SiloSlot) -> Columns:
@@ -232,7 +223,6 @@ class CsvTask(Task):
         return classes
 
     def _label(self, rule: ColumnRule, cell: str) -> int | None:
-        """Class of a cell; None if the cell is no valid target."""
         if rule.categories:
             return rule.categories.index(cell) if cell in rule.categories else None
         value = None if rule.is_gap(cell) else rule.number(cell)

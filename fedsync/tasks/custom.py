@@ -16,12 +16,7 @@ def load_task(path: Path, options: Mapping[str, object]) -> Task:
     """Run the file at ``path``, which has exactly one subclass of `Task`, and make that task with ``options``.
 
     The file belongs to this silo's owner and runs with this process's rights; never load a file received over the
-    network. Imports resolve in the file's folder, as for a script, at load time or later. After a task from another
-    folder is loaded, later imports resolve in that folder; modules already imported stay.
-
-    Raises:
-        ConfigError: the file is missing or fails, it defines no task or several, the options do not fit, or the
-            constructor fails. The error names the file, and the line if known.
+    network. Its folder is on the import path from then on. Raises `ConfigError` with the file, and the line if known.
     """
     task_class = _only_task(run_file(path, "task.file"), path)
     try:

@@ -16,7 +16,7 @@ from fedsync.common.rng import Stream, derive_seed
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import classification
 from fedsync.tasks.partition import Partition, Rows
-from fedsync.tasks.samples import check_shares, held_out
+from fedsync.tasks.samples import held_out
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 
 
@@ -28,15 +28,12 @@ class DigitsTask(Task):
     no silo trains on; ``partition`` divides the rest. A digit that no silo trains on is left out of the test split.
 
     Raises:
-        ConfigError: a share is out of range, or scikit-learn is not installed.
+        ConfigError: scikit-learn is not installed.
     """
 
     partition: Partition
     test_share: float = 0.2
     validation: float | None = None
-
-    def __post_init__(self) -> None:
-        check_shares(self.test_share, self.validation)
 
     def model(self) -> nn.Module:
         """Two convolutions and a dense layer.
@@ -60,7 +57,6 @@ class DigitsTask(Task):
         return classification(10)
 
     def data(self, slot: SiloSlot) -> SiloData:
-        """Images and labels of one silo; raises `ConfigError` if the partition is impossible."""
         images, labels = _digits()
         parts, test = _split(self.partition, self.test_share, slot.count, slot.seed)
         part = parts[slot.index]

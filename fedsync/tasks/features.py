@@ -78,13 +78,8 @@ def encode(
 ) -> NDArray[np.float32]:
     """All rows as features, float32 [rows, sum of widths], in the order of ``columns``.
 
-    Args:
-        train: rows that determine medians, means and deviations; other rows must not leak into them.
-        scales: scales of numeric columns shared by all silos; None derives them from ``train``.
-        by_row: cut a scaled number that is too large, which is else an error.
-
-    Raises:
-        ConfigError: a scaled number is too large for float32.
+    Rows ``train`` determine medians, means and deviations, unless all silos share ``scales``; other rows must not leak
+    into them. A scaled number that is too large for float32 is a `ConfigError`, or with ``by_row`` is cut.
     """
     blocks = []
     for column in columns:
@@ -123,7 +118,6 @@ def standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArr
 
 
 def _scaled(values: NDArray[np.float64], scale: ColumnScale) -> NDArray[np.float64]:
-    """Standardise with the scale that all silos share, float64 [n]; a gap becomes the mean, 0."""
     return np.where(np.isnan(values), 0.0, (values - scale.mean) / scale.deviation)
 
 

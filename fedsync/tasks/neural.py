@@ -1,4 +1,4 @@
-"""Classification by neural networks: of images, of sequences, and of any inputs by dense layers."""
+"""Tasks on samples from a source: neural networks, and linear models by mini-batch SGD."""
 
 from __future__ import annotations
 
@@ -7,49 +7,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.metrics.named import classification
+from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
 from fedsync.model.table_columns import TableForm
-from fedsync.policies.schema import PositiveInt
-from fedsync.tasks.limits import at_least, check_bounds
-from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.lstm_classifier import LstmClassifier
+from fedsync.policies.schema import NonNegative, PositiveInt
+from fedsync.tasks.networks import LstmClassifier, Network, Norm, image_network
 from fedsync.tasks.partition import Partition
-from fedsync.tasks.samples import Samples, Source, check_shares, deal, held_out
-from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.samples import Pairs, Samples, Source, deal, held_out
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTask(Task):
-    """Task on samples from a source; ``partition`` is None if each silo reads its own samples.
-
-    Raises:
-        ConfigError: an option is out of range; later, errors of the source.
-    """
+    """Task on samples from a source; ``partition`` is None if each silo reads its own samples."""
 
     source: Source
     partition: Partition | None
     test_share: float = 0.2
     validation: float | None = None
 
-    def __post_init__(self) -> None:
-        check_shares(self.test_share, self.validation)
-        check_bounds(self)
-
     def data(self, slot: SiloSlot) -> SiloData:
-        """Samples of one silo; raises `ConfigError` if they cannot be read or divided."""
         train, test = deal(self.source, self.partition, self.test_share, slot)
         mine, kept = held_out(train.targets, self.validation, slot)
         validation = None if kept is None else self.dataset(train.take(kept))
         return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
 
     def table(self, slot: SiloSlot) -> TableForm | None:
-        """Columns of the source, if it is a table."""
         table = getattr(self.source, "table", None)
         return None if table is None else table()
 
@@ -61,8 +51,6 @@ class SourceTask(Task):
 class _Classifier(SourceTask):
     """Network with one logit per class."""
 
-    __slots__ = ()
-
     def model(self) -> nn.Module:
         shape = self.source.shape()
         if shape.classes < 2:
@@ -73,8 +61,7 @@ class _Classifier(SourceTask):
         return classification(self.source.shape().classes)
 
     @abstractmethod
-    def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """Make a new network for inputs of this shape."""
+    def network(self, shape: tuple[int, ...], classes: int) -> nn.Module: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +92,6 @@ class MlpTask(_Classifier):
 
     hidden: tuple[int, ...] = (64,)
 
-    def __post_init__(self) -> None:
-        _Classifier.__post_init__(self)
-        at_least("task.hidden", min(self.hidden, default=1), 1)
-
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *self.hidden, classes]))
 
@@ -118,3 +101,97 @@ def _dense(widths: Sequence[int]) -> list[nn.Module]:
     for before, after in pairwise(widths):
         layers += [nn.ReLU(), nn.Linear(before, after)]
     return layers[1:]
+
+
+LinearLoss = Literal["logistic", "hinge", "squared"]
+
+
+class LinearModel(nn.Module):
+    """Linear map ``inputs @ weight + bias``, for dense or sparse rows.
+
+    Starts at zero: the losses are convex, so a random start has no advantage.
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Outputs [n, outputs] of rows [n, features], or of columns [n, k] and values [n, k]."""
+        if len(inputs) == 1:
+            return inputs[0].flatten(1) @ self.weight + self.bias
+        columns, values = inputs
+        return (self.weight[columns] * values[:, :, None]).sum(dim=1) + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTask(SourceTask):
+    """Linear model with the loss ``logistic``, ``hinge`` or ``squared``.
+
+    ``logistic`` and ``hinge`` have one output for two classes, otherwise one output per class; ``hinge`` then compares
+    with the best wrong class. ``squared`` predicts numbers: the loss is half the squared error, and the accuracy is
+    minus the squared error. Penalties exclude the bias, and are part of the training loss only, not of the test loss.
+    The L1 penalty, ``l1 |w|_1``, uses the subgradient: weights come close to zero, but not exactly to zero. The L2
+    penalty is ``l2 / 2 |w|_2^2``. These are A-BSP's jobs (sections 3.4 and 4): LR, SVM, Lasso and RR.
+    """
+
+    loss_name: LinearLoss = "logistic"
+    l1: NonNegative = 0.0
+    l2: NonNegative = 0.0
+
+    def model(self) -> nn.Module:
+        shape = self.source.shape()
+        if (self.loss_name == "squared") != (shape.classes == 0):
+            found = "classes" if shape.classes else "numbers"
+            remedy = "Write loss: logistic or hinge" if shape.classes else "Write loss: squared"
+            raise ConfigError("task.loss", f"{self.loss_name} does not fit targets that are {found}", remedy)
+        return LinearModel(shape.features, 1 if shape.classes in (0, 2) else shape.classes)
+
+    def dataset(self, samples: Samples) -> TensorDataset:
+        if isinstance(samples.inputs, Pairs):
+            columns, values = torch.from_numpy(samples.inputs.columns), torch.from_numpy(samples.inputs.values)
+            return TensorDataset(columns, values, samples.labels())
+        return TensorDataset(samples.dense(), samples.labels())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        *inputs, targets = batch
+        loss = self._losses(model(*inputs), targets).mean()
+        weight = model.get_parameter("weight")
+        if self.l1:
+            loss = loss + self.l1 * weight.abs().sum()
+        if self.l2:
+            loss = loss + self.l2 / 2 * weight.square().sum()
+        return loss
+
+    def predict(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        *inputs, targets = batch
+        return model(*inputs), targets
+
+    def metrics(self) -> tuple[AnyMetric, ...]:
+        """Metrics of numbers or of classes; without score metrics for ``hinge``, whose margin is no probability."""
+        if self.loss_name == "squared":
+            return regression()
+        found = classification(self.source.shape().classes)
+        return found if self.loss_name == "logistic" else tuple(m for m in found if m.name not in BY_SCORE)
+
+    def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Summed loss without penalties, and the number correct or minus the summed squared error."""
+        loss = self._losses(outputs, targets).sum()
+        if self.loss_name == "squared":
+            return loss, -2 * loss
+        said = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(dim=1)
+        return loss, (said == targets).sum()
+
+    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.loss_name == "squared":
+            return (outputs[:, 0] - targets).square() / 2
+        if outputs.shape[1] == 1:
+            # Margin: signed distance to the decision border, with classes as -1 and 1.
+            margin = outputs[:, 0] * (2 * targets - 1)
+            return nn.functional.softplus(-margin) if self.loss_name == "logistic" else torch.relu(1 - margin)
+        if self.loss_name == "logistic":
+            return nn.functional.cross_entropy(outputs, targets, reduction="none")
+        right = outputs.gather(1, targets[:, None])
+        wrong = outputs.scatter(1, targets[:, None], -torch.inf).amax(dim=1)
+        return torch.relu(1 + wrong - right[:, 0])

@@ -7,7 +7,6 @@ do not use flwr-datasets.
 
 from __future__ import annotations
 
-import math
 import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.rng import Stream, derive_seed, generator
 from fedsync.policies.schema import DataPart, Positive, PositiveInt, register
-from fedsync.tasks.limits import at_least
 
 Rows = NDArray[np.int64]
 
@@ -31,18 +29,13 @@ _BY_LABEL = {"partition_by": "label", "shuffle": False}
 class Partition(DataPart):
     """Division of the rows of a data set among silos; equal partitions give equal divisions."""
 
-    __slots__ = ()
     section = "partition"
 
     @abstractmethod
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         """Sorted row numbers of each of ``count`` silos, disjoint, none empty; the run's ``seed`` determines the draw.
 
-        Args:
-            labels: class of each row, shape [n], int64.
-
-        Raises:
-            ConfigError: the division is impossible, or flwr-datasets is not installed.
+        ``labels`` are the classes of the rows, int64 [n]. Raises `ConfigError` if the division is impossible.
         """
 
 
@@ -71,9 +64,6 @@ class Dirichlet(Partition):
 
     alpha: Positive = 0.5
     """Concentration; 0.1 is very uneven, 100 is nearly i.i.d."""
-
-    def __post_init__(self) -> None:
-        _positive("alpha", self.alpha)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -108,9 +98,6 @@ class Pathological(Partition):
 
     classes_per_silo: PositiveInt = 2
     """Number of classes at each silo."""
-
-    def __post_init__(self) -> None:
-        at_least("task.partition.classes_per_silo", self.classes_per_silo, 1)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -151,9 +138,6 @@ class Shards(Partition):
     shards_per_silo: PositiveInt = 2
     """Number of shards at each silo."""
 
-    def __post_init__(self) -> None:
-        at_least("task.partition.shards_per_silo", self.shards_per_silo, 1)
-
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
         if count * self.shards_per_silo > len(labels):
@@ -183,10 +167,6 @@ class DualDirichlet(Partition):
 
     class_alpha: Positive = 0.5
     """Concentration of the classes; a small value leaves each silo few classes."""
-
-    def __post_init__(self) -> None:
-        _positive("size_alpha", self.size_alpha)
-        _positive("class_alpha", self.class_alpha)
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
         _check_count(len(labels), count)
@@ -221,7 +201,6 @@ class ByOwner(Partition):
     """
 
     def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        """See `Partition.split`; ``labels`` are owners."""
         owners, place = np.unique(labels, return_inverse=True)
         if len(owners) < count:
             raise ConfigError(
@@ -265,8 +244,3 @@ def _check_count(rows: int, count: int) -> None:
     if not 1 <= count <= rows:
         problem = f"{rows} training samples cannot be dealt to {count} silos"
         raise ConfigError("task.partition", problem, "Use fewer silos")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"task.partition.{name}", f"{value} is not a positive number", "Write, for example, 0.5")

@@ -79,7 +79,6 @@ class Samples:
         return Samples(inputs, self.targets[rows], None if self.owners is None else self.owners[rows])
 
     def dense(self) -> Tensor:
-        """Inputs, float32 [n, ...]."""
         import torch
 
         cells = self.inputs.dense() if isinstance(self.inputs, Pairs) else self.inputs
@@ -88,7 +87,6 @@ class Samples:
         return tensor.float() / 255 if tensor.dtype == torch.uint8 else tensor
 
     def labels(self) -> Tensor:
-        """Targets, int64 or float32 [n]."""
         import torch
 
         return torch.from_numpy(self.targets)
@@ -119,7 +117,6 @@ class Source(DataPart):
     ``libraries`` lists modules that are imported late and load slowly.
     """
 
-    __slots__ = ()
     section = "data"
     libraries: ClassVar[tuple[str, ...]] = ()
 
@@ -140,20 +137,16 @@ class Source(DataPart):
         return tuple(key for key in self._keys() if key in ("folder", "file", "test_file"))
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """Return the source with every path replaced by ``locate(path)``."""
         given = {name: getattr(self, name) for name in self.paths}
         return replace(self, **{name: locate(path) for name, path in given.items() if path is not None})  # type: ignore[type-var]
 
 
 def deal(source: Source, partition: Partition | None, test_share: float, slot: SiloSlot) -> tuple[Samples, Samples]:
-    """Training and test samples of one silo.
+    """Training and test samples of one silo; raises `ConfigError` if the division is impossible.
 
     With a partition, the source is divided among the silos, and all silos have the same test samples, without classes
     that no silo trains on. Without a partition, the source on this machine is the silo's own. ``test_share`` of each
     class become test samples, if the source has no test split.
-
-    Raises:
-        ConfigError: the source has an error, or the division is impossible.
     """
     if partition is None:
         train, test = source.read()
@@ -193,7 +186,6 @@ def _dealt(
 
 
 def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Keys by which samples are divided, int64 [n]: classes, or owners."""
     if not isinstance(partition, ByOwner):
         return strata
     if samples.owners is None:
@@ -204,7 +196,6 @@ def _keys(samples: Samples, partition: Partition, strata: NDArray[np.int64]) -> 
 
 
 def _strata(targets: Targets) -> NDArray[np.int64]:
-    """Strata of targets, int64 [n]: classes, or deciles of numbers."""
     if targets.dtype == np.int64:
         return targets.astype(np.int64, copy=False)
     edges = np.quantile(targets, np.linspace(0, 1, _STRATA + 1)[1:-1])
@@ -242,13 +233,6 @@ def by_number(samples: int, share: float, validation: float | None, slot: SiloSl
     held = generator(slot.seed, Stream.VALIDATION, slot.name).random(samples) < (validation or 0.0)
     kept = None if validation is None else np.flatnonzero(~tested & held)
     return np.flatnonzero(~tested & ~held), np.flatnonzero(tested), kept
-
-
-def check_shares(test_share: float, validation: float | None) -> None:
-    """Raise `ConfigError` unless both shares are between 0 and 1; ``validation`` may be None."""
-    for name, share in (("test_share", test_share), ("validation", validation)):
-        if share is not None and not 0 < share < 1:
-            raise ConfigError(f"task.{name}", f"{share} is not between 0 and 1", "Write, for example, 0.2")
 
 
 def stratified(strata: NDArray[np.int64], share: float, seed: int, name: str) -> tuple[Rows, Rows]:

@@ -15,8 +15,7 @@ import torch
 
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, Diverged, FedSyncError, PolicyError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_evaluation, usable
 from fedsync.evaluation.metrics.gain import JudgedSamples
 from fedsync.model.chunked_arrays import give_back, spans

@@ -14,8 +14,7 @@ from torch.utils.data import default_collate
 
 from fedsync.client.lasting import Piece
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed

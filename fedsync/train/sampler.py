@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsync.client.lasting import Piece
 from fedsync.common.rng import Stream, derive_seed, generator
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 
 _ALL = slice(None)
 

@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from fedsync.common.errors import Diverged, UserCodeError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.speed.curve import Curve
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm

@@ -324,7 +324,7 @@ class Federation:
 
     def own_update(self, name: str, base: Vector, **changes: Any) -> Vector:
         """What this silo's training from ``base`` comes to, in the clear."""
-        from fedsync.core.cursor import Cursor
+        from fedsync.core.orders import Cursor
 
         order = replace(WorkOrder(f"{name}/1", 0, 1, BATCH, STEPS, RATE, seed=1, evaluate=False), **changes)
         return Federation.silo(self, name).session._trainer.run(order, base, Cursor()).update

@@ -13,7 +13,7 @@ import pytest
 from fedsync.common.errors import ProtocolError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import SiloFacts
-from fedsync.extras.relays.region_clients import Regions, Relayed, RelayedRequest
+from fedsync.extras.relays.region_clients import Regions, RelayedRequest
 from fedsync.extras.relays.relay_messages import (
     MAX_SILOS,
     RegionAnswer,
@@ -85,7 +85,7 @@ class Server:
         letters = (RelayedRequest("", None, most, 60.0, f"{silo}/1", 1, in_sum) for silo in silos)
         return self.push(*(("abc".index(letter.update_id[0]) * -1 - 1, letter) for letter in letters))
 
-    def hears(self, reply: RegionReply, answers: int, pieces: Iterable[Payload] = ()) -> list[Relayed]:
+    def hears(self, reply: RegionReply, answers: int, pieces: Iterable[Payload] = ()) -> list[SiloAnswer]:
         aggregator: Any = self.sums
         wanted = {number for relay in self.regions._relays.values() for number in relay.waiting}
         found = self.regions.unpack(self.arrival(reply, answers, pieces), wanted, aggregator)

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedsync.cipher.encoding.catch_up import Start
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.silo.protocol import Describe, EvaluateModel, Hello, Train
 from fedsync.train.sampler import Sampler
 from tests.attacks.adversary import FEATURES, Federation

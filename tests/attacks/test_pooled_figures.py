@@ -12,9 +12,9 @@ import pytest
 
 from fedsync.cipher.plan import EncryptionPlan
 from fedsync.core.orders import Evaluation, PooledFigures, Score, Split, Subject, WorkOrder
-from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import number
 from fedsync.evaluation.metrics.named import classification
+from fedsync.evaluation.version_scores import Selection
 from tests.cipher.make import LAYOUT, Federation, change, order, plan, report
 
 SILOS = "abcde"

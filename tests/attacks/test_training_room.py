@@ -24,8 +24,7 @@ from fedsync.common.sandbox.confinement import can_confine, emptied
 from fedsync.common.sandbox.path_sandbox import ALLOWED, Fence
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split, Subject, WorkOrder
+from fedsync.core.orders import Cursor, Split, Subject, WorkOrder
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room import program

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from fedsync.client import Work, steps
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.silo_trainer import Outcome
 from tests.client.test_clientapp import app_of, hosted, loader
 from tests.client.test_own_loop import plain_sgd, trainer

@@ -17,8 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from fedsync.client import steps, untimed
 from fedsync.common.errors import ConfigError, RunError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import MISSIZED
+from fedsync.core.orders import MISSIZED, Cursor
 from fedsync.silo.protocol import Completed
 from fedsync.silo.session.last_order import LastOrder
 from fedsync.train.guests.guest_clientapp import read_state, write_state

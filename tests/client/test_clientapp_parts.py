@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.model.tensor_parts import PartPatterns
 from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions

@@ -12,8 +12,7 @@ from torch import nn
 
 from fedsync.client import steps
 from fedsync.common.errors import ConfigError, Diverged
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Cursor, Evaluation
 from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from tests.client.clientapps import SITE, Loop, Tied, app_of, array, hosted, loader, opaque, remembering
 from tests.train.make import order

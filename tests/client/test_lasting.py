@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from fedsync.client.lasting import LastingLoader, Piece
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.sampler import Sampler
 
 EXAMPLES = 40

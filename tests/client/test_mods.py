@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsync.client import Silo
 from fedsync.common.environment import FLOWER_IDS
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel
 from fedsync.train.options import LocalOptions
 from tests.train.make import order

@@ -13,8 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError, Diverged, RunError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation
+from fedsync.core.orders import Cursor, Evaluation
 from fedsync.core.speed.curve import Curve
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.train.guests.guest import MOST_STATE, GuestTrainer

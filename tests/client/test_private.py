@@ -14,8 +14,7 @@ from fedsync.client import Silo
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.tensor_parts import UNSAID
 from fedsync.silo.protocol import EvaluateModel, Identity
 from fedsync.silo.session.session import SiloSession

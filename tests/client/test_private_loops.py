@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions

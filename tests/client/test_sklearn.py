@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.client.sklearn import SklearnModel
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions
 from fedsync.train.sampler import Sampler

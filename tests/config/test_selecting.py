@@ -11,7 +11,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Score
 from fedsync.core.stopping import Leaders, Passes, Scores, Target
-from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.version_scores import Selection
 
 MEASURED = "evaluation.metrics=[auroc, brier, rmse]"
 TWO = "evaluation.classes=2"

@@ -8,7 +8,7 @@ import pytest
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.user_config import LONGEST_KEY, LONGEST_TEXT, MOST_ENTRIES
+from fedsync.config.training import LONGEST_KEY, LONGEST_TEXT, MOST_ENTRIES
 from fedsync.model.layout import Layout
 
 TOLD = {"lr": 0.01, "epochs": 3, "augment": True, "name": "café", "big": 2**63 - 1, "small": -(2**63)}

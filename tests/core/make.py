@@ -13,9 +13,9 @@ from fedsync.core.speed.sizing import Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.aggregate.weighers import WeightedMean
-from fedsync.policies.barrier.kinds.bsp import Bsp
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.barrier.kinds.bulk import Bsp
+from fedsync.policies.predict.predictor_base import Ema
 
 WORK = LocalWork(steps=4, batch_size=8, learning_rate=0.1)
 

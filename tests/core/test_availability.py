@@ -9,11 +9,10 @@ from fedsync.core.actions import Commit, Discard, Dispatch, Stop, WakeAt
 from fedsync.core.availability import REST_S
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, SiloJoined, SiloLost, TimerFired, WorkFailed
-from fedsync.core.orders import SiloFacts
-from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.orders import MAX_AWAY_S, Presence, SiloFacts
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies
 

@@ -4,12 +4,12 @@ import hashlib
 from dataclasses import fields
 
 from fedsync.core.checkpoint_state import COORDINATOR
-from fedsync.core.roster import Roster
 from fedsync.core.speed.fitting import CurveBook
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation
 from fedsync.core.state import CoordinatorState, FailurePolicy
 from fedsync.core.stopping import Passes
+from fedsync.core.views import Roster
 from fedsync.evaluation.metric_votes import Claims
 from fedsync.evaluation.version_scores import Scores
 from fedsync.server.checkpoints import FORMAT

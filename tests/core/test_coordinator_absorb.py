@@ -13,9 +13,9 @@ from fedsync.core.orders import Evaluation, SiloFacts, Window
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
-from fedsync.policies.barrier.wrappers.sealed_sums import OpenableSums
+from fedsync.policies.barrier.wrappers.of_every_run import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
 
 

@@ -16,10 +16,9 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, UpdateArrived
 from fedsync.core.extension import Extension
 from fedsync.core.operator.operator_commands import PauseRun
-from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence, SiloFacts, WorkOrder
 from fedsync.evaluation.local_baselines import Apart
-from fedsync.policies.features.own import OwnExtension, OwnListener
+from fedsync.policies.features.feature_base import OwnExtension, OwnListener
 from tests.core.test_operator_commands import answer, ask, begin, joined, orders
 
 

@@ -18,7 +18,7 @@ from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.predictor_base import Ema
 from tests.core.make import Coordinator as Deciding
 from tests.core.make import Scripted, answer, begin, joined, policies
 

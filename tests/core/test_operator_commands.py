@@ -20,7 +20,7 @@ from fedsync.core.operator.operator_commands import (
     said,
 )
 from fedsync.core.operator.operator_execution import MOST_ANSWERS, Steering
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence
 from fedsync.core.stopping import StopRules
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, of_type, orders, policies

@@ -17,9 +17,8 @@ from fedsync.core.weighting import Share
 from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.evaluation.metrics.moments import BlockSums, Mean
 from fedsync.evaluation.metrics.named import shipped
-from fedsync.policies.aggregate.weighers import WeightedMean
-from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
 from tests.core.make import answer, of_type, orders, policies, scored
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.orders import SiloFacts, WorkOrder
-from fedsync.core.roster import Roster
 from fedsync.core.speed.curve import Curve
-from fedsync.core.views import ClusterView, SiloView
+from fedsync.core.views import ClusterView, Roster, SiloView
 
 FACTS = SiloFacts(100)
 IDLE, BUSY = SiloView(FACTS), SiloView(FACTS, order=WorkOrder("a/1", 0, 1, 8, 4, 0.1, seed=1))

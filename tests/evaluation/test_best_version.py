@@ -10,7 +10,7 @@ from fedsync.core.events import Evaluated, SiloLost
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Evaluation, Score, Split, Subject
 from fedsync.core.stopping import StopRules
-from fedsync.evaluation.best_version import Leader, Numbers, Selection
+from fedsync.evaluation.version_scores import Leader, Numbers, Selection
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, of_type, orders, policies, scored
 

@@ -5,7 +5,7 @@ import pytest
 
 from fedsync.core.protocols import SpeedSample
 from fedsync.extras.predictors.arima import Arima, ArimaState
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.predictor_base import Ema
 
 SPEEDS = 100 + np.cumsum(np.random.default_rng(2).normal(0, 1, 130))
 

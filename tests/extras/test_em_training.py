@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.tasks.clustering import FuzzyTask, KMeansTask
 from fedsync.extras.tasks.em_training import StatisticsTask
 from fedsync.extras.tasks.factorisation import FactorisationTask
@@ -317,24 +316,6 @@ def test_ratings_below_zero_have_no_non_negative_factors() -> None:
     source = Given(ratings())
     with pytest.raises(ConfigError, match=r"task\.data: some ratings are below 0.*leave non_negative out"):
         FactorisationTask(source, Iid(), non_negative=True).data(slot())
-
-
-@pytest.mark.parametrize(
-    ("made", "place"),
-    [
-        (lambda source: KMeansTask(source, Iid(), clusters=0), "task.clusters"),
-        (lambda source: FuzzyTask(source, Iid(), fuzziness=1.0), "task.fuzziness"),
-        (lambda source: MixtureTask(source, Iid(), components=0), "task.components"),
-        (lambda source: MixtureTask(source, Iid(), floor=0.0), "task.floor"),
-        (lambda source: FactorisationTask(source, Iid(), factors=0), "task.factors"),
-        (lambda source: FactorisationTask(source, Iid(), ridge=0.0), "task.ridge"),
-        (lambda source: KMeansTask(source, Iid(), test_share=1.0), "task.test_share"),
-    ],
-)
-def test_options_are_checked(made: Any, place: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made(Given(points()))
-    assert caught.value.place == place
 
 
 def test_the_same_seed_gives_the_same_first_model() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from random import Random
 
-from fedsync.core.silo_presence import MAX_AWAY_S, Presence
+from fedsync.core.orders import MAX_AWAY_S, Presence
 
 NONE: frozenset[int] = frozenset()
 

@@ -12,10 +12,9 @@ from fedsync.core.orders import SiloFacts
 from fedsync.core.protocols import Bounds, RoundSeen
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import SiloView
-from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.leader_straggler import LeaderStraggler, MovePace
-from fedsync.policies.balance.multiples import InMultiples
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace
+from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
+from fedsync.policies.balance.whole import InMultiples
 from tests.laws.kinds import BATCH_SIZE, STEPS, policies_of
 from tests.laws.test_policies import STOP, Case, of_section
 

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.intervals import FittedInterval, FixedInterval
-from fedsync.policies.barrier.kinds.absp import Absp
-from fedsync.policies.barrier.kinds.buffered import Buffered
+from fedsync.policies.barrier.kinds.bulk import Absp, OnTime
 from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
-from fedsync.policies.barrier.kinds.on_time import OnTime
 from fedsync.policies.barrier.kinds.sampled import Sampled, Sampling
-from fedsync.policies.barrier.kinds.ssp import Ssp
+from fedsync.policies.barrier.kinds.ssp import Buffered, Ssp
 from tests.laws.rounds import Rounds
 
 # All that let silos go on one by one: whoever may goes at once, and one whose order failed sits out.

@@ -9,7 +9,7 @@ from fedsync.core.actions import Dispatch, HaltEarly
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from tests.laws.corners import corners
 from tests.laws.fake_cluster import FakeCluster
 from tests.laws.kinds import policies_of

@@ -12,15 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
-from fedsync.policies.barrier.kinds.absp import Absp
-from fedsync.policies.barrier.kinds.bsp import Bsp
-from fedsync.policies.barrier.late import LateRule
-from fedsync.policies.barrier.wrappers.capped import Capped
-from fedsync.policies.barrier.wrappers.deadline import Deadline
+from fedsync.policies.barrier.kinds.bulk import Absp, Bsp
+from fedsync.policies.barrier.late import Capped, Deadline, LateRule, Quorum
 from fedsync.policies.barrier.wrappers.fraction import Fraction
-from fedsync.policies.barrier.wrappers.minimum import MinimumSilos
-from fedsync.policies.barrier.wrappers.quorum import Quorum
-from fedsync.policies.barrier.wrappers.resting import Resting
+from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, Resting
 from tests.laws.rounds import Rounds
 
 HURRIED = Absp(sync_ratio=1.0, report_s=0.25)

@@ -12,7 +12,7 @@ from fedsync.core.actions import Action, Commit, Discard, Dispatch, HaltEarly, P
 from fedsync.core.orders import LocalWork, UpdateMeta
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.predictor_base import Ema
 
 if TYPE_CHECKING:
     from tests.laws.watch import Books

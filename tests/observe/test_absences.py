@@ -8,7 +8,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import Event, OperatorAsked, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
 from fedsync.core.operator.operator_commands import ContinueRun, DropSilo, OperatorQuestion, PauseRun, ReadmitSilo
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence
 from fedsync.core.stopping import StopRules
 from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, Absences, Span, pieces
 from fedsync.observe.report.data import read_run

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.sections.exporter_section import ExportConfig, PrometheusConfig
+from fedsync.config.sections.strategy_sections import ExportConfig, PrometheusConfig
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
 from fedsync.observe.exporters.exporter_base import Guarded, open_exporters

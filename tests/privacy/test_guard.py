@@ -16,8 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.sections.survey import survey_of
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, Subject, Window, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, Subject, Window, WorkOrder, WorkReport
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task

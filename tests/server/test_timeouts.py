@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 
 from fedsync.common.errors import RunError
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.sections.waiting import WaitingConfig
+from fedsync.config.sections.strategy_sections import WaitingConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.events import Spare, TimerFired
 from fedsync.flower.flower_strategy import FedSync

@@ -120,7 +120,7 @@ def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_w
         "assert check() and 'torch' in sys.modules and 'sklearn' in sys.modules;"
         "assert not {'tenseal', 'flwr', 'grpc'} & set(sys.modules);"
         "import torch; assert not torch.cuda.is_initialized();"
-        "from fedsync.core.cursor import Cursor;"
+        "from fedsync.core.orders import Cursor;"
         "from tests.train.make import LocalOptions, order, trainer;"
         "from fedsync.train.options import TorchSchedule;"
         "falling = TorchSchedule('StepLR', {'step_size': 1});"

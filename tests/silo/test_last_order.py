@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Window, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import file_part
 from fedsync.silo.protocol import Completed
 from fedsync.silo.session.last_order import LastOrder, LastOrders

@@ -16,8 +16,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LimitsConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence, WorkOrder, WorkReport
 from fedsync.model.layout import as_vector
 from fedsync.silo.owner import owner_policy
 from fedsync.silo.owner.key_lookup import KEYS

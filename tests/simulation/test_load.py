@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsync.common.rng import Stream, generator
 from fedsync.config.cluster import MarkovConfig, PeriodicConfig
 from fedsync.core.events import UpdateArrived
-from fedsync.simulation.load import PERIOD_PIECES, Load, Piece, Trace, markov, periodic, product
+from fedsync.simulation.machine import PERIOD_PIECES, Load, Piece, Trace, markov, periodic, product
 from tests.simulation.fake import machines, simulate, strategy
 
 FIXED = strategy(balancer={"kind": "fixed"})

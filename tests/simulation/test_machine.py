@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import WorkOrder
-from fedsync.simulation.machine import Machine, Trace
-from fedsync.simulation.machines import speed_windows
+from fedsync.simulation.machine import Load, Machine, Trace, speed_windows
 from tests.simulation.fake import machines
 
 STALL = Trace(np.array([0.0, 10.0, 20.0]), np.array([1.0, 0.0, 0.5]))
@@ -70,20 +69,26 @@ def test_jitter_has_the_median_1() -> None:
     ],
 )
 def test_a_trace_by_hand(start_s: float, work_s: float, end_s: float) -> None:
-    np.testing.assert_allclose(STALL.ends(start_s, np.array([work_s], dtype=float)), [end_s], rtol=1e-15)
+    np.testing.assert_allclose(
+        Load([STALL.pieces()]).ends(start_s, np.array([work_s], dtype=float)), [end_s], rtol=1e-15
+    )
 
 
 def test_a_trace_ends_each_step() -> None:
-    np.testing.assert_allclose(STALL.ends(8.0, np.array([1.0, 2.0, 3.0, 4.0])), [9, 10, 22, 24], rtol=1e-15)
+    np.testing.assert_allclose(
+        Load([STALL.pieces()]).ends(8.0, np.array([1.0, 2.0, 3.0, 4.0])), [9, 10, 22, 24], rtol=1e-15
+    )
 
 
 def test_a_trace_of_one_line_is_a_constant_factor() -> None:
-    np.testing.assert_allclose(Trace(np.array([0.0]), np.array([0.25])).ends(2.0, np.array([3.0])), [14.0])
+    np.testing.assert_allclose(
+        Load([Trace(np.array([0.0]), np.array([0.25])).pieces()]).ends(2.0, np.array([3.0])), [14.0]
+    )
 
 
 def test_standstills_may_follow_each_other() -> None:
     trace = Trace(np.array([0.0, 1.0, 2.0, 3.0]), np.array([0.0, 0.0, 0.0, 2.0]))
-    np.testing.assert_allclose(trace.ends(0.5, np.array([1.0])), [3.5])
+    np.testing.assert_allclose(Load([trace.pieces()]).ends(0.5, np.array([1.0])), [3.5])
 
 
 factors = st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), min_size=0, max_size=6)
@@ -94,7 +99,7 @@ def test_the_integral_of_the_factor_is_the_work(middle: list[float], start_s: fl
     """Between start and end, computed piece by piece; and nothing was left to do before the end."""
     values = [*middle, 0.5]
     trace = Trace(np.arange(len(values)) * 3.0, np.array(values))
-    end_s = float(trace.ends(start_s, np.array([work_s]))[0])
+    end_s = float(Load([trace.pieces()]).ends(start_s, np.array([work_s]))[0])
 
     def work_until(now_s: float) -> float:
         edges = [*np.clip(trace.seconds, start_s, now_s), now_s]
@@ -122,7 +127,9 @@ def test_a_file_gives_seconds_and_factors(tmp_path: Path) -> None:
 
 def test_the_first_factor_holds_before_its_time(tmp_path: Path) -> None:
     """0.5 from 0 to 10 although the file begins at 4; then 1."""
-    np.testing.assert_allclose(load(tmp_path, "seconds,factor\n4,0.5\n10,1\n").ends(0.0, np.array([6.0])), [11.0])
+    np.testing.assert_allclose(
+        Load([load(tmp_path, "seconds,factor\n4,0.5\n10,1\n").pieces()]).ends(0.0, np.array([6.0])), [11.0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fedsync.core.orders import SiloFacts, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.observe.replay import replay
 from fedsync.silo.protocol import Completed
-from fedsync.simulation.outages import Outage, outages
+from fedsync.simulation.machine import Outage, outages
 from tests.simulation.fake import FakeWorker, Result, machines, simulate, strategy
 
 FIXED = strategy(balancer={"kind": "fixed"})  # an order is 640 samples: 6.4 s at 100 a second

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.tasks.samples import DataShape, Samples
 from fedsync.tasks.task_protocol import SiloSlot, Task

@@ -171,10 +171,6 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "place"),
     [
-        ({"files": ()}, "task.files"),
-        ({"model": "forest"}, "task.model"),
-        ({"hidden": 0}, "task.hidden"),
-        ({"test_share": 1.0}, "task.test_share"),
         ({"classes": 1}, "task.classes"),
         ({"classes": 3, "positive_above": 0.0}, "task.classes"),
     ],

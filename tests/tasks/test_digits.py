@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks import digits
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Dirichlet, Iid, Pathological

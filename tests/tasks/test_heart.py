@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.csv_ import CsvTask
 from fedsync.tasks.task_protocol import SiloSlot
 from fedsync.train.loop import Trainer

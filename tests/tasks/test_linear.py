@@ -4,10 +4,9 @@ import torch
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.extras.generators.numbers import SparseSource
-from fedsync.tasks.linear import LinearLoss, LinearModel, LinearTask
+from fedsync.tasks.neural import LinearLoss, LinearModel, LinearTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.samples import Samples
 from fedsync.train.loop import Trainer
@@ -114,9 +113,3 @@ def test_sparse_rows_say_the_same_as_dense_ones() -> None:
 def test_loss_and_targets_must_fit(loss: LinearLoss, targets: NDArray[np.generic], classes: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         task(loss, targets, classes).model()
-
-
-@pytest.mark.parametrize("penalty", ["l1", "l2"])
-def test_penalties_are_checked(penalty: str) -> None:
-    with pytest.raises(ConfigError, match=rf"task\.{penalty}: -1"):
-        task("hinge", np.array([0, 1, 0, 1]), 2, **{penalty: -1.0})

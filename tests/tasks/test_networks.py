@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.networks.convolutional import Network, Norm, image_network
-from fedsync.tasks.networks.lstm_classifier import LstmClassifier
+from fedsync.tasks.networks import LstmClassifier, Network, Norm, image_network
 
 
 def parameters(model: nn.Module) -> int:

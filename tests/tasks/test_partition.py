@@ -1,6 +1,5 @@
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -131,22 +130,6 @@ def test_owners_are_dealt_whole() -> None:
     parts = ByOwner().split(owners, 3, seed=3)
     assert sorted(len(np.unique(owners[part])) for part in parts) == [2, 2, 3]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(21))
-
-
-@pytest.mark.parametrize(
-    ("made", "place"),
-    [
-        (lambda: Shards(0), "task.partition.shards_per_silo"),
-        (lambda: DualDirichlet(0.0, 1.0), "task.partition.size_alpha"),
-        (lambda: DualDirichlet(1.0, float("nan")), "task.partition.class_alpha"),
-        *((lambda alpha=alpha: Dirichlet(alpha), "task.partition.alpha") for alpha in (0.0, -1.0, float("nan"))),
-        (lambda: Pathological(0), "task.partition.classes_per_silo"),
-    ],
-)
-def test_options_of_partitions_are_checked(made: Callable[[], Partition], place: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        made()
-    assert caught.value.place == place
 
 
 @pytest.mark.parametrize("partition", [Dirichlet(0.5), Pathological(2), Shards(2)])

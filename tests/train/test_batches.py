@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train import batches as cutting
 from fedsync.train import loop

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from tests.train.make import TwoClasses, order, trainer
 

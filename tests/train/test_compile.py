@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 from tests.train.make import TwoClasses, order, slot, trainer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.batches import CollatedBatches, CudaLane, PrefetchedBatches
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import PrecisionName

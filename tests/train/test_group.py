@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError, Diverged, RunError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split
+from fedsync.core.orders import Cursor, Split
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot
 from fedsync.train.options import LocalOptions
@@ -156,7 +155,7 @@ def test_what_one_process_cannot_load_is_the_error_and_nobody_stays() -> None:
 SCRIPT = """
 import time
 from fedsync.train.processes.group import GroupTrainer
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from tests.train.make import TwoClasses, order, slot
 from tests.train.test_group import OPTIONS
 if __name__ == "__main__":

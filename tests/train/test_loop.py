@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError, Diverged
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train.loop import Trainer

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import Batch
 from fedsync.train.machine.memory import largest_fit
 from fedsync.train.options import LocalOptions

@@ -12,7 +12,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
-from fedsync.tasks.networks.lstm_classifier import LstmClassifier
+from fedsync.tasks.networks import LstmClassifier
 from fedsync.train.machine import memory
 from fedsync.train.machine.memory import FittingModel, machine_bytes
 from fedsync.train.machine.resources import MemoryLimit

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from fedsync.common.errors import ConfigError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.silo.protocol import ANSWERS, EvaluateModel, Identity
 from fedsync.silo.session.last_order import LastOrder

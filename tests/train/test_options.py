@@ -6,7 +6,7 @@ from torch import nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.training import OptimizerName
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.train.options import LocalOptions, optimizers
 from tests.train.make import TwoClasses, order, trainer
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.tasks.networks.lstm_classifier import LstmClassifier
+from fedsync.core.orders import Cursor
+from fedsync.tasks.networks import LstmClassifier
 from fedsync.tasks.task_protocol import Batch
 from fedsync.train.options import LocalOptions
 from fedsync.train.precision import Precision, PrecisionName

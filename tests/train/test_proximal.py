@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedsync.core.cursor import Cursor
-from fedsync.policies.aggregate.fednova import progress
+from fedsync.core.orders import Cursor
+from fedsync.policies.aggregate.aggregate_kinds import progress
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns

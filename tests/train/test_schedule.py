@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
 from fedsync.train.sampler import Sampler

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Split
+from fedsync.core.orders import Cursor, Split
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from tests.train.make import TwoClasses, order, slot, trainer
 

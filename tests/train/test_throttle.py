@@ -1,6 +1,6 @@
 import pytest
 
-from fedsync.core.cursor import Cursor
+from fedsync.core.orders import Cursor
 from fedsync.core.speed.curve import Curve
 from fedsync.train.silo_trainer import Throttle
 from tests.train.make import Clock, order, trainer

@@ -87,7 +87,7 @@ CORE: Changes = {
             "",
         ),
     ),
-    "core/departures.py": (
+    "core/releasing.py": (
         (
             "a-queued-order-of-a-lost-silo-is-not-named",
             "for order in () if silo is None else silo.orders:",
@@ -103,8 +103,6 @@ CORE: Changes = {
             "    state.silos.pop(name, None)\n    state.scores.forget(name)",
             "    state.silos.pop(name, None)\n    state.issued.pop(name, None)\n    state.scores.forget(name)",
         ),
-    ),
-    "core/releasing.py": (
         ("a-silo-is-told-to-stop-twice", "if state.halted.get(name) != update_id:", "if update_id:"),
     ),
     "evaluation/final_evaluation.py": (
@@ -197,18 +195,6 @@ CORE: Changes = {
             "self.clock + 1, self.queued, at_s",
             "self.clock + 1, None, at_s",
         ),
-    ),
-    "core/checkpoint_state.py": (
-        (
-            "a-restored-run-gives-orders-their-old-names-again",
-            '"found_caps", "issued", "leaders"),',
-            '"found_caps", "leaders"),',
-        ),
-        ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
-        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "alarm_set"', '"halted", "alarm_set"'),
-        ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
-    ),
-    "core/roster.py": (
         (
             "one-that-is-gone-counts-as-idle",
             "            del self._ranks[name]\n            self.idle.pop(name, None)\n",
@@ -224,6 +210,16 @@ CORE: Changes = {
             "if len(self._news) > 2 * len(self) + _SPARE_NEWS:",
             "if len(self._news) > 1e9 * len(self) + _SPARE_NEWS:",
         ),
+    ),
+    "core/checkpoint_state.py": (
+        (
+            "a-restored-run-gives-orders-their-old-names-again",
+            '"found_caps", "issued", "leaders"),',
+            '"found_caps", "leaders"),',
+        ),
+        ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
+        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "alarm_set"', '"halted", "alarm_set"'),
+        ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
     "core/stopping.py": (
         (

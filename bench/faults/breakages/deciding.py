@@ -9,7 +9,7 @@ from bench.faults.breakages._core import CORE, Changes
 TESTS = ("tests/laws", "--ignore=tests/laws/test_laws_bite.py")
 
 _POLICIES: Changes = {
-    "policies/barrier/kinds/bsp.py": (
+    "policies/barrier/kinds/bulk.py": (
         (
             "bsp-never-asks-one-again-that-failed",
             "release=view.idle, reason=reason",
@@ -24,6 +24,40 @@ _POLICIES: Changes = {
             "bsp-leaves-late-updates-out-of-every-commit",
             "commit=tuple(view.pending), ",
             "commit=tuple(u for u, m in view.pending.items() if m.base_version == view.version) or (*view.pending,), ",
+        ),
+        (
+            "a-bsp-never-releases-one-again",
+            "release=tuple(view.silos), reason=reason",
+            "release=tuple(n for n, s in view.silos.items() if not s.clock or n != max(view.silos)), reason=reason",
+        ),
+        ("a-bsp-ignores-how-far-silos-are", "done += view.silos[name].progress_steps * order.batch_size", "done += 0"),
+        ("a-bsp-wakes-up-in-the-past", "wake_at_s=again_s, reason=reason", "wake_at_s=state.asked_s, reason=reason"),
+        (
+            "a-bsp-asks-how-far-silos-are-with-every-event",
+            "        if view.now_s < again_s:",
+            "        if view.now_s < state.asked_s:",
+        ),
+        (
+            "a-bsp-begins-before-the-halted-are-in",
+            "        if not busy:\n            planned, verdict = begin(view)\n            return Absp",
+            "        if not busy or (state.halted and len(view.pending) > len(busy) == view.idle_count):\n"
+            "            planned, verdict = begin(view)\n            return Absp",
+        ),
+        ("on-time-waits-for-the-slowest", "if view.now_s >= due_s and math", "if view.now_s < 0 and math"),
+        (
+            "on-time-stops-silos-that-are-as-fast-as-forecast",
+            "        if last_s <= (1 + self.slack) * right_s < math.inf:",
+            "        if last_s < right_s < math.inf:",
+        ),
+        (
+            "on-time-takes-what-an-order-costs-besides-for-training",
+            "silo.since_s - state.begun_s - silo.overhead_s",
+            "silo.since_s - state.begun_s",
+        ),
+        (
+            "on-time-goes-by-the-round-before",
+            "            return OnTimeState(planned, view.now_s), verdict",
+            "            return OnTimeState(planned, state.begun_s), verdict",
         ),
     ),
     "policies/barrier/kinds/ssp.py": (
@@ -80,6 +114,18 @@ _POLICIES: Changes = {
             "    if not failures or not view.anyone_busy:\n        return names",
             "    if names:\n        return names",
         ),
+        (
+            "buffered-leaves-the-oldest-for-later",
+            "commit = tuple(islice(view.pending, self.size))",
+            "commit = tuple(islice(reversed(view.pending), self.size))",
+        ),
+        (
+            "buffered-holds-silos-whose-update-waits",
+            "release = ready(failures, idle, view)\n        filled",
+            "sent = {meta.silo for meta in view.pending.values()}\n"
+            "        release = tuple(name for name in ready(failures, idle, view) if name not in sent)\n"
+            "        filled",
+        ),
     ),
     "policies/barrier/kinds/sampled.py": (
         (
@@ -108,57 +154,6 @@ _POLICIES: Changes = {
             "            known = globals().setdefault('_DRAWN', {})\n"
             "                drawn = self.sampling.draw(pools, self.sample_size, view, name, ticks, keeps)\n"
             "                names = known.setdefault((name, ticks), drawn)",
-        ),
-    ),
-    "policies/barrier/kinds/buffered.py": (
-        (
-            "buffered-leaves-the-oldest-for-later",
-            "commit = tuple(islice(view.pending, self.size))",
-            "commit = tuple(islice(reversed(view.pending), self.size))",
-        ),
-        (
-            "buffered-holds-silos-whose-update-waits",
-            "release = ready(failures, idle, view)",
-            "sent = {meta.silo for meta in view.pending.values()}\n"
-            "        release = tuple(name for name in ready(failures, idle, view) if name not in sent)",
-        ),
-    ),
-    "policies/barrier/kinds/absp.py": (
-        (
-            "a-bsp-never-releases-one-again",
-            "release=tuple(view.silos), reason=reason",
-            "release=tuple(n for n, s in view.silos.items() if not s.clock or n != max(view.silos)), reason=reason",
-        ),
-        ("a-bsp-ignores-how-far-silos-are", "done += view.silos[name].progress_steps * order.batch_size", "done += 0"),
-        ("a-bsp-wakes-up-in-the-past", "wake_at_s=again_s, reason=reason", "wake_at_s=state.asked_s, reason=reason"),
-        (
-            "a-bsp-asks-how-far-silos-are-with-every-event",
-            "        if view.now_s < again_s:",
-            "        if view.now_s < state.asked_s:",
-        ),
-        (
-            "a-bsp-begins-before-the-halted-are-in",
-            "        if not busy:\n            planned",
-            "        if not busy or (state.halted and len(view.pending) > len(busy) == view.idle_count):\n"
-            "            planned",
-        ),
-    ),
-    "policies/barrier/kinds/on_time.py": (
-        ("on-time-waits-for-the-slowest", "if view.now_s >= due_s and math", "if view.now_s < 0 and math"),
-        (
-            "on-time-stops-silos-that-are-as-fast-as-forecast",
-            "        if last_s <= (1 + self.slack) * right_s < math.inf:",
-            "        if last_s < right_s < math.inf:",
-        ),
-        (
-            "on-time-takes-what-an-order-costs-besides-for-training",
-            "silo.since_s - state.begun_s - silo.overhead_s",
-            "silo.since_s - state.begun_s",
-        ),
-        (
-            "on-time-goes-by-the-round-before",
-            "            return OnTimeState(planned, view.now_s), verdict",
-            "            return OnTimeState(planned, state.begun_s), verdict",
         ),
     ),
     "policies/barrier/kinds/elastic.py": (
@@ -250,18 +245,7 @@ _POLICIES: Changes = {
             "view.now_s > silo.since_s + patience_s",
         ),
         ("a-cap-sets-alarms-in-the-past", "(at_s for at_s in times if at_s > view.now_s)", "(at_s for at_s in times)"),
-    ),
-    "core/views.py": (
-        (
-            "a-wrapper-overrules-the-alarm-of-what-it-wraps",
-            "if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):",
-            "if at_s is None:",
-        ),
-    ),
-    "policies/barrier/wrappers/capped.py": (
         ("capped-waits-however-long", "overdue(visible, self.cap_s)", "overdue(visible, 1e6 * self.cap_s)"),
-    ),
-    "policies/barrier/wrappers/quorum.py": (
         (
             "quorum-ignores-its-share",
             "has_quorum(visible, Required(self.count, self.share or 1.0))",
@@ -272,8 +256,6 @@ _POLICIES: Changes = {
             "math.ceil(self.share * silos - 1e-9)",
             "math.floor(self.share * silos - 1e-9)",
         ),
-    ),
-    "policies/barrier/wrappers/deadline.py": (
         ("deadline-remembers-every-order", "(*state.durations, *ended)[-self.window :]", "(*state.durations, *ended)"),
         (
             "deadline-strikes-before-its-share-is-in",
@@ -286,7 +268,14 @@ _POLICIES: Changes = {
             "dict.fromkeys(verdict.release, view.now_s + __import__('time').time() % 1)",
         ),
     ),
-    "policies/barrier/wrappers/minimum.py": (
+    "core/views.py": (
+        (
+            "a-wrapper-overrules-the-alarm-of-what-it-wraps",
+            "if at_s is None or (self.wake_at_s is not None and self.wake_at_s <= at_s):",
+            "if at_s is None:",
+        ),
+    ),
+    "policies/barrier/wrappers/of_every_run.py": (
         (
             "a-run-begins-before-enough-silos-are-there",
             "if not state.started and len(view.silos) < self.silos:",
@@ -297,8 +286,6 @@ _POLICIES: Changes = {
             "if not state.started and len(view.silos) < self.silos:",
             "if len(view.silos) < self.silos:",
         ),
-    ),
-    "policies/barrier/wrappers/resting.py": (
         (
             "one-that-failed-three-times-never-works-again",
             "if rest.until_s > view.now_s and not",
@@ -315,7 +302,7 @@ _POLICIES: Changes = {
             "RestingState(rests, view.news, inner), verdict",
         ),
     ),
-    "policies/aggregate/weighers.py": (
+    "policies/aggregate/aggregate_base.py": (
         ("weights-do-not-sum-to-one", "total = sum(amounts)", "total = max(amounts)"),
         ("fedavg-counts-work-instead-of-data", "return float(meta.examples)", "return float(meta.samples)"),
         ("the-servers-rate-is-ignored", "return [self.rate * coefficient for", "return [coefficient for"),
@@ -324,8 +311,6 @@ _POLICIES: Changes = {
             "return [c * self.discount(staleness(meta, version)) for",
             "return [c * self.discount(0) for",
         ),
-    ),
-    "policies/aggregate/staleness.py": (
         (
             "a-fresh-update-is-discounted",
             "return version - 1 - meta.base_version",
@@ -333,27 +318,25 @@ _POLICIES: Changes = {
         ),
         ("the-staler-the-more-it-counts", "(1 + staleness) ** -self.exponent", "(1 + staleness) ** self.exponent"),
     ),
-    "policies/aggregate/fednova.py": (
+    "policies/aggregate/aggregate_kinds.py": (
         ("fednova-follows-whoever-does-most-steps", "return [share * effective / norm for", "return [share for"),
     ),
     "policies/balance/whole.py": (
         ("a-sample-of-the-batch-goes-to-nobody", "    while left > 0:", "    while left > 1:"),
     ),
-    "policies/balance/proportional.py": (
+    "policies/balance/by_forecast.py": (
         (
             "slow-silos-get-the-large-batches",
             "np.array([curve.speed for curve in curves], dtype=np.float64)",
             "np.array([1.0 / curve.speed for curve in curves], dtype=np.float64)",
         ),
-    ),
-    "policies/balance/equalise.py": (
         (
             "equalise-goes-below-the-floor",
             "np.clip(times.largest(seconds), bounds.floor, bounds.cap)",
             "np.clip(times.largest(seconds), 0, bounds.cap)",
         ),
     ),
-    "policies/balance/leader_straggler.py": (
+    "policies/balance/adaptive.py": (
         (
             "leader-straggler-burdens-the-slowest",
             "{leader: now.sizes[leader] + step, straggler: size - step}",
@@ -365,7 +348,9 @@ _POLICIES: Changes = {
             "(*state.rounds, dict(seen.seconds))",
         ),
     ),
-    "policies/predict/ema.py": (("ema-never-learns", "self.alpha * sample.speed + (1 - self.alpha) * state", "state"),),
+    "policies/predict/predictor_base.py": (
+        ("ema-never-learns", "self.alpha * sample.speed + (1 - self.alpha) * state", "state"),
+    ),
     "extras/predictors/kalman.py": (
         (
             "kalman-never-believes-that-a-silo-has-become-slower",

@@ -78,7 +78,7 @@ _CHANGES: Changes = {
     "config/strategy.py": (
         (
             "nobody-gets-the-last-version-of-an-encrypted-run",
-            "if self.fraction_evaluate == 0 and not isinstance(",
+            "if scored == 0 and not isinstance(",
             "if False and not isinstance(",
         ),
     ),

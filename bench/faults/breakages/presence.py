@@ -53,7 +53,7 @@ _CHANGES: Changes = {
     "policies/barrier/wrappers/overlap.py": (
         ("overlap-queues-what-cannot-end-in-time", "if wanted > 0 and view.has_time(name):", "if wanted > 0:"),
     ),
-    "core/departures.py": (
+    "core/releasing.py": (
         (
             "away-is-a-failure",
             "replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)",
@@ -67,7 +67,7 @@ _CHANGES: Changes = {
             "state.closing is not None or",
         ),
     ),
-    "core/silo_presence.py": (
+    "core/orders.py": (
         (
             "windows-that-no-day-has-are-believed",
             "0 <= self.left_s <= self.back_s <= MAX_AWAY_S",
@@ -96,7 +96,7 @@ _CHANGES: Changes = {
     "server/driver.py": (
         ("the-driver-takes-away-for-a-failure", "explained(name, reply), reply.back_s)", "explained(name, reply))"),
     ),
-    "simulation/outages.py": (
+    "simulation/machine.py": (
         ("a-simulated-window-never-closes", "    if config.presence is not None:\n", "    if False:\n"),
     ),
 }

@@ -195,7 +195,7 @@ _CHANGES: Changes = {
             "None, plan.chunks, update_id, None,",
         ),
     ),
-    "policies/aggregate/waiting_updates.py": (
+    "policies/aggregate/combining.py": (
         ("a-region-counts-as-one-silo", "first: sum(weights[member] for member in whole)", "first: weights[first]"),
         (
             "a-part-of-a-region-s-mean-counts",

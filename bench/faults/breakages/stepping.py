@@ -34,7 +34,7 @@ _CHANGES: Changes = {
         ("a-span-knows-only-its-own-share", "found += int(", "found = int("),
         ("what-some-processors-take-for-nothing-counts", "tiny = np.float32(TINY)", "tiny = np.float32(1e-44)"),
     ),
-    "simulation/kernel.py": (
+    "simulation/engine.py": (
         (
             "virtual-orders-cost-nothing-besides",
             "return machine.overhead_s + machine.transfer_s",

@@ -42,8 +42,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.report_checks import usable
-from fedsync.evaluation.best_version import Leader, Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, number
+from fedsync.evaluation.version_scores import Leader, Selection
 from fedsync.model.chunked_arrays import digest, file_part, map_file, pieces
 from fedsync.model.layout import Vector
 

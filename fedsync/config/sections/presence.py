@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from pydantic import Field, PrivateAttr, model_validator
 
 from fedsync.config.sections.section import Section
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence
 
 _TIME = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 _DAYS = (-1, 0, 1, 2)
@@ -51,7 +51,6 @@ class PresenceConfig(Section):
         return max((end - now).total_seconds() if begin <= now < end else 0.0 for begin, end in self._windows(now))
 
     def next_s(self, now: datetime) -> float:
-        """Time until a window begins [s]; 0 within a window."""
         return 0.0 if self.left_s(now) > 0 else self._following_s(now)
 
     def told(self, now: datetime) -> Presence:
@@ -59,7 +58,6 @@ class PresenceConfig(Section):
         return Presence(self.left_s(now), self._following_s(now))
 
     def _following_s(self, now: datetime) -> float:
-        """Time until the next window begins [s], also within a window."""
         return min((begin - now).total_seconds() for begin, end in self._windows(now) if now < begin < end)
 
     def _windows(self, now: datetime) -> list[tuple[datetime, datetime]]:

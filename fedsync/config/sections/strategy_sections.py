@@ -4,44 +4,141 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from fedsync.common.names import SILO_NAME
 from fedsync.config.cipher import CipherConfig, PlainConfig
-from fedsync.config.sections.evaluation import EvaluationConfig
-from fedsync.config.sections.exporter_section import ExportConfig
-from fedsync.config.sections.model import ModelConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.sections.privacy import PrivacyConfig
-from fedsync.config.sections.section import SparingSection
-from fedsync.config.sections.stop import StopConfig
-from fedsync.config.sections.waiting import WaitingConfig
-from fedsync.config.sections.wire import WireConfig
+from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.tasks.task_kinds import TaskConfig
-from fedsync.config.tasks.user_config import UserConfig
-from fedsync.config.training import LocalConfig, PositiveInt
+from fedsync.config.training import LocalConfig, PositiveInt, UserConfig
+from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat
+from fedsync.model.tensor_parts import PartPatterns
 from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
-from fedsync.policies.aggregate.aggregate_kinds import FedAvg
-from fedsync.policies.aggregate.fednova import FedNova
+from fedsync.policies.aggregate.aggregate_kinds import FedAvg, FedNova
 from fedsync.policies.balance.balancer_base import BalancerPolicy
 from fedsync.policies.barrier.barrier_base import Inner
 from fedsync.policies.features.feature_base import FeaturePolicy
 from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
-from fedsync.policies.predict.ema import Ema
-from fedsync.policies.predict.predictor_base import PredictorPolicy
+from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy
-from fedsync.policies.schema import Chosen, PartOfOne
+from fedsync.policies.schema import Chosen, PartOfOne, Positive
 
 if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
+
+_MOST_PATTERNS = 1000
+
+Pattern = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ModelConfig(Section):
+    """Tensors of the model that travel, and tensors that stay at their silo.
+
+    Names are the names in the model's state dict; in patterns, ``*`` and ``?`` match other characters. A tensor that
+    is neither shared nor private is frozen: it keeps its built or loaded value, which must be the same at every silo.
+    """
+
+    share: Annotated[list[Pattern], Field(min_length=1, max_length=_MOST_PATTERNS)] | None = None
+    """Tensors that travel, as in ``["adapters.*"]``; left out, all tensors with a gradient, and all buffers."""
+
+    private: Annotated[list[Pattern], Field(max_length=_MOST_PATTERNS)] = Field(default_factory=list)
+    """Tensors that each silo trains and keeps, as in ``["*norm*", "head.*"]``."""
+
+    def build(self) -> PartPatterns:
+        return PartPatterns(None if self.share is None else tuple(self.share), tuple(self.private))
+
+
+Format = Literal["fp32", "bf16", "fp16", "int8"]
+
+_FORMATS: dict[str, WireFormat] = {"fp32": FP32, "bf16": Bf16(), "fp16": Fp16(), "int8": Int8()}
+
+
+class WireConfig(Section):
+    """Number formats of models and updates in runs without encryption; encryption sets its own bits."""
+
+    up: Format = "fp32"
+    """Format of updates to the server. ``fp32`` takes 4 bytes per value; ``bf16`` and ``fp16`` take 2, ``fp16`` with
+    higher precision; ``int8`` takes 1, and its rounding error is added to the silo's next update."""
+
+    down: Format = "fp32"
+    """Format of models to the silos. With fewer than 32 bits, a silo keeps the model and receives only the changes of
+    each later version. A silo without a recent model receives the whole model as ``fp32``."""
+
+    top_k: Annotated[float, Field(gt=0, le=0.5)] | None = None
+    """Share of an update that is sent: the values of largest magnitude, each with 4 more bytes for its position. The
+    other values are added to the silo's next update."""
+
+    @property
+    def formats(self) -> Wire:
+        up = _FORMATS[self.up]
+        return Wire(up if self.top_k is None else TopK(self.top_k, up), _FORMATS[self.down])
+
+    @property
+    def set(self) -> bool:
+        return self != WireConfig()
+
+
+class WaitingConfig(Section):
+    """Timeouts of silos in real time. Virtual time has no timeouts."""
+
+    silence_s: Positive = 3600.0
+    """Time without progress after which an order has failed [s]. Every finished step is progress."""
+
+    order_s: Positive | None = None
+    """Time after which an order has failed, even if it makes progress [s]; left out, there is no limit."""
+
+    idle_s: Positive | None = None
+    """Time after which a run has failed if no silo had any work [s]. Left out, 180; ``fedsync server run`` waits
+    without limit. A run that all silos refuse fails at once."""
+
+
+class PrometheusConfig(Section):
+    """Endpoint ``/metrics`` for Prometheus in the server's process, available during the run."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 9464
+    """Port of ``/metrics``; 0 takes a free port, which is written to ``metrics.url`` in the run's folder."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on. Everyone who can reach the address can read the metrics: there is neither encryption nor a
+    password."""
+
+
+class ExportConfig(Section):
+    """Further targets of a run's metrics."""
+
+    csv: bool = False
+    """Whether to write rounds.csv, rounds-silos.csv and rounds-metrics.csv into the run's folder."""
+
+    tensorboard: Annotated[str, Field(min_length=1)] | None = None
+    """Folder for TensorBoard, relative to the run's folder."""
+
+    mlflow: Annotated[str, Field(min_length=1)] | None = None
+    """Tracking URI of MLflow, without a user name or password."""
+
+    prometheus: PrometheusConfig | None = None
+    """Prometheus endpoint; left out, there is none."""
+
+    @model_validator(mode="after")
+    def _no_secret(self) -> Self:
+        """Refuse credentials: the run's folder repeats its configuration, and such folders are shared."""
+        if self.mlflow is not None and "@" in urlsplit(self.mlflow).netloc:
+            raise ValueError(
+                "export.mlflow has a user name or a password in it; leave them out, and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD where the server runs"
+            )
+        return self
+
 
 MAX_SEED = 2**63 - 1
 """Largest seed: PyTorch, NumPy and messages take numbers of 63 bits."""
 
 
 def _usual_aggregation(sections: dict[str, Any]) -> AggregationPolicy:
-    """Return the default aggregation, which depends on the barrier."""
     barrier = sections.get("barrier")
     return FedNova() if barrier is not None and barrier.innermost.unequal_steps else FedAvg()
 
@@ -162,10 +259,8 @@ class StrategySections(SparingSection):
 
     @property
     def controlled(self) -> bool:
-        """Whether silos correct their local steps by control variates."""
         return self.server_optimizer is not None and self.server_optimizer.controls
 
     @property
     def solver(self) -> Solver:
-        """Effect of a constant gradient over a silo's local steps."""
         return self.task.solver(self.local)

@@ -22,11 +22,9 @@ _MEMBERS = 2
 
 
 def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfig | None:
-    """Return the survey before a run, or None. It fails if it ends with fewer silos than may begin.
-
-    Args:
-        config: strategy of the run.
-        silos: number of silos in the silo file that are present at the start; None without a silo file.
+    """Return the survey before a run, or None. It fails if it ends with fewer silos than may begin; ``silos`` are those
+    of
+    the silo file that are present at the start.
     """
     task = config.task
     asked = task.survey() if isinstance(task, CsvConfig) else None
@@ -54,7 +52,6 @@ def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfi
 
 
 def rounds_of(bins: int) -> int:
-    """Number of rounds of a survey whose histograms have ``bins`` bins."""
     return 2 if bins else 1
 
 
@@ -69,7 +66,6 @@ def _cipher(config: StrategyConfig) -> dict[str, Any]:
 
 
 def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
-    """Return the run with the scales of its columns filled in."""
     task = spec.task
     if not isinstance(task, CsvConfig) or task.standardise != "federated":
         return spec
@@ -78,11 +74,7 @@ def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
 
 
 def surveyed_task(spec: RunSpec) -> SurveyConfig:
-    """Return the task of a survey run.
-
-    Raises:
-        ProtocolError: the run is not a survey.
-    """
+    """Return the task of a survey run. Raises `ProtocolError` if the run is not a survey."""
     if not isinstance(spec.task, SurveyConfig):
         raise ProtocolError(SERVER, "survey", f"it is a run of the task {spec.task.kind!r}")
     return spec.task

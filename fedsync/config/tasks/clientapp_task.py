@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -56,16 +57,11 @@ class CodePlace:
         return cls(Path(*where.split(".")).with_suffix(".py"), where, name)
 
     def find(self, folder: Path, key: str, run: dict[str, ModuleType], *, call: bool = False) -> Any:
-        """Run the file and return the named object.
+        """Run the file and return the named object; ``run`` has the files that were run before, and gets this one.
 
-        Args:
-            folder: folder of the task.
-            key: key of the YAML file with the name, for errors.
-            run: files that were run for the task, by module or path; this file is added.
-            call: whether the object will be called, which the silo's owner must allow by its name.
-
-        Raises:
-            ConfigError: the file does not exist, its execution fails, or it does not define the name.
+        With ``call``, the object will be called, which the silo's owner must allow by its name. Raises `ConfigError`,
+        with
+        ``key``, if the file does not exist, its execution fails, or it does not define the name.
         """
         from fedsync.common.sandbox.named_code import run_file
 
@@ -79,7 +75,6 @@ class CodePlace:
         return found
 
     def root(self, path: Path) -> Path:
-        """Return the folder from which the file at ``path`` imports."""
         return path.parents[self.module.count(".")]
 
 
@@ -125,22 +120,13 @@ class ClientAppConfig(OwnLoopSection):
         return text
 
     @model_validator(mode="after")
-    def _in_one_form(self) -> Self:
+    def _is_sound(self) -> Self:
         # `trainer` imports modules from one root folder.
         if self.model is not None and bool(CodePlace.parse(self.app).module) != bool(
             CodePlace.parse(self.model).module
         ):
             raise ValueError(f"app is {self.app!r} and model {self.model!r}; name modules in both, or files")
-        return self
-
-    @model_validator(mode="after")
-    def _of_a_size(self) -> Self:
-        size = 0
-        for tensor in self.tensors:
-            values = 1
-            for axis in tensor.shape:
-                values *= max(axis, 1)
-            size += values
+        size = sum(prod(max(axis, 1) for axis in tensor.shape) for tensor in self.tensors)
         if size > _MOST_VALUES:
             raise ValueError(f"tensors have {size} values, more than {_MOST_VALUES}")
         if len({tensor.name for tensor in self.tensors}) < len(self.tensors):
@@ -153,7 +139,6 @@ class ClientAppConfig(OwnLoopSection):
         return self.model_copy(update={"app": app, "model": model, "folder": folder})
 
     def _located(self, text: str, locate: Callable[[str], str]) -> tuple[str, str]:
-        """Return the code's name and the folder of modules, after paths are resolved by ``locate``."""
         place = CodePlace.parse(text)
         found = Path(locate(str(Path(self.folder) / place.file)))
         if not found.is_absolute():  # the file exists only at the silos

@@ -44,11 +44,6 @@ class TaskSection(Section):
     """Whether a silo's number selects its share of the data; then there are at most as many silos as shares."""
 
     @property
-    def linear(self) -> bool:
-        """Whether the model is a single layer with a convex loss."""
-        return False
-
-    @property
     def libraries(self) -> tuple[str, ...]:
         """Modules that trainers import late and that load slowly; the trainers of one machine can share them."""
         return ()
@@ -66,47 +61,30 @@ class TaskSection(Section):
         return self.build()
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        """Return notes for the operator on the data of emulated silos, before a run; ``data`` as in `emulated`.
+        """Return notes for the operator on the data of emulated silos, by silo and name, before a run.
 
-        Raises:
-            ConfigError: a silo's data cannot be read, or differ in meaning from the data of other silos.
+        Raises `ConfigError` if a silo's data cannot be read, or differ in meaning from the data of other silos.
         """
         return []
 
     def own(self, index: int, silos: int) -> Self:
-        """Return the task for silo ``index`` of ``silos``, without the files of other silos.
-
-        Raises:
-            ConfigError: the number of files differs from the number of silos.
+        """Return the task for silo ``index`` of ``silos``, without others' files; raises `ConfigError` if files do not
+        fit.
         """
         return self
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        """Return the task of emulated silos.
-
-        Args:
-            data: by silo, the path of each data name.
-
-        Raises:
-            ConfigError: a silo has no data under the name that the task refers to.
-        """
+        """Return the task of emulated silos, with the path of each data name; `ConfigError` if a silo has none."""
         return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        """Return the task with every path replaced by ``locate(path)``."""
         return self
 
     def started_from(self, tensors: Sequence[Tensor]) -> Self:
-        """Return the task of a run whose first model is the ServerApp's; most tasks know the form of their model."""
         return self
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
-        """Return the trainer of a silo.
-
-        Args:
-            slots: number of silos that share the data.
-            run: the run's choice of tensors that travel.
-        """
+        """Return the trainer of a silo, one of ``slots`` sharing the data; ``run`` chooses the tensors that travel."""
         from fedsync.tasks.task_protocol import SiloSlot
         from fedsync.train.loop import Trainer
 
@@ -143,14 +121,12 @@ class OwnLoopSection(TaskSection):
     kind: str
 
     def build(self) -> Task:
-        """Raise `ConfigError`: the model is where the loop is."""
         problem = "it has a training loop of its own, and its model is where that is, at the silos"
         remedy = "Ask a silo for the model, or try a run in virtual time. "
         remedy += "How fast silos are, a run says, not fedsync probe"
         raise ConfigError(f"task.kind {self.kind}", problem, remedy)
 
     def keeper(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> ModelKeeper:
-        """Return the trainer itself: only the silo knows the model."""
         return self.trainer(site, slots, options, run)
 
 
@@ -267,15 +243,13 @@ class LinearConfig(SourceSection):
     l2: NonNegative = 0.0
     """Strength of the L2 penalty; half of it times the squared norm is added to the loss."""
 
-    linear: ClassVar[bool] = True
-
     @property
     def scores(self) -> Scores:
         """Share of right answers, or minus the mean squared error."""
         return "error" if self.loss == "squared" else "share"
 
     def build(self) -> Task:
-        from fedsync.tasks.linear import LinearTask
+        from fedsync.tasks.neural import LinearTask
 
         return LinearTask(*self.source(), self.loss, self.l1, self.l2)
 
@@ -389,11 +363,7 @@ class FactorisationConfig(StatisticsSection):
         from fedsync.extras.tasks.factorisation import FactorisationTask
 
         return FactorisationTask(
-            *self.source(),
-            factors=self.factors,
-            ridge=self.ridge,
-            spread=self.spread,
-            non_negative=self.non_negative,
+            *self.source(), factors=self.factors, ridge=self.ridge, spread=self.spread, non_negative=self.non_negative
         )
 
     def source(self) -> tuple[Source, Partition | None, float, float | None]:

@@ -216,10 +216,6 @@ class CsvConfig(TaskSection):
                 )
         return self
 
-    @property
-    def linear(self) -> bool:
-        return self.model == "logistic"
-
     def build_by_row(self) -> CsvTask:
         return self.build(by_row=True)
 
@@ -231,18 +227,13 @@ class CsvConfig(TaskSection):
             from fedsync.extras.survival.cox import CoxTask
 
             make = partial(CoxTask, self.time)
+        alike = ("target", "classes", "positive_above", "model", "hidden", "test_share", "validation")
         return make(
             files=tuple(self.files or (str(self.file),)),
             everywhere=self.files is None,
-            target=self.target,
-            classes=self.classes,
-            positive_above=self.positive_above,
+            **{name: getattr(self, name) for name in alike},
             ignore=tuple(self.ignore),
             text=tuple(self.text),
-            model=self.model,
-            hidden=self.hidden,
-            test_share=self.test_share,
-            validation=self.validation,
             scales=self._scales(),
             columns={name: column.build() for name, column in self.columns.items()},
             by_row=by_row,
@@ -258,7 +249,6 @@ class CsvConfig(TaskSection):
         return {name: ColumnScale(*scale) for name, scale in known.items()}
 
     def survey(self) -> ColumnStatisticsConfig | None:
-        """Statistics that silos compute together before training; None for none."""
         if self.statistics is not None or self.standardise != "federated":
             return self.statistics
         return ColumnStatisticsConfig(bins=0)
@@ -389,19 +379,8 @@ class SiloAppConfig(OwnLoopSection, _OwnFileSection):
 
 
 TaskConfig = Annotated[
-    DigitsConfig
-    | CsvConfig
-    | SurveyConfig
-    | CustomConfig
-    | SiloAppConfig
-    | ClientAppConfig
-    | ImagesConfig
-    | SequencesConfig
-    | MlpConfig
-    | LinearConfig
-    | KMeansConfig
-    | FuzzyConfig
-    | GaussianMixtureConfig
+    DigitsConfig | CsvConfig | SurveyConfig | CustomConfig | SiloAppConfig | ClientAppConfig | ImagesConfig
+    | SequencesConfig | MlpConfig | LinearConfig | KMeansConfig | FuzzyConfig | GaussianMixtureConfig
     | FactorisationConfig,
     Field(discriminator="kind"),
-]
+]  # fmt: skip

@@ -71,7 +71,6 @@ class ChangeStop:
         return replace(rules, **self.given())
 
     def problem(self) -> str:
-        """Return why the rules are invalid, or "" if they are valid."""
         if not self.given():
             return "no rule is named"
         if self.rounds is not None and self.rounds < 1:
@@ -89,12 +88,10 @@ OperatorQuestion = PauseRun | ContinueRun | DropSilo | ReadmitSilo | ChangeStop
 
 
 def wanted(asked: OperatorQuestion) -> str:
-    """Return the request in words."""
     return _words(asked)[0]
 
 
 def said(asked: OperatorQuestion) -> str:
-    """Return the completed request in words, in the past tense."""
     return _words(asked)[1]
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar, cast
 
 from fedsync.core.actions import Action, HaltEarly, Note, OperatorAnswered
 from fedsync.core.availability import Attendance
-from fedsync.core.departures import lose
 from fedsync.core.events import OperatorAsked
 from fedsync.core.extension import Extension
 from fedsync.core.operator.operator_commands import (
@@ -21,8 +20,8 @@ from fedsync.core.operator.operator_commands import (
     asker,
     said,
 )
-from fedsync.core.orders import SiloFacts
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence, SiloFacts
+from fedsync.core.releasing import lose
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.stopping import StopRules
 
@@ -76,7 +75,6 @@ class Steering(Extension):
         return name in self.dropped
 
     def readmit(self, name: str, at_s: float) -> SiloFacts | None:
-        """Readmit a silo and return its facts if it is connected, with the window counted from ``at_s``."""
         facts = self.dropped.pop(name)
         return None if facts is None else _moved(facts, -at_s)
 
@@ -109,7 +107,6 @@ class Steering(Extension):
 
 
 def steering_of(state: CoordinatorState) -> Steering:
-    """Return the run's `Steering` extension, created if missing."""
     return cast("Steering", state.extensions.own(Steering.name))
 
 

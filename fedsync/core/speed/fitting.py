@@ -197,7 +197,6 @@ def _flat(points: Sequence[CurvePoint]) -> Curve:
 
 
 def _constant(points: Sequence[CurvePoint]) -> float:
-    """Return the constant time with the least squared relative error."""
     inverse = sum(point.weight / point.step_s for point in points)
     return inverse / sum(point.weight / point.step_s**2 for point in points)
 

@@ -22,7 +22,6 @@ class Forecasts:
     """Predictor states of all silos, kept while silos come and go.
 
     Args:
-        predictor: forecasts a silo's speed.
         declared: use speeds that silos declare instead.
         fitter: fits step time against batch size; None assumes proportional time.
     """
@@ -41,10 +40,8 @@ class Forecasts:
         self._curves = CurveBook(None if self.declared else self.fitter)
 
     def first(self, name: str, facts: SiloFacts) -> Curve | None:
-        """Return the forecast for a silo that has joined, or None if it is unknown.
-
-        Raises:
-            ConfigError: the silo must declare its speed, and does not.
+        """Return the forecast for a silo that has joined, or None if it is unknown. Raises `ConfigError` if the silo
+        must declare its speed, and does not.
         """
         if not self.declared:
             return self._forecast(name)
@@ -94,12 +91,10 @@ class Forecasts:
                 self._last, epochs = name, epochs - turn
 
     def export(self) -> dict[str, Any] | None:
-        """Return what the silo with most samples has learned, as plain JSON values; None if nothing was learned."""
         donor = self._donor()
         return None if donor is None else self.predictor.export(donor)
 
     def _begin(self) -> Any:
-        """Return the state of a new silo: it reuses what the silo with most samples has learned."""
         state, donor = self.predictor.init(), self._donor()
         return state if donor is None else self.predictor.reuse(state, donor)
 
@@ -125,7 +120,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _newest(windows: Sequence[Window]) -> MachineLoad:
-    """Return machine load from the last window; 0 for values that the silo does not report."""
     last = windows[-1] if windows else Window(0.0)
     return MachineLoad(last.cpu or 0.0, last.memory or 0.0)
 

@@ -71,7 +71,6 @@ class Sizing:
 
     @property
     def balances(self) -> bool:
-        """Whether the work of a silo depends on the other silos."""
         return self.balancer is not None or self.adaptive is not None
 
     def plan(
@@ -132,11 +131,7 @@ class Sizing:
         return sizes if gain_s > OVERHEAD_NOISE * overhead_s.max() else even
 
     def _comparable(
-        self,
-        plan: Callable[[int, Bounds], NDArray[np.int64]],
-        total: int,
-        bounds: Bounds,
-        curves: Sequence[Curve],
+        self, plan: Callable[[int, Bounds], NDArray[np.int64]], total: int, bounds: Bounds, curves: Sequence[Curve]
     ) -> NDArray[np.int64]:
         """Return sizes, int64 [n], whose largest is at most `within` times the smallest, if the bounds allow it.
 
@@ -159,7 +154,6 @@ class Sizing:
         return best
 
     def alone(self, silo: SiloView, found_cap: int | None) -> LocalWork:
-        """Return the work of one silo without balancing: as `plan`, but independent of the others."""
         batch = min(self.work.batch_size, self._cap(silo, found_cap))
         if batch == self.work.batch_size:
             return self.work
@@ -179,7 +173,6 @@ class Sizing:
 
     @staticmethod
     def _share(mean: int, caps: list[int], floors: list[int]) -> tuple[int, Bounds]:
-        """Return a total of ``n x mean``, or the sum of the caps if smaller, and the bounds."""
         cap = np.asarray(caps, dtype=np.int64)
         return min(mean * len(caps), int(cap.sum())), Bounds(np.minimum(floors, cap), cap)
 
@@ -257,7 +250,6 @@ class Adaptation:
             self.state = self.sizing.adaptive.init()
 
     def observe(self, name: str, report: WorkReport, seconds: float) -> None:
-        """Record a finished order of duration ``seconds``."""
         if self.sizing.adaptive is None:
             return
         self._seconds[name] = seconds

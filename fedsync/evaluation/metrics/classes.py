@@ -9,8 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Statistic, Sums, Values, mean_of_known, ratio
-from fedsync.evaluation.metrics.resample import bootstrap, flat
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Statistic,
+    Sums,
+    Values,
+    bootstrap,
+    flat,
+    mean_of_known,
+    ratio,
+)
 
 MOST_CONFUSED = 32
 """Largest number of classes with a full confusion matrix."""
@@ -78,8 +87,6 @@ class ClassCounts(Statistic):
 class Accuracy(ArrayMetric[ClassCounts]):
     """Share of right predictions."""
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         right, _, samples = self.statistic.margins(sums)
         return ratio(right.sum(axis=-1), samples.sum(axis=-1))
@@ -87,8 +94,6 @@ class Accuracy(ArrayMetric[ClassCounts]):
 
 class BalancedAccuracy(ArrayMetric[ClassCounts]):
     """Mean over classes of the share of right predictions; classes without samples are skipped."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         right, _, samples = self.statistic.margins(sums)

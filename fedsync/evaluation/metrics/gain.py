@@ -14,8 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.core.orders import Evaluation, Subject
-from fedsync.evaluation.metrics.metric_types import FEWEST, AnyMetric, Interval, Statistic, Sums, statistics_of
-from fedsync.evaluation.metrics.resample import DRAWS, jackknife, middle_of
+from fedsync.evaluation.metrics.metric_types import (
+    DRAWS,
+    FEWEST,
+    AnyMetric,
+    Interval,
+    Statistic,
+    Sums,
+    jackknife,
+    middle_of,
+    statistics_of,
+)
 
 _SEED = 0
 _AT_ONCE = 2**20
@@ -85,7 +94,6 @@ def _drawn(
 
 
 def _left_out(metric: AnyMetric, mine: Sums, other: Sums) -> Interval | None:
-    """Compute the interval by the jackknife; both models' sums hold the same samples in the same groups."""
     without = [metric.statistic.left_out(sums) for sums in (mine, other)]
     if without[0].shape != without[1].shape:
         return None

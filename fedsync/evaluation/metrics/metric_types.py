@@ -1,11 +1,12 @@
-"""Base classes of statistics and metrics."""
+"""Base classes of statistics and metrics, pooled sums of silos, and confidence intervals from sums alone."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf, isfinite
 from typing import Any, Generic, TypeVar
 
@@ -41,8 +42,7 @@ class Statistic(ABC):
 
     @property
     @abstractmethod
-    def size(self) -> int:
-        """Number of entries of its sums."""
+    def size(self) -> int: ...
 
     @property
     def whole(self) -> bool:
@@ -91,7 +91,6 @@ class Metric(ABC, Generic[S]):
         return np.array([np.nan if (found := number(self, each)) is None else found for each in sums])
 
     def interval(self, sums: Sums, seed: int) -> Interval | None:
-        """Return `Statistic.interval`, clipped to ``limits``; None without a value."""
         if number(self, sums) is None:
             return None
         with np.errstate(all="ignore"):
@@ -105,8 +104,6 @@ class Metric(ABC, Generic[S]):
 
 class ArrayMetric(Metric[S]):
     """Metric that computes many numbers at once."""
-
-    __slots__ = ()
 
     def value(self, sums: Sums) -> float | None:
         return float(self.values(sums[None])[0])
@@ -134,16 +131,13 @@ def ratio(above: Sums, below: Sums) -> Sums:
 
 
 def mean_of_known(values: Sums) -> Sums:
-    """Return the mean over the last axis without NaN; NaN if all are NaN."""
     known = ~np.isnan(values)
     return ratio(np.cumsum(np.where(known, values, 0.0), axis=-1)[..., -1], known.sum(axis=-1).astype(np.float64))
 
 
 def statistics_of(metrics: Iterable[AnyMetric]) -> dict[str, Statistic]:
-    """Return the statistics of metrics, by key.
-
-    Raises:
-        ConfigError: two metrics share a name, two different statistics share a key, or a key is malformed.
+    """Return the statistics of metrics, by key. Raises `ConfigError` if two metrics share a name, two different
+    statistics share a key, or a key is malformed.
     """
     statistics: dict[str, Statistic] = {}
     names: set[str] = set()
@@ -174,7 +168,6 @@ class ExactSum:
     units: int = 0
 
     def add(self, value: float, times: int) -> None:
-        """Add a finite value, or remove it with ``times=-1``."""
         numerator, denominator = value.as_integer_ratio()
         self.units += times * (numerator << (_UNIT_BITS + 1 - denominator.bit_length()))
 
@@ -182,3 +175,108 @@ class ExactSum:
     def value(self) -> float:
         """Float nearest to the sum, equal to `math.fsum` of the same values."""
         return self.units / (1 << _UNIT_BITS)
+
+
+@dataclass(slots=True)
+class SumsPool:
+    """Sums by key, from which single contributions can be removed. Counts are integers; others are added exactly."""
+
+    counts: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    others: dict[str, list[ExactSum]] = field(default_factory=dict)
+
+    def add(self, sums: Mapping[str, Sequence[float]], known: Mapping[str, Statistic], times: int = 1) -> None:
+        for key, values in sums.items():
+            statistic = known.get(key)
+            if statistic is None:
+                continue
+            if statistic.whole:
+                before = self.counts.get(key)
+                counts = np.array(values, np.float64).astype(np.int64) * times
+                self.counts[key] = counts if before is None else before + counts
+            else:
+                exact = self.others.setdefault(key, [])
+                exact.extend(ExactSum() for _ in range(statistic.size - len(exact)))
+                for total, value in zip(exact, values, strict=True):
+                    total.add(value, times)
+
+    def sums(self, key: str) -> Sums | None:
+        if key in self.counts:
+            return self.counts[key].astype(np.float64)
+        return np.array([total.value for total in self.others[key]]) if key in self.others else None
+
+    def numbers(self, metrics: Iterable[AnyMetric]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for metric in metrics:
+            sums = self.sums(metric.statistic.key)
+            value = None if sums is None else number(metric, sums)
+            if value is not None:
+                found[metric.name] = value
+        return found
+
+
+DRAWS = 1000
+"""Number of bootstrap draws."""
+
+_T = (
+    *(12.706204736, 4.302652730, 3.182446305, 2.776445105, 2.570581836, 2.446911851, 2.364624252, 2.306004135),
+    *(2.262157163, 2.228138852, 2.200985160, 2.178812830, 2.160368656, 2.144786688, 2.131449546),
+)
+"""Student's t for a level of 95 %, by degrees of freedom from 1 on."""
+
+
+def bootstrap(
+    strata: Sums, rebuilt: Callable[[NDArray[np.int64]], NDArray[Any]], values: Values, seed: int
+) -> Interval | None:
+    """Return percentiles of a metric over samples drawn with replacement, stratum by stratum.
+
+    ``strata`` counts a class's samples in each cell, [n, cells], and ``rebuilt`` maps drawn counts [draws, n, cells] to
+    sums [draws, size]. None if a stratum has fewer than `FEWEST` samples, but not none, or a draw has no value.
+    """
+    totals = strata.sum(axis=1)
+    there = totals > 0
+    if not there.any() or totals[there].min() < FEWEST:
+        return None
+    drawn = _drawn(strata.tobytes(), strata.shape, seed)
+    return middle_of(values(rebuilt(drawn).astype(np.float64)))
+
+
+def middle_of(drawn: Sums) -> Interval | None:
+    if not np.isfinite(drawn).all():
+        return None
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@lru_cache(maxsize=1)
+def _drawn(strata: bytes, shape: tuple[int, ...], seed: int) -> NDArray[np.int64]:
+    """Return counts [draws, n, cells]. By the cache, all metrics of one statistic see the same draws."""
+    counts = np.frombuffer(strata).reshape(shape)
+    totals = counts.sum(axis=1)
+    there, drawn = totals > 0, np.zeros((DRAWS, *shape), np.int64)
+    sizes, shares = totals[there].astype(np.int64), counts[there] / totals[there, None]
+    drawn[:, there] = np.random.default_rng(seed).multinomial(sizes, shares, (DRAWS, len(sizes)))
+    return drawn
+
+
+def flat(drawn: NDArray[np.int64]) -> NDArray[Any]:
+    return drawn.reshape(len(drawn), -1)
+
+
+def jackknife(whole: Sums, without: Sums, values: Values) -> Interval | None:
+    """Return a metric plus and minus Student's t times its standard error, leaving out one group at a time.
+
+    ``whole`` are the sums of all samples, [size]; ``without`` those without each non-empty group, [groups, size].
+
+    Source: Efron, Tibshirani: An Introduction to the Bootstrap (1993), section 11.5, the jackknife, of groups.
+    """
+    groups = len(without)
+    if groups < FEWEST:
+        return None
+    found = values(np.concatenate([whole[None], without]))
+    if not np.isfinite(found).all():
+        return None
+    value, each = float(found[0]), found[1:]
+    apart = each - np.cumsum(each)[-1] / groups
+    error = float(np.sqrt((groups - 1) / groups * np.cumsum(apart * apart)[-1]))
+    half = _T[groups - 2] * error
+    return value - half, value + half

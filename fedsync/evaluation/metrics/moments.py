@@ -1,4 +1,4 @@
-"""Metrics that are means over samples, or functions of a few means."""
+"""Metrics that are means over samples, or functions of a few means, and Harrell's concordance index."""
 
 from __future__ import annotations
 
@@ -9,8 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Metric, Statistic, Sums, Values, ratio
-from fedsync.evaluation.metrics.resample import jackknife
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Metric,
+    Statistic,
+    Sums,
+    Values,
+    jackknife,
+    ratio,
+)
 
 BLOCKS = 16
 """Groups to which a silo's samples are dealt in turn; intervals result from leaving out one group at a time."""
@@ -42,7 +50,6 @@ class BlockSums(Statistic):
         return sums.reshape(*sums.shape[:-1], BLOCKS, self.columns)
 
     def totals(self, sums: Sums) -> Sums:
-        """Return sums over all samples, [..., columns]."""
         return np.cumsum(self.table(sums), axis=-2)[..., -1, :]
 
     def support(self, sums: Sums) -> Mapping[str, int]:
@@ -83,8 +90,6 @@ class Mean(ArrayMetric[BlockSums]):
 class Rmse(ArrayMetric[BlockSums]):
     """Root mean squared error."""
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
         return np.sqrt(ratio(totals[..., 2], totals[..., 0]))
@@ -92,8 +97,6 @@ class Rmse(ArrayMetric[BlockSums]):
 
 class R2(ArrayMetric[BlockSums]):
     """Coefficient of determination: 1 minus squared errors over squared deviations from the mean of all samples."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
@@ -105,8 +108,6 @@ class R2(ArrayMetric[BlockSums]):
 
 class Perplexity(ArrayMetric[BlockSums]):
     """``exp`` of the mean negative log-likelihood over all predicted tokens."""
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         totals = self.statistic.totals(sums)
@@ -147,3 +148,48 @@ def own(
         limits: range of its values.
     """
     return OwnMetric(name, BlockSums(name, columns + 1), higher_is_better, limits, measure, formula)
+
+
+@dataclass(frozen=True, slots=True)
+class PairCounts(Statistic):
+    """Samples, comparable pairs, concordant pairs and pairs of equal risk, [1 + BLOCKS, 4].
+
+    The first row counts all samples. Each other row counts one group: its samples, and the pairs with a sample of the
+    group. A pair is comparable if its order is known: the earlier time ends with an event, or both times are equal and
+    one ends with an event. Pairs are formed within a silo, since samples of two silos never meet, so the pooled number
+    is the mean of the silos' numbers, weighted by their comparable pairs: not the concordance of all samples together.
+    """
+
+    key = f"pairs/{BLOCKS}"
+    size = (1 + BLOCKS) * 4
+
+    def problem(self, sums: Sums) -> str:
+        table = self.table(sums)
+        fits = (table[:, 2] + table[:, 3] <= table[:, 1]).all() and (table[1:] <= table[0]).all()
+        return "" if fits and table[1:, 0].sum() == table[0, 0] else "pairs that do not fit the samples"
+
+    def table(self, sums: Sums) -> Sums:
+        """Return counts [..., 1 + BLOCKS, 4] of sums [..., size]."""
+        return sums.reshape(*sums.shape[:-1], 1 + BLOCKS, 4)
+
+    def support(self, sums: Sums) -> Mapping[str, int]:
+        samples, pairs = self.table(sums)[0, :2]
+        return {"samples": int(samples), "pairs": int(pairs)}
+
+    def left_out(self, sums: Sums) -> Sums:
+        table = self.table(sums)
+        there = 1 + np.flatnonzero(table[1:, 0])
+        without = np.zeros((len(there), *table.shape))
+        without[:, 0] = table[0] - table[there]
+        return without.reshape(len(there), -1)
+
+    def interval(self, sums: Sums, values: Values, seed: int) -> Interval | None:
+        return jackknife(sums, self.left_out(sums), values)
+
+
+class Concordance(ArrayMetric[PairCounts]):
+    """Harrell's concordance index: share of concordant pairs among comparable pairs; pairs of equal risk count half."""
+
+    def values(self, sums: Sums) -> Sums:
+        whole = self.statistic.table(sums)[..., 0, :]
+        return ratio(whole[..., 2] + whole[..., 3] / 2, whole[..., 1])

@@ -8,9 +8,18 @@ from math import inf
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.classes import F1, Accuracy, BalancedAccuracy, ClassCounts, Recall
-from fedsync.evaluation.metrics.concordance import Concordance, PairCounts
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
-from fedsync.evaluation.metrics.moments import ERRORS, LIKELIHOOD, OVERLAP, R2, Mean, Perplexity, Rmse
+from fedsync.evaluation.metrics.moments import (
+    ERRORS,
+    LIKELIHOOD,
+    OVERLAP,
+    R2,
+    Concordance,
+    Mean,
+    PairCounts,
+    Perplexity,
+    Rmse,
+)
 from fedsync.evaluation.metrics.score_histograms import (
     COARSE,
     FINE,
@@ -101,10 +110,8 @@ class Wanted:
 
     @classmethod
     def of(cls, metrics: Iterable[AnyMetric]) -> Wanted:
-        """Collect the names and the number of classes of a task's metrics.
-
-        Raises:
-            ConfigError: a metric differs from the shipped metric of its name, or the numbers of classes differ.
+        """Collect the names and the number of classes of a task's metrics. Raises `ConfigError` if a metric differs
+        from the shipped metric of its name, or the numbers of classes differ.
         """
         metrics = tuple(metrics)
         statistics_of(metrics)

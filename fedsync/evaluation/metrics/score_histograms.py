@@ -16,8 +16,17 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.evaluation.metrics.metric_types import ArrayMetric, Interval, Statistic, Sums, Values, mean_of_known, ratio
-from fedsync.evaluation.metrics.resample import bootstrap, flat
+from fedsync.evaluation.metrics.metric_types import (
+    ArrayMetric,
+    Interval,
+    Statistic,
+    Sums,
+    Values,
+    bootstrap,
+    flat,
+    mean_of_known,
+    ratio,
+)
 
 FINE, COARSE = 128, 32
 """Resolutions for two classes, and for more."""
@@ -40,7 +49,6 @@ def edges(resolution: int) -> NDArray[np.float64]:
 
 @cache
 def middles(resolution: int) -> NDArray[np.float64]:
-    """Return the middles of the bins, float64 [2 * resolution]."""
     ends: NDArray[np.float64] = np.concatenate([[0.0], edges(resolution), [1.0]])
     return np.asarray((ends[1:] + ends[:-1]) / 2)
 
@@ -135,8 +143,6 @@ class Auroc(ArrayMetric[ScoreCounts]):
     classes with samples, each against the rest.
     """
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         others, own = self.statistic.sides(sums)
         below = np.cumsum(others, axis=-1) - others
@@ -149,8 +155,6 @@ class AveragePrecision(ArrayMetric[ScoreCounts]):
 
     With more than two classes: the mean over classes with samples, each against the rest.
     """
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         others, own = (side[..., ::-1] for side in self.statistic.sides(sums))
@@ -165,8 +169,6 @@ class Brier(ArrayMetric[ScoreCounts]):
     A score counts as the middle of its bin, so the error is below the largest bin's width.
     """
 
-    __slots__ = ()
-
     def values(self, sums: Sums) -> Sums:
         others, own = self.statistic.sides(sums)
         middle = middles(self.statistic.resolution)
@@ -180,8 +182,6 @@ class CalibrationError(ArrayMetric[ScoreCounts]):
     A score counts as the middle of its bin, so the error is below half the largest bin's width. With more than two
     classes: the mean over classes.
     """
-
-    __slots__ = ()
 
     def values(self, sums: Sums) -> Sums:
         counts, own, scores = self.statistic.groups(sums)

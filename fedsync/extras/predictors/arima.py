@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Memory, PredictorPolicy
-from fedsync.policies.predict.threads import one_thread
+from fedsync.policies.predict.small_network import one_thread
 from fedsync.policies.schema import PositiveInt, register
 
 Floats = NDArray[np.float64]

@@ -182,7 +182,7 @@ class Recurrent(PredictorPolicy[RecurrentState]):
             return torch.nn.ModuleDict({"cell": self.cell(), "out": torch.nn.Linear(self.hidden, 1)}).double()
 
     def _on_one_thread(self, session: Session, epochs: int) -> Session:
-        """Train on one thread, for the reasons in `fedsync.policies.predict.threads`."""
+        """Train on one thread, for the reasons in `fedsync.policies.predict.small_network`."""
         import torch
 
         threads = torch.get_num_threads()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from fedsync.common import foreign
 from fedsync.common.files import OWNER_FOLDER
-from fedsync.config.sections.exporter_section import ExportConfig
+from fedsync.config.sections.strategy_sections import ExportConfig
 from fedsync.observe.ledger import Ledger
 
 logger = foreign.logger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.common.errors import ConfigError, not_installed
-from fedsync.config.sections.exporter_section import PrometheusConfig
+from fedsync.config.sections.strategy_sections import PrometheusConfig
 from fedsync.observe.ledger import Ledger
 
 if TYPE_CHECKING:

@@ -36,8 +36,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import EvaluationConfig
 from fedsync.core.actions import KeepBest
 from fedsync.core.orders import Evaluation, Split, Subject
-from fedsync.evaluation.metrics.metric_types import AnyMetric, number, statistics_of
-from fedsync.evaluation.metrics.pool import SumsPool
+from fedsync.evaluation.metrics.metric_types import AnyMetric, SumsPool, number, statistics_of
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.evaluation.version_scores import Settled
 

@@ -2,7 +2,7 @@
 
 | file | content | written |
 |---|---|---|
-| ``best.pt`` | the best version (`fedsync.evaluation.best_version`) | now and then during the run, and at the end |
+| ``best.pt`` | the best version (`fedsync.evaluation.version_scores`) | now and then during the run, and at the end |
 | ``best.json`` | version, value and metrics of ``best.pt``, by the SHA-256 of that file | before ``best.pt`` |
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
@@ -26,7 +26,7 @@ from fedsync.common.checksums import file_digest
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import write_atomically
 from fedsync.core.actions import KeepBest
-from fedsync.evaluation.best_version import stated
+from fedsync.evaluation.version_scores import stated
 from fedsync.model.layout import Vector
 
 logger = foreign.logger(__name__)

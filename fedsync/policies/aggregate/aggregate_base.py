@@ -1,18 +1,191 @@
-"""Base classes of all aggregations, with the properties that the rest of the system reads."""
+"""Base classes of all aggregations, weights of updates in a commit, and discounts of stale updates.
+
+Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
+algorithms are compositions:
+
+- FedAvg: ``WeightedMean("examples")``.
+- FedBuff: ``Scaled(Stale(WeightedMean("silo"), s), eta_g)``, that is c_i = eta_g / K * s(staleness_i).
+- FedAsync: ``Toward(Scaled(Stale(WeightedMean("silo"), s), alpha))``, that is c = alpha * s(staleness).
+
+The staleness of an update is the number of versions made between its base and its commit, without the version of that
+commit. An update that starts from the newest model has s = 0, and every discount is then exactly 1. (Published code
+that counts the commit itself discounts a fresh update by one half.)
+
+Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et
+al. 2022, arXiv:2106.06639) takes the polynomial discount with exponent 1/2.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
-from fedsync.core.weighting import Solver
-from fedsync.policies.aggregate.staleness import Constant, Discount
-from fedsync.policies.aggregate.weighers import Scaled, Stale
-from fedsync.policies.schema import Chosen, Policy
+from fedsync.core.weighting import PRECISION_UNIT, Share, Solver, Weighting
+from fedsync.policies.schema import Chosen, Count, NonNegative, Policy, register
 
 if TYPE_CHECKING:
     from fedsync.policies.aggregate.combining import Combiner
+
+
+class Discount(Policy):
+    """Factor in (0, 1] that does not grow with staleness."""
+
+    section = "staleness"
+
+    @abstractmethod
+    def __call__(self, staleness: int) -> float:
+        """Return the factor of an update that is ``staleness`` versions old; 1 at 0."""
+
+
+def staleness(meta: UpdateMeta, version: int) -> int:
+    """Versions made since the update's base, without ``version``, which the commit makes; 0 is fresh."""
+    return version - 1 - meta.base_version
+
+
+@register("constant")
+@dataclass(frozen=True, slots=True)
+class Constant(Discount):
+    """No discount: a stale update counts as much as a fresh one."""
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0
+
+
+@register("polynomial")
+@dataclass(frozen=True, slots=True)
+class Polynomial(Discount):
+    """Factor ``(1 + s)^-exponent`` for an update that is s versions old."""
+
+    exponent: NonNegative = 0.5
+    """Speed at which the weight falls with staleness; 0 gives no discount."""
+
+    def __call__(self, staleness: int) -> float:
+        return float((1 + staleness) ** -self.exponent)
+
+
+@register("hinge")
+@dataclass(frozen=True, slots=True)
+class Hinge(Discount):
+    """Factor 1 up to ``grace`` versions, then ``1 / (1 + slope * (s - grace))``."""
+
+    slope: NonNegative = 10.0
+    """Speed at which the weight falls after ``grace``."""
+
+    grace: Count = 4
+    """Staleness up to which an update counts in full, in versions."""
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0 / (1.0 + self.slope * max(staleness - self.grace, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedMean:
+    """Coefficients in proportion to a share ``by``; they sum to 1.
+
+    - ``silo``: equal shares, for balanced batches on data that differ between silos (LB-BSP, section 3.5: each local
+      data set, not each sample, is to be treated equally).
+    - ``examples``: training samples that the silo holds; FedAvg as published.
+    - ``samples``: samples processed for the update; weighted gradient aggregation, for i.i.d. data (LB-BSP, section
+      3.4, equation 7).
+    - ``precision``: training samples, less the more privacy noise an update has; see
+      `fedsync.privacy.release.PrivateSettings.precision`.
+    """
+
+    by: Share = "silo"
+
+    toward = False
+
+    @property
+    def weighting(self) -> Weighting | None:
+        """The silo knows its own amount; the total is common to the commit."""
+        return Weighting(self.by)
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        amounts = [self._amount(meta) for meta in metas]
+        total = sum(amounts)
+        return [amount / total for amount in amounts]
+
+    def _amount(self, meta: UpdateMeta) -> float:
+        match self.by:
+            case "silo":
+                return 1.0
+            case "examples":
+                return float(meta.examples)
+            case "samples":
+                return float(meta.samples)
+            case "precision":
+                return float(meta.precision or PRECISION_UNIT * meta.examples)
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Discount by the number of versions made since an update's base: c_i s(staleness_i).
+
+    The lost weight is not given to other updates: the model takes a shorter step.
+
+    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934); FedBuff (Nguyen et al. 2022, arXiv:2106.06639).
+    """
+
+    inner: Weigher
+    discount: Discount
+
+    weighting = None
+    """None: a silo cannot know how stale its update will be."""
+
+    @property
+    def toward(self) -> bool:
+        return self.inner.toward
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        """Return discounted coefficients; their sum is less than that of ``inner`` unless all updates are fresh."""
+        fresh = self.inner.coefficients(metas, version)
+        return [c * self.discount(staleness(meta, version)) for c, meta in zip(fresh, metas, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Coefficients of ``inner`` times the server's learning rate (eta_g of FedBuff, alpha of FedAsync; positive)."""
+
+    inner: Weigher
+    rate: float
+
+    @property
+    def weighting(self) -> Weighting | None:
+        """As ``inner``: the rate is common to the commit."""
+        inner = self.inner.weighting
+        return None if inner is None else replace(inner, rate=self.rate * inner.rate)
+
+    @property
+    def toward(self) -> bool:
+        return self.inner.toward
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        return [self.rate * coefficient for coefficient in self.inner.coefficients(metas, version)]
+
+
+@dataclass(frozen=True, slots=True)
+class Toward:
+    """Weigher that moves the model towards the silos' models instead of along their updates; see `Commit`.
+
+    The model keeps the share ``1 - sum_i c_i`` of itself. With one update and coefficient a, this is FedAsync's
+    ``x = (1 - a) x + a x_silo``. It undoes part of the commits made since the silo's base; adding the update would not.
+
+    Source: FedAsync (Xie et al. 2019, arXiv:1903.03934), Algorithm 1.
+    """
+
+    inner: Weigher
+
+    weighting = None
+    """None: the model is needed in the clear."""
+    toward = True
+
+    def coefficients(self, metas: Sequence[UpdateMeta], version: int) -> Sequence[float]:
+        return self.inner.coefficients(metas, version)
+
 
 Staleness = Annotated[Discount, Chosen("staleness")]
 
@@ -20,7 +193,6 @@ Staleness = Annotated[Discount, Chosen("staleness")]
 class AggregationPolicy(Policy):
     """Base of aggregations, which weigh the updates of a commit; defaults hold for most aggregations."""
 
-    __slots__ = ()
     section = "aggregation"
 
     @property
@@ -33,10 +205,8 @@ class AggregationPolicy(Policy):
         """Whether stale updates count less with these settings."""
         return False
 
-    @property
-    def additive(self) -> bool:
-        """Whether a server that can only add could aggregate, apart from a discount."""
-        return True
+    additive: ClassVar[bool] = True
+    """Whether a server that can only add could aggregate, apart from a discount."""
 
     @property
     def least_updates(self) -> int:
@@ -58,7 +228,6 @@ class AggregationPolicy(Policy):
 class DiscountedPolicy(AggregationPolicy):
     """Base of aggregations that may discount stale updates."""
 
-    __slots__ = ()
     staleness: Staleness
     """Discount of updates that began with an older version."""
 

@@ -1,18 +1,106 @@
-"""Aggregations that combine single updates instead of adding them up; they need updates in the clear."""
+"""Updates of a commit in the clear: pending updates, and aggregations that combine single ones instead of adding."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.common.errors import PolicyError
+from fedsync.common import foreign
+from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Vector
-from fedsync.policies.aggregate.waiting_updates import Taken
+from fedsync.model.plain_wire import FP32, WireFormat
+from fedsync.model.server_optimizer import Part
+from fedsync.model.transfer import Payload
+
+logger = foreign.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Content of a commit.
+
+    Args:
+        weights: coefficient of each update or sum, by its first id, in the order of the commit.
+        payloads: payloads, by the same ids.
+        formats: wire format of each payload, by the same ids.
+        left_out: ids of the updates that do not count.
+    """
+
+    weights: Mapping[str, float]
+    payloads: Mapping[str, Payload]
+    formats: Mapping[str, WireFormat]
+    left_out: tuple[str, ...]
+
+
+class WaitingUpdates:
+    """Pending updates of one run, by id; ``wire`` is the format of single updates.
+
+    A region's sum is the weighted mean of its members, float32 [values], kept under the first of their ids. A sum
+    counts
+    only as a whole: if a member is discarded, or missing in the commit of the others, no member counts.
+    """
+
+    def __init__(self, wire: WireFormat) -> None:
+        self._wire = wire
+        self.payloads: dict[str, Payload] = {}
+        """Payloads of single updates by id, and of sums by their first id."""
+        self.sums: dict[str, tuple[str, ...]] = {}
+        """Ids of all members of an update's sum, by update id; the payload of the sum may be gone."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.payloads, *self.sums]))
+
+    def add(self, sender: str, update_ids: Sequence[str], payload: Payload) -> None:
+        """Keep an update, or the sum of several. Raises `ProtocolError` if an update id is already in use, or is named
+        twice.
+        """
+        for update_id in update_ids:
+            if update_id in self.payloads or update_id in self.sums:
+                raise ProtocolError(sender, "update id", f"{update_id!r} is here already")
+        if not update_ids or len(set(update_ids)) != len(update_ids):
+            raise ProtocolError(sender, "members", f"{len(update_ids)} updates, none of which may be there twice")
+        self.payloads[update_ids[0]] = payload
+        if len(update_ids) > 1:
+            self.sums.update(dict.fromkeys(update_ids, tuple(update_ids)))
+
+    def discard(self, update_id: str) -> None:
+        whole = self.sums.pop(update_id, (update_id,))
+        self.payloads.pop(whole[0], None)
+
+    def take(self, weights: Mapping[str, float]) -> Taken:
+        """Remove and return the updates of a commit; the others share the weight of updates that do not count. Raises
+        `KeyError` if an update is not pending.
+        """
+        used, left_out = dict[str, tuple[str, ...]](), []
+        for update_id in weights:
+            whole = self.sums.get(update_id, (update_id,))
+            if whole[0] in used:
+                continue
+            if len(whole) > 1 and (whole[0] not in self.payloads or not weights.keys() >= set(whole)):
+                logger.warning("%s is in a region's sum with one that does not count: neither does it", update_id)
+                left_out.append(update_id)
+            else:
+                used[whole[0]] = whole
+        payloads = {first: self.payloads.pop(first) for first in used}
+        formats = {first: FP32 if len(whole) > 1 else self._wire for first, whole in used.items()}
+        for update_id in left_out:
+            self.discard(update_id)
+        for whole in used.values():
+            for member in whole:
+                self.sums.pop(member, None)
+        own = {first: sum(weights[member] for member in whole) for first, whole in used.items()}
+        if left_out and own:
+            share = sum(own.values()) / sum(weights.values())
+            own = {first: weight / share for first, weight in own.items()}
+        return Taken(own, payloads, formats, tuple(left_out))
+
 
 Rows = NDArray[np.float32]
 """Float32 [updates, values]: a span of each update of a commit."""
@@ -66,8 +154,13 @@ class Combining:
         self._combiner, self._counts = combiner, counts
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
-    def change(self, updates: CommitUpdates) -> _Change:
-        """Return a function that computes spans of the change of a commit."""
+    def change(self, updates: CommitUpdates) -> Part:
+        """Return a function of (start, stop): spans of the change of a commit, float32 [stop - start].
+
+        Raises:
+            PolicyError: the combiner chooses updates that are not there, or, in a span, did not return one finite value
+                per column.
+        """
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):
             raise PolicyError(f"{self._name} chooses {chosen} of {len(updates.ids)} updates")
@@ -77,14 +170,27 @@ class Combining:
         for place in set(range(len(updates.ids))).difference(chosen):
             silo = updates.silos[place]
             left_out[silo] = left_out.get(silo, 0) + 1
-        return _Change(self._combiner, updates, chosen)
+
+        def change(start: int, stop: int) -> Vector:
+            made = np.empty(stop - start, np.float32)
+            for begin, end in spans(stop - start, 4 * len(updates.ids)):
+                made[begin:end] = self._combined(updates.rows(start + begin, start + end)[chosen])
+            return made
+
+        return change
+
+    def _combined(self, rows: Rows) -> Vector:
+        change = np.asarray(self._combiner.combine(rows), np.float32)
+        if change.shape != rows.shape[1:] or not np.isfinite(change).all():
+            told = f"shape {change.shape}" if change.shape != rows.shape[1:] else "values that are not finite"
+            raise PolicyError(f"{self._name} makes {told} of {rows.shape} values")
+        return change
 
     @property
     def _name(self) -> str:
-        return _name(self._combiner)
+        return self._combiner.name or type(self._combiner).__name__
 
     def notes(self) -> list[str]:
-        """Sentences for the result of the run."""
         commits, few, left_out = (self._counts[key] for key in ("commits", "few", "left_out"))
         notes = []
         if few:
@@ -95,32 +201,3 @@ class Combining:
             told = ", ".join(f"{silo} {count} times" for silo, count in often)
             notes.append(f"{self._name} left out updates in {commits} commits: {told}")
         return notes
-
-
-class _Change:
-    """Change of one commit, computed in spans."""
-
-    def __init__(self, combiner: Combiner, updates: CommitUpdates, chosen: Sequence[int]) -> None:
-        self._combiner, self._updates, self._chosen = combiner, updates, chosen
-
-    def __call__(self, start: int, stop: int) -> Vector:
-        """Compute the values from ``start`` to ``stop``.
-
-        Raises:
-            PolicyError: the combiner did not return one finite value per column.
-        """
-        change = np.empty(stop - start, np.float32)
-        for begin, end in spans(stop - start, 4 * len(self._updates.ids)):
-            change[begin:end] = self._combined(self._updates.rows(start + begin, start + end)[self._chosen])
-        return change
-
-    def _combined(self, rows: Rows) -> Vector:
-        change = np.asarray(self._combiner.combine(rows), np.float32)
-        if change.shape != rows.shape[1:] or not np.isfinite(change).all():
-            told = f"shape {change.shape}" if change.shape != rows.shape[1:] else "values that are not finite"
-            raise PolicyError(f"{_name(self._combiner)} makes {told} of {rows.shape} values")
-        return change
-
-
-def _name(combiner: Combiner) -> str:
-    return combiner.name or type(combiner).__name__

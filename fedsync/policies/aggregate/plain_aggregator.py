@@ -19,8 +19,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
 from fedsync.model.server_optimizer import Backing, Moments, Part, ServerOptimizer
 from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload
-from fedsync.policies.aggregate.combining import Combiner, Combining, CommitUpdates
-from fedsync.policies.aggregate.waiting_updates import Taken, WaitingUpdates
+from fedsync.policies.aggregate.combining import Combiner, Combining, CommitUpdates, Taken, WaitingUpdates
 
 _NAMES: Names = {
     "model": "_exact",
@@ -41,10 +40,8 @@ _NAMES: Names = {
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Reject a harmful update.
-
-    Raises:
-        ProtocolError: wrong type, shape or length, or a value that is not finite or exceeds `MAX_MAGNITUDE`.
+    """Reject a harmful update. Raises `ProtocolError` if wrong type, shape or length, or a value that is not finite or
+    exceeds `MAX_MAGNITUDE`.
     """
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):
@@ -123,7 +120,6 @@ class PlainAggregator(InTheClear):
         return self._public.payload(self._held.get(silo, -1))
 
     def _with_control(self) -> Payload:
-        """Return the model with the silos' control variate; the same object for the same version."""
         if self._controlled is None or self._controlled[0] != self._public.version:
             counted = {key_of(silo): serial for silo, serial in self._counted.items()}
             sent = ControlledModel(self.model, self._moments.vectors[0], counted)
@@ -161,10 +157,8 @@ class PlainAggregator(InTheClear):
         return self._best[1]
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Check and keep an update.
-
-        Raises:
-            ProtocolError: wrong type, shape or length, a value that is not finite, or an update id that is in use.
+        """Check and keep an update. Raises `ProtocolError` if wrong type, shape or length, a value that is not finite,
+        or an update id that is in use.
         """
         check_values(self._wire.up, self.model.size, silo, update)
         self._waiting.add(silo, (update_id,), self._keeper.keep(update))
@@ -173,10 +167,8 @@ class PlainAggregator(InTheClear):
         return FP32.payload_bytes(self.model.size)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Check and keep the mean of a region's updates.
-
-        Raises:
-            ProtocolError: as for `put`; the members began with different versions; or a member was not ordered.
+        """Check and keep the mean of a region's updates. Raises `ProtocolError` if as for `put`; the members began with
+        different versions; or a member was not ordered.
         """
         if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
             raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
@@ -200,7 +192,6 @@ class PlainAggregator(InTheClear):
         self._public.advance(self._exact)
 
     def _begun(self, commit: Commit) -> dict[str, tuple[int, Vector]]:
-        """Return the versions and models with which the commit's orders began, as far as known."""
         bases = dict[str, tuple[int, Vector]]()
         for update_id in commit.weights:
             base = self._bases.pop(update_id, None)
@@ -215,7 +206,8 @@ class PlainAggregator(InTheClear):
     ) -> Part:
         """Return a function of (start, stop): parts of ``before`` plus the updates, or of the sum alone if None."""
         if self._combiner is not None:
-            return self._moved_by(Combining(self._combiner, self._combined), before, taken)
+            change = Combining(self._combiner, self._combined).change(CommitUpdates(taken, self._exact.size))
+            return change if before is None else _moved(before, change)
 
         def fold(start: int, stop: int) -> Vector:
             new = np.zeros(stop - start, np.float32) if before is None else before[start:stop].copy()
@@ -237,27 +229,11 @@ class PlainAggregator(InTheClear):
 
         return fold
 
-    def _moved_by(self, combining: Combining, before: Vector | None, taken: Taken) -> Part:
-        change = combining.change(CommitUpdates(taken, self._exact.size))
-
-        def moved(start: int, stop: int) -> Vector:
-            new = change(start, stop)
-            if before is not None:
-                new += before[start:stop]
-                give_back(before)
-            return new
-
-        return moved
-
     def notes(self) -> list[str]:
         return [] if self._combiner is None else Combining(self._combiner, self._combined).notes()
 
     def _step(
-        self,
-        optimizer: ServerOptimizer,
-        commit: Commit,
-        taken: Taken,
-        bases: Mapping[str, tuple[int, Vector]],
+        self, optimizer: ServerOptimizer, commit: Commit, taken: Taken, bases: Mapping[str, tuple[int, Vector]]
     ) -> None:
         if commit.toward:
             raise PolicyError(f"version {commit.version} moves towards whole models, which makes no sum for a step")
@@ -278,19 +254,12 @@ class PlainAggregator(InTheClear):
             return
         (self._moments, step), self._counted = advanced, counted
 
-        def moved(start: int, stop: int) -> Vector:
-            new = step(start, stop)
-            new += before[start:stop]
-            give_back(before)
-            return new
-
-        self._exact = self._keeper.make(np.float32, before.size, moved)
+        self._exact = self._keeper.make(np.float32, before.size, _moved(before, step))
 
     def savepoint(self) -> None:
         self._remembered = self._exact, self.model, self._moments
 
     def rollback(self) -> None:
-        """Return to the model of the last savepoint, or to version 0."""
         self._exact, public, self._moments = self._remembered
         self._public.restart(public)
 
@@ -299,7 +268,6 @@ class PlainAggregator(InTheClear):
         self._bases.pop(update_id, None)
 
     def state(self) -> Mapping[str, Any]:
-        """Models and pending updates, for `restore` in another process."""
         return named(self, _NAMES)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -308,3 +276,13 @@ class PlainAggregator(InTheClear):
     @property
     def pending(self) -> tuple[str, ...]:
         return self._waiting.ids
+
+
+def _moved(before: Vector, step: Part) -> Part:
+    def moved(start: int, stop: int) -> Vector:
+        new = step(start, stop)
+        new += before[start:stop]
+        give_back(before)
+        return new
+
+    return moved

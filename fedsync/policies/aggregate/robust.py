@@ -45,9 +45,8 @@ class _Looked:
 class RobustPolicy(AggregationPolicy):
     """Base of aggregations that combine updates in another way than by a sum."""
 
-    __slots__ = ()
     inner: InnerAggregation
-    """Aggregation that gives the updates their coefficients."""
+    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     additive = False
 
@@ -123,7 +122,6 @@ class Median(RobustPolicy):
     """
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     def combiner(self) -> Combiner:
         return _Median()
@@ -141,7 +139,6 @@ class TrimmedMean(RobustPolicy):
     """Share of the updates left out at each end, rounded down, but at least one update if a commit has three."""
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     def combiner(self) -> Combiner:
         return _TrimmedMean(self.share)
@@ -165,7 +162,6 @@ class Krum(RobustPolicy):
     """Number of updates that are averaged; m in the paper."""
 
     inner: InnerAggregation = field(default_factory=_equal)
-    """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""
 
     @property
     def least_updates(self) -> int:

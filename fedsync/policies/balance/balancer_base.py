@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,13 @@ from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
-from fedsync.policies.balance.multiples import InMultiples
+from fedsync.policies.balance.whole import InMultiples
 from fedsync.policies.schema import Chosen, Policy, PositiveInt, register
 
 
 class BalancerPolicy(Policy):
     """Base of balancers, which set the amount of work of each silo."""
 
-    __slots__ = ()
     section = "balancer"
 
     @property
@@ -40,15 +39,11 @@ class BalancerPolicy(Policy):
         """Whether silos get different learning rates."""
         return False
 
-    @property
-    def needs_lockstep(self) -> bool:
-        """Whether the balancer needs rounds in which all silos do the same number of steps."""
-        return False
+    needs_lockstep: ClassVar[bool] = False
+    """Whether the balancer needs rounds in which all silos do the same number of steps."""
 
-    @property
-    def spends(self) -> bool:
-        """Whether batch sizes follow the silos' privacy budgets."""
-        return False
+    spends: ClassVar[bool] = False
+    """Whether batch sizes follow the silos' privacy budgets."""
 
     @property
     def named(self) -> Mapping[str, object]:
@@ -56,11 +51,7 @@ class BalancerPolicy(Policy):
         return {}
 
     def check(self, batch_size: int) -> None:
-        """Check that a mean batch of ``batch_size`` is possible.
-
-        Raises:
-            ValueError: it is impossible.
-        """
+        """Check that a mean batch of ``batch_size`` is possible. Raises `ValueError` if it is impossible."""
 
     @abstractmethod
     def sizing(self, work: LocalWork) -> Sizing:
@@ -79,7 +70,6 @@ class FixedBalancer(BalancerPolicy):
 class CurvePolicy(Policy):
     """Base of models of the time of a step as a function of its batch."""
 
-    __slots__ = ()
     section = "curve"
 
     @abstractmethod
@@ -172,12 +162,7 @@ class ForecastBalancer(SharingBalancer):
 
     @abstractmethod
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
-        """Sizes, int64 [n] in samples, ``bounds.floor <= sizes <= bounds.cap``, summing to ``total``.
-
-        Args:
-            curves: predicted curves of n silos.
-            total: samples to share (X).
-            bounds: smallest and largest size of each silo.
+        """Sizes, int64 [n] in samples, within bounds and summing to ``total``, for the predicted curves of n silos.
 
         Raises:
             ConfigError: the bounds cannot hold ``total``.

@@ -1,21 +1,22 @@
-"""Helpers of balancers: the check of a total, and rounding of shares to whole numbers."""
+"""Helpers of balancers: the check of a total, whole numbers, and batch sizes in multiples."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.protocols import Bounds
+from fedsync.core.protocols import Balancer, Bounds
+from fedsync.core.speed.curve import Curve
 
 
 def check_total(total: int, bounds: Bounds) -> None:
-    """Check that sizes within bounds can sum to ``total``.
-
-    Raises:
-        ConfigError: they cannot; the error names the possible totals.
+    """Check that sizes within bounds can sum to ``total``. Raises `ConfigError` if they cannot; the error names the
+    possible totals.
     """
     lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
     if not lowest <= total <= highest:
@@ -27,13 +28,7 @@ def check_total(total: int, bounds: Bounds) -> None:
 
 
 def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Round shares to whole numbers by largest remainder, ties to the lowest index.
-
-    Args:
-        shares: float64 [n], each at most its cap, summing to ``total`` up to rounding errors.
-        total: sum of the result.
-        cap: int64 [n], largest value of each.
-    """
+    """Round shares, each at most its cap and summing to ``total``, by largest remainder, ties to the lowest index."""
     sizes = _rounded_down(shares)
     remainders = shares - sizes
     left = total - int(sizes.sum())
@@ -49,17 +44,12 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Round shares so that the slowest silo, at ``size / speed`` seconds, is as fast as possible.
+    """Round shares, in proportion to speed [samples/s], so that the slowest silo, at ``size / speed``, is as fast as
+    possible.
 
     Each sample goes to the silo that would end first with one more. Ties go to the slower silo, which has the larger
-    remainder, then to the lowest index. If shares are in proportion to speed, rounding down keeps only samples that
-    would be given before the remaining ones, so only the remaining ones are distributed.
-
-    Args:
-        shares: as for `round_shares`, in proportion to speed between floors and caps.
-        total: sum of the result.
-        cap: int64 [n], largest value of each.
-        speeds: float64 [n], samples per second.
+    remainder, then to the lowest index. Rounding down keeps only samples that would be given before the remaining ones,
+    so only the remaining ones are distributed.
     """
     sizes = _rounded_down(shares)
     left = total - int(sizes.sum())
@@ -82,3 +72,42 @@ def round_soonest(
 def _rounded_down(shares: NDArray[np.float64]) -> NDArray[np.int64]:
     """Round down, but count a share like 39.999999999 as 40 with rounding errors."""
     return np.floor(shares + 1e-9).astype(np.int64)
+
+
+Share = Callable[[int, Bounds], NDArray[np.int64]]
+"""Shares a number of multiples within bounds, which are counted in multiples too."""
+
+
+def in_multiples(multiple: int, total: int, bounds: Bounds, share: Share) -> NDArray[np.int64]:
+    """Sizes within bounds that sum to ``total``, multiples where bounds allow; int64 [n] in samples.
+
+    A silo without a multiple between its bounds gets its upper bound. The remainder of the total goes to as few other
+    silos as can take it, the first in order. ``share`` shares the multiples; ``multiple`` is at least 1. Raises
+    `ConfigError` if the bounds cannot hold ``total``.
+    """
+    check_total(total, bounds)
+    if multiple == 1:
+        return share(total, bounds)
+    floor, cap = -(-bounds.floor // multiple), bounds.cap // multiple
+    none = floor > cap
+    floor, cap = np.where(none, 0, floor), np.where(none, 0, cap)
+    fitting = (total - int(bounds.cap[none].sum())) // multiple
+    count = int(np.clip(fitting, floor.sum(), cap.sum()))
+    sizes = np.where(none, bounds.cap, share(count, Bounds(floor, cap)) * multiple)
+    missing = total - int(sizes.sum())
+    room = bounds.cap - sizes if missing > 0 else sizes - bounds.floor
+    moved = np.clip(abs(missing) - (np.cumsum(room) - room), 0, room)
+    settled: NDArray[np.int64] = sizes + np.sign(missing) * moved
+    return settled
+
+
+@dataclass(frozen=True, slots=True)
+class InMultiples:
+    """Sizes of another balancer, in multiples where bounds allow; see `in_multiples`."""
+
+    inner: Balancer
+    multiple: int
+
+    def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
+        scaled = [curve.of_multiples(self.multiple) for curve in curves]
+        return in_multiples(self.multiple, total, bounds, lambda count, units: self.inner.plan(scaled, count, units))

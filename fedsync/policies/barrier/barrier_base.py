@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.schema import Chosen, Policy
@@ -19,23 +19,17 @@ class BarrierPolicy(Policy, Generic[S]):
     `queues` and `carries`.
     """
 
-    __slots__ = ()
     section = "barrier"
 
     @property
     def innermost(self) -> BarrierPolicy[Any]:
-        """Barrier inside all wrappers."""
         return self
 
-    @property
-    def lockstep(self) -> bool:
-        """Whether the barrier has rounds in which all silos do the same number of steps."""
-        return False
+    lockstep: ClassVar[bool] = False
+    """Whether the barrier has rounds in which all silos do the same number of steps."""
 
-    @property
-    def sets_steps(self) -> bool:
-        """Whether the barrier sets the number of steps of each silo."""
-        return False
+    sets_steps: ClassVar[bool] = False
+    """Whether the barrier sets the number of steps of each silo."""
 
     @property
     def unequal_steps(self) -> bool:
@@ -47,15 +41,11 @@ class BarrierPolicy(Policy, Generic[S]):
         """Whether a commit may mix updates of different base versions, or hold a single update."""
         return True
 
-    @property
-    def rounds(self) -> bool:
-        """Whether all silos of a round are released together after all have arrived, as `Overlap` requires."""
-        return False
+    rounds: ClassVar[bool] = False
+    """Whether all silos of a round are released together after all have arrived, as `Overlap` requires."""
 
-    @property
-    def queues(self) -> bool:
-        """Whether a silo may have an order queued behind its current order."""
-        return False
+    queues: ClassVar[bool] = False
+    """Whether a silo may have an order queued behind its current order."""
 
     @property
     def carries(self) -> bool:
@@ -91,10 +81,8 @@ class BarrierPolicy(Policy, Generic[S]):
         """Whether the barrier reads forecasts; without any reader, no forecasts are made."""
         return True
 
-    @property
-    def needs_examples(self) -> bool:
-        """Whether the barrier needs the number of samples that each silo reports; see ``cipher.examples``."""
-        return False
+    needs_examples: ClassVar[bool] = False
+    """Whether the barrier needs the number of samples that each silo reports; see ``cipher.examples``."""
 
     @property
     def needs_losses(self) -> bool:
@@ -127,8 +115,7 @@ class BarrierPolicy(Policy, Generic[S]):
     def init(self) -> S: ...
 
     @abstractmethod
-    def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]:
-        """Return the new state and the verdict."""
+    def decide(self, state: S, view: ClusterView) -> tuple[S, Verdict]: ...
 
 
 def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
@@ -137,10 +124,8 @@ def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
 
 
 def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:
-    """Refuse to wrap overlap.
-
-    Raises:
-        ValueError: ``inner`` queues orders; the wrapper would take silos with a queued order for busy silos.
+    """Refuse to wrap overlap. Raises `ValueError` if ``inner`` queues orders; the wrapper would take silos with a
+    queued order for busy silos.
     """
     if inner.queues:
         raise ValueError(f"{around} around overlap would wait for silos that have sent; write overlap around {around}")

@@ -20,12 +20,7 @@ from fedsync.policies.schema import NonNegative, Positive, PositiveInt, register
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial of an interval.
-
-    Args:
-        before: rate with the old interval, before the trial.
-        during: rate of the trial; None until the trial is over and the old interval is back.
-    """
+    """Trial of an interval: rates before it and ``during`` it; None until the old interval is back."""
 
     interval_s: float
     before: float

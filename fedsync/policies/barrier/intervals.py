@@ -63,7 +63,6 @@ class IntervalRound:
 class IntervalPolicy(Policy, Generic[S]):
     """Base of policies that choose the length of each round."""
 
-    __slots__ = ()
     section = "interval"
 
     @property
@@ -83,8 +82,7 @@ class IntervalPolicy(Policy, Generic[S]):
         """Settings of the next round; asked again if the round ended without a commit."""
 
     @abstractmethod
-    def observe(self, state: S, seen: IntervalRound) -> S:
-        """Return the state after a committed round."""
+    def observe(self, state: S, seen: IntervalRound) -> S: ...
 
 
 @register("fixed")

@@ -1,12 +1,91 @@
-"""Base of the optional features that a strategy file lists under ``extensions``."""
+"""Base of optional features (``extensions`` of a strategy file), and wrappers that name a user's failed hook."""
 
 from __future__ import annotations
 
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.core.extension import Extension
-from fedsync.policies.features.own import OwnExtension, OwnListener, told_as
 from fedsync.policies.schema import Policy
+
+_RETURNS: dict[str, tuple[type, ...]] = {
+    "admits": (bool,),
+    "excuses": (bool,),
+    "takes": (str, type(None)),
+    "pauses": (str,),
+    "stops": (str, type(None)),
+    "shows": (tuple,),
+    "wake_s": (int, float, type(None)),
+    "on_order": (object,),
+    "on_commit": (object,),
+    "on_event": (object,),
+    "on_join": (object,),
+    "on_loss": (object,),
+    "state": (dict,),
+    "restore": (object,),
+}
+"""Allowed return types of each hook; notification hooks may return anything."""
+
+
+class OwnExtension(Extension):
+    """User's extension; ``kind`` is the feature's name in the strategy file."""
+
+    def __init__(self, inner: Extension, kind: str) -> None:
+        self._inner, self._kind = inner, kind
+        self.name = inner.name  # type: ignore[misc]  # of a class, but this one stands for any
+
+    @property
+    def expects(self) -> bool:
+        with told_as(self._kind, "expects", self._inner):
+            return self._inner.expects
+
+
+def _hook(hook: str) -> Callable[..., Any]:
+    def call(self: OwnExtension, *arguments: Any) -> Any:
+        with told_as(self._kind, hook, self._inner):
+            found = getattr(self._inner, hook)(*arguments)
+        if not isinstance(found, _RETURNS[hook]):
+            problem = f"its {hook} returns {found!r:.40}, which is {type(found).__name__}"
+            kinds = " or ".join("None" if each is type(None) else each.__name__ for each in _RETURNS[hook])
+            raise ConfigError(f"extensions, kind {self._kind!r}", problem, f"Return {kinds}")
+        return found
+
+    return call
+
+
+for _each in _RETURNS:
+    setattr(OwnExtension, _each, _hook(_each))
+
+
+class OwnListener:
+    """User's listener; arguments as for `OwnExtension`."""
+
+    def __init__(self, inner: Any, kind: str) -> None:
+        self._inner, self._kind = inner, kind
+
+    def follow(self, ledger: Any) -> None:
+        with told_as(self._kind, "follow", self._inner):
+            self._inner.follow(ledger)
+
+
+@contextmanager
+def told_as(kind: str, hook: str, own: object) -> Iterator[None]:
+    """Turn errors in the code of ``own`` into `ConfigError` with the user's line; pass on `FedSyncError`."""
+    try:
+        yield
+    except FedSyncError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        file = getattr(sys.modules.get(type(own).__module__), "__file__", None)
+        last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+        problem = f"its {hook} failed: {type(error).__name__}: {error}"
+        remedy = f"Mend {last.filename}, line {last.lineno}"
+        raise ConfigError(f"extensions, kind {kind!r}", problem, remedy) from error
 
 
 class FeaturePolicy(Policy):
@@ -15,7 +94,6 @@ class FeaturePolicy(Policy):
     A feature influences the run (`build`), or reacts to its decisions (`listener`), or both.
     """
 
-    __slots__ = ()
     section = "extension"
 
     def build(self) -> Extension | None:
@@ -23,13 +101,11 @@ class FeaturePolicy(Policy):
         return None
 
     def followed(self) -> Extension | None:
-        """Return the result of `build`; errors in user code become `ConfigError`."""
         with told_as(self.kind, "build", self):
             built = self.build()
         return built if built is None or self.is_shipped() else OwnExtension(built, self.kind)
 
     def listened(self) -> Any:
-        """Return the result of `listener`; errors in user code become `ConfigError`."""
         with told_as(self.kind, "listener", self):
             made = self.listener()
         return made if made is None or self.is_shipped() else OwnListener(made, self.kind)

@@ -33,13 +33,11 @@ class BacktestErrors:
 def backtest(
     predictor: AnyPredictor, steps: Sequence[Step], warmup: int, watch: Callable[[], None] = lambda: None
 ) -> BacktestErrors:
-    """Forecast each step, with its cpu and memory as drivers, before its speed is observed.
+    """Forecast each step, with its cpu and memory as drivers, before its speed is observed; ``watch`` is called after
+    each.
 
-    Due training runs to its end after each step, in no simulated time.
-
-    Args:
-        warmup: number of first steps that do not count; at least 1, less than the number of steps.
-        watch: called after each step.
+    Due training runs to its end after each step, in no simulated time. The first ``warmup`` steps, 1 or more, do not
+    count.
     """
     state = predictor.init()
     told: list[float] = []

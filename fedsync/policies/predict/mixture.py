@@ -20,8 +20,6 @@ class MixtureState:
     Args:
         errors: recent mean squared error of each expert, empty before the second order.
         promised: whether each expert's promise has been counted.
-        orders: number of judged orders.
-        turn: index of the expert that trains next.
     """
 
     states: tuple[Any, ...]
@@ -122,7 +120,6 @@ class Mixture(PredictorPolicy[MixtureState]):
         return replace(state, states=tuple(expert.reuse(inner, other) for expert, inner, other in pairs))
 
     def export(self, state: MixtureState) -> dict[str, Any] | None:
-        """Return the model of the first expert that has learned one."""
         for expert, inner in zip(self.experts, state.states, strict=True):
             learned = expert.export(inner)
             if learned is not None:
@@ -130,7 +127,6 @@ class Mixture(PredictorPolicy[MixtureState]):
         return None
 
     def weights(self, state: MixtureState) -> tuple[float, ...]:
-        """Weights of the experts in the next forecast; they sum to 1."""
         return tuple(self._weights(state.errors))
 
     def _told(self, state: MixtureState, drivers: MachineLoad | None) -> list[float]:

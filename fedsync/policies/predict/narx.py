@@ -15,8 +15,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
-from fedsync.policies.predict.small_network import Floats, Training, improve, random_parameters, split
-from fedsync.policies.predict.threads import one_thread
+from fedsync.policies.predict.small_network import Floats, Training, improve, one_thread, random_parameters, split
 from fedsync.policies.schema import PositiveInt, register
 
 LOOK_BACK = 2
@@ -74,7 +73,6 @@ class NarxState:
         average: moving average of the orders' speeds, used until there is a model; None before the first.
         rows: newest windows, float64 [n, 3]: speed, cpu, memory.
         seen: number of observed windows.
-        length: number of windows of the last order.
         start: initial parameters from another silo or run, or None.
         correction: addition to the model's output [samples/s].
         errors: recent mean squared errors of model and average.
@@ -165,7 +163,6 @@ class Narx(PredictorPolicy[NarxState]):
         return NarxState(None, np.empty((0, 3)), 0, 1, start, None, 0.0, (0.0, 0.0), None, None, self._first(start))
 
     def observe(self, state: NarxState, sample: SpeedSample) -> NarxState:
-        """Add the order's windows, and judge the last forecast; never trains."""
         average, errors, correction = state.average, state.errors, state.correction
         rows = _rows(sample)
         remembered = np.concatenate([state.rows, rows])
@@ -193,7 +190,6 @@ class Narx(PredictorPolicy[NarxState]):
         return state.training is not None or state.seen >= state.due
 
     def learn(self, state: NarxState, epochs: int) -> NarxState:
-        """Train for at most ``epochs`` passes; the model is replaced when training has ended."""
         if not self.unlearned(state):
             return state
         if state.training is None:
@@ -208,7 +204,6 @@ class Narx(PredictorPolicy[NarxState]):
         return replace(state, training=training)
 
     def reuse(self, state: NarxState, donor: NarxState) -> NarxState:
-        """Start training from the donor's parameters, and after fewer windows."""
         start = donor.start if donor.model is None else donor.model.parameters
         return state if start is None else replace(state, start=start, due=self._first(start))
 
@@ -255,7 +250,6 @@ class Narx(PredictorPolicy[NarxState]):
         return replace(state, training=training, normal=(mean, scale))
 
     def _end(self, state: NarxState, training: Training, normal: tuple[Floats, Floats]) -> NarxState:
-        """Use the trained network; its gain and correction follow from the newest windows."""
         x, y = _table(state.rows)
         model = _fold(training, *normal, y)
         given = model.speeds(x)
@@ -288,10 +282,8 @@ class WarmNarx(Narx):
 
 
 def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:
-    """Read the parameters that `Narx.export` has written.
-
-    Raises:
-        ValueError: the content is no such export, or has a hidden layer of another size.
+    """Read the parameters that `Narx.export` has written. Raises `ValueError` if the content is no such export, or has
+    a hidden layer of another size.
     """
     expected = hidden * (_INPUTS + 2) + _INPUTS + 1
     parameters = content.get("parameters")

@@ -1,14 +1,15 @@
-"""Base class of all predictors; most of its methods matter only for predictors that train."""
+"""Base class of all predictors, and the two that do not train."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 from annotated_types import Ge, Le
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.schema import Policy, kinds
+from fedsync.policies.schema import Policy, Share, kinds, register
 
 S = TypeVar("S")
 
@@ -22,19 +23,15 @@ class PredictorPolicy(Policy, Generic[S]):
     A predictor that does not train keeps the defaults of all training methods.
     """
 
-    __slots__ = ()
     section = "predictor"
 
     @property
     def learns(self) -> bool:
-        """Whether `learn` can ever change a state."""
         return False
 
     def loaded(self) -> PredictorPolicy[S]:
-        """Return the predictor with the contents of the files that its fields name; called once, before a run.
-
-        Raises:
-            ConfigError: a file is invalid.
+        """Return the predictor with the contents of the files that its fields name; called once, before a run. Raises
+        `ConfigError` if a file is invalid.
         """
         return self
 
@@ -42,23 +39,18 @@ class PredictorPolicy(Policy, Generic[S]):
     def init(self) -> S: ...
 
     @abstractmethod
-    def observe(self, state: S, sample: SpeedSample) -> S:
-        """Return the state after one more observation; never trains."""
+    def observe(self, state: S, sample: SpeedSample) -> S: ...
 
     @abstractmethod
-    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None:
-        """Predicted mean speed of the next order [samples/s], or None before the first observation."""
+    def forecast(self, state: S, drivers: MachineLoad | None = None) -> float | None: ...
 
     def unlearned(self, state: S) -> bool:
-        """Whether training is due."""
         return False
 
     def learn(self, state: S, epochs: int) -> S:
-        """Return the state after training for at most ``epochs`` epochs."""
         return state
 
     def reuse(self, state: S, donor: S) -> S:
-        """Return ``state`` with the model of ``donor`` as the start of its own training."""
         return state
 
     def promise(self, state: S) -> float | None:
@@ -69,10 +61,44 @@ class PredictorPolicy(Policy, Generic[S]):
         return None
 
     def export(self, state: S) -> dict[str, Any] | None:
-        """Return the learned model as plain JSON values, or None without a model."""
         return None
 
 
 def predictors() -> dict[str, PredictorPolicy[Any]]:
-    """One predictor of each kind, with default settings."""
     return {kind: cast(PredictorPolicy[Any], policy()) for kind, policy in kinds("predictor").items()}
+
+
+@register("memoryless")
+@dataclass(frozen=True, slots=True)
+class Memoryless(PredictorPolicy[float | None]):
+    """Forecast that equals the newest speed."""
+
+    def init(self) -> float | None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed
+
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
+        return state
+
+
+@register("ema")
+@dataclass(frozen=True, slots=True)
+class Ema(PredictorPolicy[float | None]):
+    """Exponential moving average of the speed: ``f <- alpha v + (1 - alpha) f``, starting with the first speed.
+
+    Source: LB-BSP, sections 3.2.2 and 3.5 (the predictor for federated learning).
+    """
+
+    alpha: Share = 0.2
+    """Weight of the newest speed; 1 is ``memoryless``."""
+
+    def init(self) -> float | None:
+        return None
+
+    def observe(self, state: float | None, sample: SpeedSample) -> float:
+        return sample.speed if state is None else self.alpha * sample.speed + (1 - self.alpha) * state
+
+    def forecast(self, state: float | None, drivers: MachineLoad | None = None) -> float | None:
+        return state

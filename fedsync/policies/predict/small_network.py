@@ -9,10 +9,34 @@ scikit-learn's ``MLPRegressor`` does not fit: it is mutable and offers only grad
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+@cache
+def _controller() -> Any:
+    # Finding the libraries with threads takes milliseconds, limiting them microseconds.
+    import numpy as np
+    from threadpoolctl import ThreadpoolController
+
+    assert np  # NumPy's BLAS must be loaded to be found
+    return ThreadpoolController()
+
+
+def one_thread() -> AbstractContextManager[object]:
+    """Context in which NumPy's linear algebra runs on one thread.
+
+    Several threads are slower for small matrices, many times so on a busy machine. Their sums also depend on the number
+    of threads, so that a replay on another machine could differ.
+    """
+    limit: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
+    return limit
+
 
 Floats = NDArray[np.float64]
 
@@ -58,13 +82,9 @@ class Training:
         x: inputs, float64 [n, inputs], about standard normal.
         y: targets, float64 [n], about standard normal.
         held_x: inputs of the held-out samples, for early stopping.
-        held_y: targets of the held-out samples.
-        parameters: parameters of the last pass.
         damping: of Levenberg and Marquardt, relative to n.
         best: parameters with the least loss on the held-out samples.
-        loss: loss of ``best``.
         stale: passes since ``best``.
-        epochs: number of finished passes.
     """
 
     x: Floats

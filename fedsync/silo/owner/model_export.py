@@ -15,7 +15,7 @@ from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import write_atomically
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.evaluation.best_version import stated
+from fedsync.evaluation.version_scores import stated
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import COPY, STATE_FOLDER, Identity
 from fedsync.silo.room.process_start import keeper_of

@@ -30,8 +30,7 @@ from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
-from fedsync.core.orders import WorkOrder
-from fedsync.core.silo_presence import Presence
+from fedsync.core.orders import Presence, WorkOrder
 from fedsync.model.layout import matches
 from fedsync.silo.owner.approvals import APPROVALS, check_approved
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace

@@ -21,8 +21,7 @@ from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release

@@ -24,8 +24,7 @@ from fedsync.common import foreign
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, Diverged, PolicyError, RunError
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.model.chunked_arrays import spans
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings

@@ -32,8 +32,7 @@ from fedsync.common.errors import (
     RunError,
     UserCodeError,
 )
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.model.layout import Layout
 from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner.refusals import code_of, printed
@@ -181,7 +180,7 @@ class OrderProgress:
 
 @dataclass(frozen=True, slots=True)
 class OrderDone:
-    """Result of an order; ends with the fields of `fedsync.core.cursor.Cursor`. Parts: update, private model parts."""
+    """Result of an order; ends with the fields of `fedsync.core.orders.Cursor`. Parts: update, private model parts."""
 
     report: WorkReport
     epoch: int

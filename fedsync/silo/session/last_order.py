@@ -24,8 +24,7 @@ from fedsync.common.checksums import digested, undigested
 from fedsync.common.codec import decode, encode
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.common.files import OWNER_FILE, write_pieces
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Subject, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWERS, Completed

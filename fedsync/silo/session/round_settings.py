@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.tasks.user_config import UserConfig
+from fedsync.config.training import UserConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.policies.rounds.rounds_base import RATE, Called
 

@@ -23,8 +23,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.plain_wire import FP32

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from fedsync.client.app import Silo
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.evaluation.metrics.gain import LocalGains
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings

@@ -47,14 +47,11 @@ class SiloRecord:
 
     Args:
         facts: facts of the last join.
-        joined_s: time of the first join.
         overheads: seconds by kind, one entry an order.
         sizes: transferred bytes (both directions), one entry an order.
         ups: duration of each connected period [s].
         downs: duration of each finished absence [s].
-        lost_s: begin of the current absence, or None.
         here_s: begin of the current connected period, or None.
-        failed: number of orders without an update.
     """
 
     facts: SiloFacts
@@ -182,7 +179,6 @@ class _MachineReader:
 
 
 def _stretches(number: int, begin_s: float, report: WorkReport) -> list[Stretch]:
-    """Return an order's windows, each with its part of the steps; without usable windows, the order as one stretch."""
     batch, speeds = report.samples / report.steps, [window.speed for window in report.windows]
     if not speeds or not all(0 < speed < math.inf for speed in speeds) or len(speeds) > report.steps:
         return [Stretch(number, begin_s, report.compute_s / report.steps, report.steps, batch)]

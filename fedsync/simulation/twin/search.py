@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
-from fedsync.config.sections.stop import StopConfig
+from fedsync.config.sections.evaluation import StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.twin.twin import MOST_ROUNDS, Interval, Predicted, Twin
 
@@ -35,23 +35,8 @@ FIRST_PART = 0.25
 """Share of the run's time that each candidate gets in the first rung."""
 
 _OF_THE_RUN = (
-    "seed",
-    "stop",
-    "task",
-    "model",
-    "evaluation",
-    "train_config",
-    "evaluate_config",
-    "on_round",
-    "initial_model",
-    "fraction_evaluate",
-    "min_silos",
-    "most_examples",
-    "silos",
-    "plugin",
-    "waiting",
-    "cipher",
-    "wire",
+    *("seed", "stop", "task", "model", "evaluation", "train_config", "evaluate_config", "on_round", "initial_model"),
+    *("fraction_evaluate", "min_silos", "most_examples", "silos", "plugin", "waiting", "cipher", "wire"),
 )
 
 Trains = Callable[[StrategyConfig, ClusterConfig, Path], dict[str, Any]]
@@ -197,7 +182,6 @@ def _played(twin: Twin, candidate: Candidate, target: float, budget_s: float, dr
 
 
 def _final(twin: Twin, candidate: Candidate, target: float, budget_s: float, train: Trains, watch: Watch) -> Ranked:
-    """Play a candidate to the target in several draws."""
     times, last = [], Ranked(candidate)
     for draw in range(FINAL_DRAWS):
         watch(f"to the target, {draw + 1} of {FINAL_DRAWS}: {candidate}")

@@ -22,11 +22,10 @@ from fedsync.common.files import write_result
 from fedsync.common.rng import Stream, generator
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig, CrashesConfig, MarkovConfig, SiloConfig
-from fedsync.config.sections.evaluation import EvaluationConfig
-from fedsync.config.sections.stop import StopConfig
+from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.ledger import Ledger
-from fedsync.simulation.load import Piece
+from fedsync.simulation.machine import Piece
 from fedsync.simulation.timing_only import run_timing
 from fedsync.simulation.twin.fit import SiloFit, fit_silos
 from fedsync.simulation.twin.records import RunRecord, seconds_a_round
@@ -142,7 +141,6 @@ class Twin:
         return Interval.of(seconds, self.wider, LEAST_HALF_REAL if self.spread else LEAST_HALF)
 
     def cluster(self, folder: Path, draw: int | None = None) -> ClusterConfig:
-        """Return the machines of draw number ``draw`` (None: as fitted), with traces as files in ``folder``."""
         silos = []
         for fit in self.fits:
             drawn, pieces = (fit.config, fit.pieces) if draw is None else _drawn(fit, self, draw)
@@ -205,10 +203,7 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
 
     if isinstance(config.contention, MarkovConfig) and fit.states is not None:
         changes["contention"] = config.contention.model_copy(
-            update={
-                "on_s": mean_s(fit.states.on_s, fit.states.on),
-                "off_s": mean_s(fit.states.off_s, fit.states.off),
-            }
+            update={"on_s": mean_s(fit.states.on_s, fit.states.on), "off_s": mean_s(fit.states.off_s, fit.states.off)}
         )
     if config.crashes is not None:
         mtbf_s = mean_s(config.crashes.mtbf_s, fit.crashes)
@@ -218,7 +213,6 @@ def _drawn(fit: SiloFit, twin: Twin, draw: int) -> tuple[SiloConfig, tuple[Piece
 
 
 def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Piece, ...]:
-    """Rotate a load in time: the part before the new begin moves to the end."""
     holds = [factor for at_s, factor in pieces if at_s <= by_s][-1]
     later = [(at_s - by_s, factor) for at_s, factor in pieces if by_s < at_s < length_s]
     earlier = [(at_s + length_s - by_s, factor) for at_s, factor in pieces if at_s < by_s]
@@ -226,7 +220,6 @@ def _turned(pieces: tuple[Piece, ...], length_s: float, by_s: float) -> tuple[Pi
 
 
 def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
-    """Repeat a load, because later load is unknown."""
     length_s = max(length_s, pieces[-1][0] + 1e-3)
     times = max(min(_TRACE_LENGTHS, _TRACE_ROWS // len(pieces)), 1)
     last_s = -1.0
@@ -239,7 +232,6 @@ def _repeated(pieces: tuple[Piece, ...], length_s: float) -> Iterator[Piece]:
 
 
 def _rounded(value: Any) -> Any:
-    """Round to four digits, the precision of the measurement."""
     if isinstance(value, dict):
         return {key: _rounded(inner) for key, inner in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) and np.isfinite(value) else value

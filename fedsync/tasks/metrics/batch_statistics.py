@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.classes import ClassCounts
-from fedsync.evaluation.metrics.concordance import PairCounts
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.evaluation.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERLAP, BlockSums, OwnMetric
+from fedsync.evaluation.metrics.moments import BLOCKS, ERRORS, LIKELIHOOD, OVERLAP, BlockSums, OwnMetric, PairCounts
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts, edges
 
 IGNORED = -100
@@ -107,7 +106,6 @@ def _by_score(statistic: ScoreCounts, scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def _where(there: Tensor, cells: Tensor) -> Tensor:
-    """Select cells by mask; skips the copy in the common case that all are selected."""
     return cells if there.all() else cells[there]
 
 

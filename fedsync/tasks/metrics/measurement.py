@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from fedsync.evaluation.metrics.classes import ClassCounts
-from fedsync.evaluation.metrics.concordance import PairCounts
 from fedsync.evaluation.metrics.gain import JudgedSamples
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Statistic, statistics_of
-from fedsync.evaluation.metrics.moments import BLOCKS
+from fedsync.evaluation.metrics.moments import BLOCKS, PairCounts
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.tasks.metrics.batch_statistics import cells_of, measure_of
 
@@ -59,7 +58,6 @@ def _entries(samples: Samples) -> int:
 
 
 def _form(samples: Samples) -> tuple[object, ...]:
-    """Properties that batches must share to be joined."""
     outputs, targets, _, each = samples
     return outputs.dtype, outputs.shape[1:], targets.dtype, targets.shape[1:], each
 
@@ -107,7 +105,6 @@ class Measuring:
         return Summed(sums, self._each(outputs, targets, rows) if each else {})
 
     def _each(self, outputs: Tensor, targets: Tensor, rows: Tensor) -> dict[str, Tensor]:
-        """Per-sample results of statistics that count classes, if each sample has one label."""
         found: dict[str, Tensor] = {}
         for key, statistic in self._statistics.items() if targets.numel() == len(targets) else ():
             if isinstance(statistic, ClassCounts | ScoreCounts):

@@ -97,7 +97,6 @@ class NpzSource(Source):
 class RatingsNpz(NpzSource):
     """NumPy file of ratings, with NaN where a rating is unknown."""
 
-    __slots__ = ()
     missing = True
 
 

@@ -82,11 +82,8 @@ def read_table(file: str, *, header: bool = False) -> Table:
     """Read a whole file, or only its ``header``. Empty rows are skipped.
 
     The delimiter is the most frequent candidate in the header. A first column without a name holds row numbers and is
-    left out.
-
-    Raises:
-        ConfigError: the file is missing, not text, or has no rows; a column name is missing or repeated; or a row's
-            length differs from the header's.
+    left out. Raises `ConfigError` if the file is missing, not text, or has no rows; a column name is missing or
+    repeated; or a row's length differs from the header's.
     """
     import pandas as pd
 
@@ -141,7 +138,6 @@ def _table(file: str) -> Iterator[io.TextIOWrapper]:
 
 
 def _malformed(file: str, error: str) -> ConfigError:
-    """Convert an error of pandas' parser without quoting its text."""
     if long := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", error):
         return _other_length(file, int(long[2]), int(long[3]), int(long[1]))
     if open_quote := re.search(r"EOF inside string starting at row (\d+)", error):
@@ -155,7 +151,6 @@ def _other_length(file: str, line: int, found: int, width: int) -> ConfigError:
 
 
 def _records(stream: io.TextIOWrapper, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row, including blank rows."""
     reader, line = csv.reader(stream, delimiter=separator), 1
     for row in reader:
         yield line, row
@@ -245,7 +240,6 @@ def _parquet_names(file: str) -> list[str]:
 
 
 def _parquet(file: str, columns: Sequence[str]) -> NDArray[np.float32]:
-    """Cells, float32 [rows, columns]."""
     parquet, invalid = _pyarrow()
     try:
         with open_data(file) as stream:

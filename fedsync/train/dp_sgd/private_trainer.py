@@ -22,8 +22,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
 from fedsync.common.errors import ConfigError, Diverged, ProtocolError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.core.report_checks import check_evaluation
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns

@@ -20,8 +20,7 @@ from fedsync.client.work import Rows, Work
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.common.rng import Stream, derive_seed
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.core.report_checks import METRIC_NAME
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Vector

@@ -31,8 +31,7 @@ from fedsync.client.work import Steps, counted
 from fedsync.common.environment import flower_ids
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.rng import Stream, derive_seed
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns

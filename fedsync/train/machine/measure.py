@@ -9,8 +9,7 @@ from statistics import median
 from time import perf_counter
 
 from fedsync.common.errors import ConfigError
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurvePoint, fit_curve
 from fedsync.train.loop import Trainer

@@ -35,8 +35,7 @@ import torch
 from fedsync.common import foreign
 from fedsync.common.errors import Diverged, RunError
 from fedsync.common.processes import exit_with_parent
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import SiloSlot, Task

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from fedsync.core.cursor import Cursor
-from fedsync.core.orders import Evaluation, Split, WorkOrder
+from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
 from fedsync.evaluation.survey.findings import edges_of
 from fedsync.evaluation.survey.table_sums import Columns, SurveyForm, first_vector, read_sums, second_vector
 from fedsync.model.layout import Layout, Vector

@@ -15,8 +15,8 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FOLDER
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.core.orders import Evaluation
-from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.score_histograms import Auroc, ScoreCounts
+from fedsync.evaluation.version_scores import Selection
 from fedsync.model.layout import as_bytes
 from tests.cipher.make import Federation, change, plan
 

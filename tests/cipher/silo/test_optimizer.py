@@ -19,7 +19,7 @@ from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.actions import Commit
 from fedsync.core.weighting import Weighting
-from fedsync.evaluation.best_version import Selection
+from fedsync.evaluation.version_scores import Selection
 from fedsync.model.cautious_adam import Cautious
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Layout, Vector

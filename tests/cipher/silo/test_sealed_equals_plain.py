@@ -14,10 +14,9 @@ import pytest
 import torch
 
 from fedsync.core.orders import Evaluation, Score
-from fedsync.evaluation.best_version import Selection
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
 from fedsync.evaluation.metrics.named import BY_SCORE, NAMES, shipped
-from fedsync.evaluation.version_scores import Scores
+from fedsync.evaluation.version_scores import Scores, Selection
 from fedsync.tasks.metrics.measurement import Measuring
 from tests.cipher.make import Federation, change, plan
 

@@ -12,11 +12,9 @@ from scipy import stats
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.classes import ClassCounts
-from fedsync.evaluation.metrics.concordance import PairCounts
-from fedsync.evaluation.metrics.metric_types import Sums, number
-from fedsync.evaluation.metrics.moments import ERRORS
+from fedsync.evaluation.metrics.metric_types import _T, Sums, number
+from fedsync.evaluation.metrics.moments import ERRORS, PairCounts
 from fedsync.evaluation.metrics.named import NAMES, classification, regression, shipped
-from fedsync.evaluation.metrics.resample import _T
 from fedsync.evaluation.metrics.score_histograms import FINE, GROUPS, ScoreCounts, edges, middles
 from tests.evaluation.metrics.make import (
     Floats,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Score
-from fedsync.evaluation.metrics.metric_types import AnyMetric, Metric, Sums, number, statistics_of
+from fedsync.evaluation.metrics.metric_types import AnyMetric, Metric, Sums, SumsPool, number, statistics_of
 from fedsync.evaluation.metrics.moments import BlockSums, Mean
 from fedsync.evaluation.metrics.named import shipped
-from fedsync.evaluation.metrics.pool import SumsPool
 from fedsync.evaluation.version_scores import Scores
 from tests.core.make import answer, begin, scored
 

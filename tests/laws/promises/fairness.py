@@ -10,7 +10,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch
 from fedsync.core.events import SiloJoined, SiloLost, UpdateArrived, WorkFailed
 from fedsync.core.state import MAX_FAILURES
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from tests.laws.law import law
 from tests.laws.watched import Run
 

@@ -6,8 +6,17 @@ import pytest
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Share, Weighting
-from fedsync.policies.aggregate.staleness import Constant, Discount, Hinge, Polynomial, staleness
-from fedsync.policies.aggregate.weighers import Scaled, Stale, Toward, WeightedMean
+from fedsync.policies.aggregate.aggregate_base import (
+    Constant,
+    Discount,
+    Hinge,
+    Polynomial,
+    Scaled,
+    Stale,
+    Toward,
+    WeightedMean,
+    staleness,
+)
 
 METAS = [
     UpdateMeta("a/1", "a", base_version=2, steps=5, samples=160, examples=700, nbytes=40),

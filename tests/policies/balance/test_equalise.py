@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.policies.balance.equalise import CurveTimes, EqualisingBalancer, minimise_slowest
+from fedsync.policies.balance.by_forecast import CurveTimes, EqualisingBalancer, minimise_slowest
 
 ROOMY = 10**6
 

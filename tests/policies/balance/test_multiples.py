@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Balancer, Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.policies.balance.equalise import EqualisingBalancer
-from fedsync.policies.balance.multiples import InMultiples
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
+from fedsync.policies.balance.whole import InMultiples
 
 
 def plan(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.policies.balance.proportional import ProportionalBalancer
+from fedsync.policies.balance.by_forecast import ProportionalBalancer
 
 ROOMY = 10**6
 

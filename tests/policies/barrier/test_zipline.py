@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsync.extras.zipline_published import NAIVE_LIMIT
-from fedsync.policies.barrier.zipline import METHODS, SyncPoint, find_sync_point
+from fedsync.policies.barrier.kinds.elastic import METHODS, SyncPoint, find_sync_point
 
 EXACT = [name for name, exact in METHODS.items() if exact]
 LARGE = [name for name in EXACT if name != "naive"]
@@ -190,42 +190,6 @@ def test_algorithm_2_as_printed_depends_on_the_order_of_equal_ends() -> None:
     assert as_printed(ends) == {0: 8, 1: 7, 2: 7}
     assert as_printed(ends, late_silos_first=True) == {0: 8, 1: 8, 2: 7}
     assert find_sync_point(ends, "zipline").steps.tolist() == [2, 2, 1]
-
-
-@pytest.mark.parametrize(
-    ("ends", "message"),
-    [
-        ([1.0, 2.0], r"table \[silos, steps\], found shape \(2,\)"),
-        ([[1, 2], [3]], "equally many steps"),
-        (np.empty((0, 3)), r"a silo and a step, found shape \(0, 3\)"),
-        (np.empty((3, 0)), r"a silo and a step, found shape \(3, 0\)"),
-        ([[True, True]], "found dtype bool"),
-        ([["1", "2"]], "found dtype <U1"),
-        ([[1.0, 2.0], [1.0, np.nan]], "found nan at silo 1, step 2"),
-        ([[1.0, np.inf]], "found inf at silo 0, step 2"),
-        ([[-np.inf]], "found -inf at silo 0, step 1"),
-        ([[1, 2, 3], [1, 3, 2]], "found 2 after 3 at silo 1, step 3"),
-        ([[-1e308], [1e308]], "finite span, found -1e\\+308 to 1e\\+308"),
-        ([[-(2**62)], [2**62]], "less than 2\\^63"),
-        (np.array([[2**63]], dtype=np.uint64), "less than 2\\^63"),
-    ],
-)
-@pytest.mark.parametrize("method", ["sweep", "zipline"])
-def test_bad_ends_are_refused(ends: Any, message: str, method: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find_sync_point(ends, method)
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("zip_line", "unknown method 'zip_line'; did you mean 'zipline'\\? Known: sweep, zipline"),
-        ("magic", "unknown method 'magic'. Known: sweep, zipline"),
-    ],
-)
-def test_unknown_method_is_refused(method: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        find_sync_point([[1.0]], method)
 
 
 def test_naive_refuses_what_would_not_end() -> None:

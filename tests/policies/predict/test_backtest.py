@@ -3,7 +3,7 @@
 import pytest
 
 from fedsync.policies.predict.backtest import Step, backtest
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.predictor_base import Ema
 
 
 def test_errors_by_hand() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.protocols import SpeedSample
-from fedsync.policies.predict.ema import Ema
+from fedsync.policies.predict.predictor_base import Ema
 
 
 def forecasts(predictor: Ema, speeds: list[float]) -> list[float | None]:

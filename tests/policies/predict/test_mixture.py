@@ -7,10 +7,9 @@ import pytest
 
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.extras.predictors.recurrent import LstmPredictor, RnnPredictor
-from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import Narx
-from fedsync.policies.predict.predictor_base import PredictorPolicy
+from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 
 from fedsync.core.orders import Window
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.predict.ema import Ema
 from fedsync.policies.predict.narx import Narx, NarxState, WarmNarx, load
+from fedsync.policies.predict.predictor_base import Ema
 
 DRAW = np.random.default_rng(5)
 CPU = DRAW.uniform(0.2, 1.0, 400)

@@ -128,7 +128,6 @@ class Compass(BarrierPolicy[CompassState]):
 
     @staticmethod
     def _newcomer(state: CompassState, view: ClusterView, waiting: set[str]) -> bool:
-        """Whether a silo that never had a group has sent an update."""
         for meta in view.pending.values():
             silo = view.silos.get(meta.silo)
             if silo is not None and silo.order is None and meta.silo not in waiting and meta.silo not in state.late:

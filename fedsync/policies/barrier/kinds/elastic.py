@@ -1,17 +1,122 @@
-"""Elastic bulk synchronous parallel (ElasticBSP): supersteps that end where the silos' predicted steps meet."""
+"""Elastic bulk synchronous parallel (ElasticBSP): supersteps that end where silos wait least for one another.
+
+Given the predicted step ends of every silo, choose one end per silo so that their spread, max - min, is least. The
+spread is the time that the first silo waits for the last; the max is the time to synchronise (section 4.1, Problem 1).
+
+**The answer is unique.** Every exact method returns the same point, ties included:
+
+1. least waiting;
+2. then the earliest time (section 4.2: the longer a superstep, the staler the work of the fast silos);
+3. then the latest steps: each silo synchronises at its last step that ends not after ``time``.
+
+Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". So the steps follow from ``time`` alone:
+no later step fits, and an earlier step cannot reduce a spread that is already least.
+
+The default search is `sweep`; the paper's searches are in `fedsync.extras.zipline_published`.
+
+Source: Zhao et al., "ZipLine: an optimized algorithm for the elastic bulk synchronous parallel model", Machine
+Learning, 2021, sections 4 and 5.
+"""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
-from fedsync.policies.barrier.zipline import find_sync_point
 from fedsync.policies.schema import PositiveInt, register
+
+Ends: TypeAlias = NDArray[Any]
+"""Checked step ends, shape [n silos, R steps], float64 or int64, ascending along R."""
+
+Steps: TypeAlias = NDArray[np.int64]
+"""One step a silo, shape [n], counted from 1."""
+
+
+def sweep(ends: Ends) -> Steps:
+    """Find the sync point with one sort and one running maximum. Exact; O(R n log R n), all of it in NumPy.
+
+    A window that starts at end ``a`` must reach, for every silo, the first end not before ``a``. The latest of these is
+
+        reach(a) = max(the silos' very first ends, the ends that follow some end b < a in b's silo),
+
+    since an end that follows such a b either is its silo's first end not before ``a``, or lies before ``a``. The window
+    with the least ``reach(a) - a`` wins. Reach never falls as ``a`` grows, so the first such window ends earliest.
+    """
+    flat = ends.ravel()
+    order = flat.argsort()
+    starts = flat[order]
+    # No window starts after the earliest of the silos' last ends. Every earlier end has a successor in its silo, which
+    # is next in flat. Among equal starts, the first sees only b < a; the others see b = a, which gives no less reach.
+    before = int(starts.searchsorted(ends[:, -1].min()))
+    reach = np.empty(before + 1, dtype=flat.dtype)
+    reach[0] = ends[:, 0].max()
+    reach[1:] = flat[order[:before] + 1]
+    np.maximum.accumulate(reach, out=reach)
+    return last_steps(ends, reach[(reach - starts[: before + 1]).argmin()])
+
+
+def last_steps(ends: Ends, time: float) -> Steps:
+    """Each silo's last step that ends not after ``time``: rule 3 of the module."""
+    return np.asarray(np.count_nonzero(ends <= time, axis=1), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # eq of arrays has no one truth value
+class SyncPoint:
+    """Point at which the silos synchronise.
+
+    Args:
+        time: sync time, the latest chosen end; unit of ``ends``, an int for ints.
+        waiting: latest minus earliest chosen end, the wait of the first silo; unit of ``ends``.
+        steps: step of each silo, counted from 1; shape [n], int64.
+    """
+
+    time: float
+    waiting: float
+    steps: Steps
+
+
+def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
+    """Choose one step end per silo with the least spread; ties by the module's three rules.
+
+    Args:
+        ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
+        method: a key of `METHODS`. Heuristics return a valid point, not always the least waiting.
+
+    Raises:
+        ValueError: ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
+    """
+    table = np.asarray(ends)
+    steps = _search(method)(table)
+    chosen = table[np.arange(len(table)), steps - 1]
+    time = chosen.max()
+    return SyncPoint(time.item(), (time - chosen.min()).item(), steps)
+
+
+METHODS = {
+    "sweep": True,
+    "zipline": True,
+    "zipline_opt": True,
+    "zipline_opt_bs": True,
+    "full_grid_scan": False,
+    "grid_scan": False,
+    "naive": True,
+}
+"""Search methods: name -> whether the method finds the unique point of the module's three rules on every input."""
+
+
+def _search(method: str) -> Callable[[Ends], Steps]:
+    if method == "sweep":
+        return sweep
+    published: Callable[[Ends], Steps] = getattr(importlib.import_module("fedsync.extras.zipline_published"), method)
+    return published
 
 
 @register("elastic")

@@ -105,7 +105,6 @@ class FspState:
 
     Args:
         round: round in progress, None between two rounds.
-        rounds: number of rounds begun.
         fresh: least version that an update may start from; older updates are from before a rollback.
     """
 
@@ -309,7 +308,6 @@ class Fsp(BarrierPolicy[FspState]):
     # Parts of orders.
 
     def _learned(self, overheads: Mapping[str, Overhead], view: ClusterView) -> dict[str, Overhead]:
-        """Return the overheads of the present silos, with the orders that ended since."""
         learned = {}
         for name, silo in view.silos.items():
             known = overheads.get(name)
@@ -360,5 +358,4 @@ def _usual_overhead_s(names: tuple[str, ...], overheads: Mapping[str, Overhead])
 
 
 def _at_work(view: ClusterView) -> list[str]:
-    """Silos that train from the current version."""
     return [name for name, silo in view.silos.items() if silo.order and silo.order.base_version == view.version]

@@ -83,21 +83,12 @@ class Sampling(Choice):
                 )
 
     def pools(self, view: ClusterView) -> Pools:
-        """Return the pools for `draw`, in an order that depends on the view alone."""
         names = view.names
         if self is not Sampling.GROUPED:
             return Pools((), names)
         return Pools(*two_groups({name: _step_s(name, view) for name in names}))
 
-    def draw(
-        self,
-        pools: Pools,
-        size: int,
-        view: ClusterView,
-        silo: str,
-        ticks: int,
-        keeps: bool,
-    ) -> tuple[str, ...]:
+    def draw(self, pools: Pools, size: int, view: ClusterView, silo: str, ticks: int, keeps: bool) -> tuple[str, ...]:
         """Draw ``size`` (beta) of the silos other than ``silo``, all if there are fewer, in O(size).
 
         Args:

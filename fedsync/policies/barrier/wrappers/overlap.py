@@ -86,7 +86,6 @@ class Overlap(BarrierPolicy[Any]):
         return self.inner.init()
 
     def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
-        """Ask ``inner`` about the silos as in the table of this module; O(n)."""
         oldest: dict[str, UpdateMeta] = {}
         for meta in view.pending.values():
             oldest.setdefault(meta.silo, meta)

@@ -9,7 +9,7 @@ import pytest
 from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
 from fedsync.core.events import Progressed
 from fedsync.core.views import SiloView
-from fedsync.policies.barrier.kinds.absp import Absp, AbspState
+from fedsync.policies.barrier.kinds.bulk import Absp, AbspState
 from tests.policies.barrier.make import actions, begins, commits, meta, race, silo, steps, view
 
 PLANNED = AbspState(dict.fromkeys("abc", 1000))

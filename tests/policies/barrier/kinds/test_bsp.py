@@ -4,7 +4,7 @@ import pytest
 
 from fedsync.core.orders import SiloFacts, UpdateMeta, WorkOrder
 from fedsync.core.views import ClusterView, SiloView
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 
 
 def view(busy: str = "", idle: str = "", pending: str = "") -> ClusterView:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsync.core.actions import Commit
-from fedsync.policies.barrier.kinds.buffered import Buffered
+from fedsync.policies.barrier.kinds.ssp import Buffered
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
 
 SPEEDS = [256.0, 128.0, 64.0]

@@ -8,7 +8,7 @@ import pytest
 
 from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
 from fedsync.core.views import SiloView
-from fedsync.policies.barrier.kinds.on_time import OnTime, OnTimeState
+from fedsync.policies.barrier.kinds.bulk import OnTime, OnTimeState
 from tests.policies.barrier.make import actions, commits, meta, race, silo, steps, view
 
 ORDER = {"steps": 10, "batch": 10}

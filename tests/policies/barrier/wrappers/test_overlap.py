@@ -15,7 +15,7 @@ from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.observe.replay import replay
-from fedsync.policies.barrier.kinds.bsp import Bsp
+from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.wrappers.overlap import Overlap
 from tests.policies.barrier.make import commits, meta, silo, view
 from tests.simulation.fake import FakeWorker, Result, machines, simulate, strategy

@@ -9,11 +9,8 @@ import pytest
 from fedsync.core.actions import Discard, HaltEarly
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.barrier.kinds.bsp import Bsp
-from fedsync.policies.barrier.late import LateRule, LateState
-from fedsync.policies.barrier.wrappers.capped import Capped
-from fedsync.policies.barrier.wrappers.deadline import Deadline, DeadlineState
-from fedsync.policies.barrier.wrappers.quorum import Quorum, Required
+from fedsync.policies.barrier.kinds.bulk import Bsp
+from fedsync.policies.barrier.late import Capped, Deadline, DeadlineState, LateRule, LateState, Quorum, Required
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
 from tests.simulation.fake import Result
 

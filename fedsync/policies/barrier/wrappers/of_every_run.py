@@ -1,4 +1,4 @@
-"""Pause for silos that keep failing, around any barrier."""
+"""Wrappers around every run's barrier: enough silos at the start, pauses of failing silos, sums that silos can open."""
 
 from __future__ import annotations
 
@@ -8,6 +8,34 @@ from typing import Any
 from fedsync.common.backoff import Backoff
 from fedsync.core.protocols import AnyBarrier
 from fedsync.core.views import ClusterView, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumState:
+    """State of `MinimumSilos`; ``started`` once enough silos have joined."""
+
+    started: bool
+    inner: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MinimumSilos:
+    """Barrier that releases no silo before ``silos`` silos have joined, and then follows ``inner``.
+
+    Without it, the first silo that joins would get the whole batch.
+    """
+
+    inner: AnyBarrier
+    silos: int
+
+    def init(self) -> MinimumState:
+        return MinimumState(False, self.inner.init())
+
+    def decide(self, state: MinimumState, view: ClusterView) -> tuple[MinimumState, Verdict]:
+        if not state.started and len(view.silos) < self.silos:
+            return state, Verdict(reason=f"{len(view.silos)} of {self.silos} silos have joined")
+        inner, verdict = self.inner.decide(state.inner, view)
+        return state if state.started and inner is state.inner else MinimumState(True, inner), verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +90,6 @@ class Resting:
         return RestingState(rests, view.news, inner), verdict.by(ends)
 
     def _noted(self, state: RestingState, view: ClusterView) -> tuple[dict[str, Rest], list[str]]:
-        """Return the pauses by silo name, and the silos whose pause begins now."""
         changed = view.changed_since(state.news)
         rests, begun = state.rests, []
         for name in view.silos if changed is None else changed:
@@ -81,3 +108,36 @@ class Resting:
 
 def _told(name: str, rest: Rest, since_s: float) -> str:
     return f"{name} is set aside for {rest.until_s - since_s:g} s after {rest.failures} failed orders in a row"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenableSums:
+    """Barrier ``inner`` without commits of fewer than ``least`` silos, whose encrypted sum would stay closed.
+
+    While fewer than ``least`` silos can take part, no silo is released and the run waits. An early commit is held back,
+    and idle silos without an update get an order, until enough updates are in. Then ``inner`` is asked again.
+    """
+
+    inner: AnyBarrier
+    least: int
+
+    def init(self) -> Any:
+        return self.inner.init()
+
+    def decide(self, state: Any, view: ClusterView) -> tuple[Any, Verdict]:
+        """Ask ``inner``; if its verdict is held back, its state stays unchanged."""
+        sent = {meta.silo for meta in view.pending.values()}
+        here = len(sent.union(view.silos))
+        if here < self.least:
+            return state, Verdict(reason=f"a sum needs {self.least} silos, {here} can take part: the run waits")
+        inner, verdict = self.inner.decide(state, view)
+        committed = {view.pending[update_id].silo for update_id in verdict.commit}
+        if not committed or len(committed) >= self.least:
+            return inner, verdict
+        missing = tuple(name for name in view.idle if name not in sent)
+        if not missing and not view.anyone_busy:
+            # No other silo can send, since every present silo has sent: commit all pending updates.
+            return inner, replace(verdict, commit=tuple(view.pending))
+        reason = f"a sum needs the updates of {self.least} silos, {len(committed)} are in"
+        held = replace(verdict, rollback=False, commit=(), savepoint=False, release=missing, queue=(), reason=reason)
+        return state, held

@@ -1,8 +1,4 @@
-"""Networks for images: LeNet-5, residual networks and a small network.
-
-Group norm is the default norm: its statistics describe the sample. Batch norm's statistics describe the silo's batches;
-silos with different classes disagree about them, and their average fits no silo.
-"""
+"""Networks for images and sequences: LeNet-5, residual networks, a small network, and an LSTM."""
 
 from __future__ import annotations
 
@@ -24,7 +20,8 @@ _BLOCKS = {"resnet20": 3, "resnet32": 5}
 def image_network(name: Network, norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Make a network for inputs of ``shape`` (channels, height, width); ``norm`` has no effect on LeNet-5.
 
-    Raises `ConfigError` if the inputs are not images, or too small.
+    Group norm's statistics describe the sample, batch norm's the silo's batches: silos with different classes disagree
+    about them, and their average fits no silo. Raises `ConfigError` if the inputs are not images, or too small.
     """
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise ConfigError("task.data", f"inputs of shape {shape} are no images", "Choose data of (channels, 4+, 4+)")
@@ -127,3 +124,26 @@ class _Block(nn.Module):
 
 def _norm(norm: Norm, channels: int) -> nn.Module:
     return nn.GroupNorm(_GROUPS, channels) if norm == "group" else nn.BatchNorm2d(channels)
+
+
+class LstmClassifier(nn.Module):
+    """LSTM layers, and a dense layer on the last layer's output at the end of the sequence.
+
+    ``shape`` is (frames, features); raises `ConfigError` for other shapes.
+
+    Source: LB-BSP, section 5.5 (two recurrent layers).
+    """
+
+    def __init__(self, shape: tuple[int, ...], hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        if len(shape) != 2:
+            problem = f"inputs of shape {shape} are no sequences"
+            raise ConfigError("task.data", problem, "Choose data of (frames, features)")
+        self.recurrent = nn.LSTM(shape[1], hidden, num_layers=layers, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        """Logits [n, classes] of sequences [n, frames, features]."""
+        states, _ = self.recurrent(sequences)
+        logits: Tensor = self.head(states[:, -1])
+        return logits
