@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, pvariance
 
-from fedsync.observe.report.results import Estimate, Findings, short
+from fedsync.observe.report.results import Findings, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class Fairness:
     def gap(self) -> float:
         return abs(self.best[1] - self.worst[1])
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Cells of a row below `HEAD`."""
+        silos = str(self.silos) + (f" ({self.left_out} not estimable)" if self.left_out else "")
+        worst, best = (f"{short(value)} ({silo})" for silo, value in (self.worst, self.best))
+        return self.metric, worst, best, short(self.gap), short(self.mean), f"{self.variance:.2g}", silos
+
 
 HEAD = ("metric", "worst silo", "best silo", "gap", "mean of silos", "variance", "silos")
 
@@ -53,8 +60,8 @@ def fairness(found: Findings, lower: Iterable[str]) -> list[Fairness]:
     if found.shared:
         return rows
     for metric in found.pooled:
-        told = {silo: numbers[metric] for silo, numbers in found.silos.items() if metric in numbers}
-        values = _known(told)
+        told = {silo: numbers[metric].value for silo, numbers in found.silos.items() if metric in numbers}
+        values = {silo: value for silo, value in told.items() if value is not None}
         if len(values) < 2:
             continue
         ranked = sorted(values.items(), key=lambda pair: pair[1], reverse=metric in set(lower))
@@ -62,13 +69,3 @@ def fairness(found: Findings, lower: Iterable[str]) -> list[Fairness]:
         left_out = len(found.silos) - len(values)
         rows.append(Fairness(metric, ranked[0], ranked[-1], fmean(spread), pvariance(spread), len(values), left_out))
     return rows
-
-
-def _known(told: dict[str, Estimate]) -> dict[str, float]:
-    return {silo: each.value for silo, each in told.items() if each.value is not None}
-
-
-def cells(row: Fairness) -> tuple[str, ...]:
-    silos = str(row.silos) + (f" ({row.left_out} not estimable)" if row.left_out else "")
-    worst, best = (f"{short(value)} ({silo})" for silo, value in (row.worst, row.best))
-    return row.metric, worst, best, short(row.gap), short(row.mean), f"{row.variance:.2g}", silos

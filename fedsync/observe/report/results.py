@@ -5,7 +5,7 @@ All parts are optional: a run without evaluations has no results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -80,9 +80,19 @@ class Findings:
         return len(views) > 1 and all(view == views[0] for view in views) and any(self.pooled.values())
 
     @property
+    def model(self) -> str:
+        return title_of(self.subject) + ("" if self.version is None else f" ({self.version})")
+
+    @property
     def title(self) -> str:
-        version = "" if self.version is None else f" ({self.version})"
-        return f"{SUBJECTS.get(self.subject, self.subject)}{version}, {self.split} split"
+        return f"{self.model}, {self.split} split"
+
+    @property
+    def headline(self) -> tuple[str, Estimate] | None:
+        """The first estimate to name: accuracy, or else the first metric; None if nothing is estimable."""
+        known = {name: each for name, each in self.pooled.items() if each.value is not None}
+        name = "accuracy" if "accuracy" in known else next(iter(known), None)
+        return None if name is None else (name, known[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +200,23 @@ def short(value: float) -> str:
 
 def number_of(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def amount(name: str, value: float | None) -> str:
+    """Format a figure that silos report; bytes of at least 1 MB are converted to MB."""
+    if value is not None and name.endswith("_bytes") and value >= 1e6:
+        return f"{value / 1e6:.2f} MB"
+    return number(value, ".6g")
+
+
+def title_of(subject: str) -> str:
+    return SUBJECTS.get(subject, subject)
+
+
+def distinct(of: Iterable[Iterable[str]]) -> list[str]:
+    """Return the distinct names in order of first occurrence."""
+    return list(dict.fromkeys(name for names in of for name in names))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsync.observe.quality.metric_pool import pooling
 from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
-from fedsync.observe.report.html import amount
+from fedsync.observe.report.results import amount
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
