@@ -77,7 +77,6 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
 
 
 def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
-    """Return a table of one model: a line per silo, a column per metric."""
     names = list(document["metrics"])
     title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")

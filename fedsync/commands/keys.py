@@ -234,6 +234,5 @@ def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
 
 
 def _tell(*lines: str) -> None:
-    """Print to standard error; standard output is for other programs."""
     for line in lines:
         say(line, err=True)

@@ -69,7 +69,6 @@ def probe(
 
 
 def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
-    """Return a trainer of the strategy's task on this machine, and the strategy's name."""
     from fedsync.tasks.task_protocol import SiloSlot
     from fedsync.train.loop import Trainer
     from fedsync.train.machine.device import resolve
@@ -101,13 +100,7 @@ def _table(measured: Measurement, curve: Curve) -> Table:
 
 
 def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
-    """Return a silo file with one entry, for this machine.
-
-    Args:
-        curve: seconds per step by batch size.
-        largest: largest measured batch [samples].
-        memory_samples: largest batch that fits, if limited.
-    """
+    """Return a silo file with one entry, for this machine."""
     shape: LinearCurveConfig | AffineCurveConfig = LinearCurveConfig(kind="linear")
     if curve.step_s(0) > _LINEAR * curve.step_s(largest):
         shape = AffineCurveConfig(kind="affine", launch_s=_rounded(curve.launch_s), saturation=round(curve.saturation))

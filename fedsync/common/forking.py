@@ -95,7 +95,6 @@ class Nursery:
 
         Args:
             command: interpreter, ``-m``, module, arguments, as without a nursery.
-            environment: all variables of the program.
             output: descriptor for all output; it stays open here.
         """
         asked = {"command": list(command), "environment": dict(environment), "folder": str(Path.cwd())}
@@ -132,10 +131,6 @@ def start_nursery(
 
     Args:
         path: socket, at most 100 characters, in a folder that only its owner can enter.
-        module: module whose programs it forks.
-        arguments: arguments of the module's ``prepare``.
-        environment: all variables of the nursery.
-        log: file for its output.
 
     Raises:
         OSError: the nursery cannot be started.

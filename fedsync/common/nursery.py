@@ -119,7 +119,6 @@ class _Nursery:
 
 
 def _received(caller: socket.socket) -> _Fork:
-    """Read a request; see `fedsync.common.forking`."""
     caller.settimeout(_REQUEST_S)
     head, descriptors, _, _ = socket.recv_fds(caller, HEAD_BYTES, 1)
     output = descriptors[0] if descriptors else -1
@@ -154,7 +153,6 @@ def _say(caller: socket.socket, number: int) -> None:
 
 
 def _settle(fork: _Fork) -> None:
-    """Turn a fork into the requested program's process."""
     os.setsid()
     os.dup2(fork.output, 1)
     os.dup2(fork.output, 2)

@@ -161,13 +161,7 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return variables that make an HTTP client use this route, and reach this machine directly.
-
-    Args:
-        way: route to a server.
-        environment: variables of this process.
-        hosts: further hosts with the same route.
-    """
+    """Return variables that make an HTTP client use this route, and reach this machine directly."""
     if way.proxy is None:
         return unproxied(environment, way.host, *hosts)
     user, _, password = (way.proxy.credentials or "").partition(":")
@@ -242,7 +236,6 @@ def _here(host: str) -> bool:
 
 
 def _excepted(host: str, port: int, listed: str) -> bool:
-    """Whether ``NO_PROXY`` covers the host: by name, domain, address, network or ``*``."""
     name = host.lower()
     for each in (entry.strip().lower() for entry in listed.split(",")):
         bare, _, number = each.rpartition(":")

@@ -57,9 +57,6 @@ _PORT = "port"
 def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
     """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
 
-    Args:
-        folder: folder of the run's files.
-
     Raises:
         ConfigError: the hub cannot listen.
     """
@@ -101,8 +98,6 @@ class HubTransport:
 
     Args:
         grid: Flower's grid; a separate thread calls it, because it blocks while the SuperLink is away.
-        folder: folder of the hub's files.
-        addresses: addresses of the hub for silos.
         authority: CA certificate of the hub's certificate, PEM; empty without TLS.
         struck: returns the names of silos that are refused.
     """

@@ -25,7 +25,6 @@ _CONNECT_S = 10.0
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that the first argument names, in this process."""
     log = logging.getLogger("fedsync")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)

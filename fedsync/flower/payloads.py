@@ -85,8 +85,6 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     array has its values: tied weights have several names, and travel under the first name.
 
     Args:
-        record: the arrays.
-        layout: layout of the vector; by default the layout of the arrays.
         kept: names of arrays that do not travel, and are left out: silos have their own.
 
     Raises:

@@ -63,13 +63,7 @@ class Registered:
 
 @dataclass(slots=True)
 class KnownNode:
-    """Record of a registered key.
-
-    Args:
-        key: SHA-256 of the key, hexadecimal.
-        node: node number from the SuperLink; empty if unknown.
-        revoked: whether the registration was revoked.
-    """
+    """Record of a registered key."""
 
     name: str
     key: str
@@ -81,8 +75,6 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
 
     Args:
-        home: Flower's home folder, as in ``FLWR_HOME``.
-        address: ``host:port``.
         authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
 
     Raises:
@@ -135,9 +127,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
     Other keys under the name are unregistered after the silo's own key is registered.
 
     Args:
-        keys: public key files in OpenSSH form, by silo.
         home: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
-        connection: name of that connection.
     """
     found, digests = Registered(), dict[str, str]()
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):

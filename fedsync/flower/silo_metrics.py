@@ -35,10 +35,6 @@ class SiloMetrics(Extension):
 
     The training function is called at each commit. Silos evaluate a version as they receive it, so the evaluation
     function is called again for a version when further evaluations are in at a commit. The last result counts.
-
-    Args:
-        train: combines the records of the updates in a commit.
-        evaluate: combines the records of the evaluations of a version.
     """
 
     name: ClassVar[str] = "silo_metrics"

@@ -34,7 +34,6 @@ def run_simulation(
 
     Args:
         out: folder for the run's files, claimed already or not.
-        target_accuracy: accuracy for ``seconds_to_target``.
 
     Raises:
         ConfigError: strategy and silos do not fit together, or Ray is not installed.

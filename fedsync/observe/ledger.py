@@ -41,16 +41,9 @@ class Ledger:
     """Totals, rounds and scores of a run, updated entry by entry from its journal.
 
     Args:
-        target_accuracy: for ``seconds_to_target``, or None.
         model_bytes: download size of an order, unless the silo reports that it received fewer bytes.
         detail: keep every silo's share of every round; otherwise only the share of the slowest silo.
-        on_end: called with every order that ends.
         measured: metrics of the run; None if unknown, and evaluations are then accepted without a check of metrics.
-        tested: final evaluations on the test splits.
-        judged: evaluations during the run.
-        last: newest version that has a score.
-        steered: effects of operator commands.
-        lost: silos that failed, or are missing.
         keep: number of newest rounds kept, None for all. Older rounds are removed only when they are closed, so a
             reader that follows the ledger entry by entry sees all rounds.
     """
@@ -144,11 +137,7 @@ class Ledger:
                 self._reached_s = row.at_s
 
     def closed(self, known: int = 0) -> int:
-        """Count the rounds, from the first, whose score is final: scored, or with no evaluation pending.
-
-        Args:
-            known: number of rounds already known to be closed.
-        """
+        """Count the rounds, from the first, whose score is final: scored, or with no evaluation pending."""
         if self.stopped is not None:
             return len(self.rounds)
         while known < len(self.rounds) and self._is_closed(known):
@@ -185,7 +174,6 @@ class Ledger:
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Commit time of the first version that reached the target, or None."""
         if self.target_accuracy is None or self._reached_s is not None:
             return self._reached_s
         return self.seconds_to(self.target_accuracy)
@@ -395,7 +383,6 @@ class Ledger:
             self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
 
     def _attest(self, figures: PooledFigures) -> None:
-        """Accept figures that the silos attested together."""
         self.lost.spoil(figures.spoiled)
         if figures.split is Split.TEST:
             if (score := figures.score) is not None:

@@ -43,11 +43,7 @@ class _Pace:
 
 
 class LiveRun:
-    """Current state of a run, updated entry by entry from its journal.
-
-    Args:
-        on_end: called with every order that ends.
-    """
+    """Current state of a run, updated entry by entry from its journal."""
 
     def __init__(self, header: dict[str, Any], on_end: Callable[[EndedOrder], None] = lambda ended: None) -> None:
         self._on_end = on_end
@@ -125,17 +121,11 @@ class LiveRun:
 
         Args:
             summary: the summary file exists; check this, and ``gone``, before reading the newest entries.
-            gone: the server process has gone, see `fedsync.observe.fate.is_cut_off`.
         """
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        """Return a headline on the run and a table of its silos.
-
-        Args:
-            quiet_s: wall-clock seconds since the last entry.
-            way_on: how to continue the run, if the run was cut off.
-        """
+        """Return a headline on the run and a table of its silos."""
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
@@ -194,10 +184,6 @@ def watch(
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Show a run until the run has ended.
-
-    Args:
-        wall: monotonic clock, in seconds.
-        pause: sleeps for the given seconds.
 
     Raises:
         ConfigError: the folder has no run.

@@ -36,7 +36,6 @@ class LostSilo:
 
     Args:
         since_s: start of the absence, in seconds since training began.
-        why: reason, as text for the user.
         wanted: an operator dropped the silo, so the absence is not a failure.
     """
 
@@ -74,9 +73,7 @@ class LostSilos:
     """Tracker of missing silos; `fedsync.observe.ledger.Ledger` passes it the events of the journal.
 
     Args:
-        expected: silos that the configuration lists by name.
         told: number of all messages, including messages that were evicted.
-        over: training has ended.
         evaluates: silos are expected to evaluate; False in simulations of time only.
     """
 

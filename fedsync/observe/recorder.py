@@ -42,18 +42,10 @@ class Recorder:
     reads the two YAML files, so a run can be repeated from its folder.
 
     Args:
-        out: folder of the run; created if missing.
-        runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
-        config: the resolved strategy as plain values.
-        silos: the silo file as plain values, or None.
         sealed_share: share of the model's values that is sent encrypted, 0..1.
-        listeners: called after every entry.
-        exporters: called like listeners, and closed with the files.
         resume: continue the existing journal; the ledger is rebuilt from it.
-        metrics: metrics computed from evaluations of silos.
         journal: False writes neither ``journal.jsonl`` nor ``rounds.jsonl``, and keeps only the slowest silo of
             each round, for runs with very many silos.
-        keep: number of newest rounds in memory; see `Ledger`.
     """
 
     def __init__(
@@ -169,10 +161,6 @@ class Recorder:
 
     def finish(self, files: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write the summary, close the files, and return the summary.
-
-        Args:
-            files: digests of the model files in the folder; see `KeptModels.digests`.
-            more: further parts of the summary.
 
         Raises:
             RunError: a file cannot be written.

@@ -20,17 +20,12 @@ class Round:
     """One commit.
 
     Args:
-        round: resulting model version.
         at_s: seconds since training began.
-        seconds: seconds since the previous commit.
         loss: mean training loss per sample over the updates of the commit. Sealed losses are attested over all commits
             since the previous attested loss; the commits between have None.
         silos: share of every silo with an update in the commit.
-        accuracy: accuracy of the version, once silos evaluated or attested it.
-        test_loss: mean evaluation loss of the version, once silos evaluated or attested it.
         metrics: figures that silos reported, pooled over updates, and figures of evaluations of the version.
         tested: number of samples behind the evaluation figures in ``metrics``, by name.
-        numbers: all scores of the version, by name.
         found: scores of each silo that evaluated the version, by name.
     """
 

@@ -19,7 +19,6 @@ class Terminal(Console):
     """Rich console that prints every string as one line of plain text; `words` makes styled text.
 
     Args:
-        stderr: write to standard error.
         width: in characters; by default the terminal's width, or 120 in a pipe.
     """
 

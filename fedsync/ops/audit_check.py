@@ -41,8 +41,6 @@ class AuditFound:
     """Result of a check.
 
     Args:
-        broken: integrity violation; "" if the log is intact.
-        notes: other information for the owner.
         runs: totals by name of the run and digest of its specification.
     """
 

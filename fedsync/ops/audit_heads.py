@@ -48,15 +48,7 @@ _MOST_BYTES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class AuditHead:
-    """Signed end of a log at one time.
-
-    Args:
-        n: number of the last line.
-        digest: digest of the last line.
-        at: time of the signature, ISO 8601 in UTC.
-        key: fingerprint of the signing key.
-        signature: hexadecimal.
-    """
+    """Signed end of a log at one time."""
 
     silo: str
     n: int

@@ -70,10 +70,7 @@ def run_local(
     TLS, and the server authenticates silos by keys; certificates and keys exist only for this run.
 
     Args:
-        cluster: emulated machines of the silos.
         out: folder for the run's files, or an existing claim of it.
-        target_accuracy: for ``seconds_to_target``.
-        listeners: called after every entry of the journal.
         secure: False disables TLS and node keys.
         resume: resume the interrupted run in ``out`` from its newest checkpoint.
 
@@ -173,8 +170,6 @@ class _Processes:
         return Nursery(path)
 
     def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
-        """Start a group of processes, forked from the nursery if possible."""
-
         def launch(program: Program) -> LoggedProcess:
             self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery))
             return self._launched[-1]

@@ -18,9 +18,6 @@ class PresenceWatch:
 
     Args:
         window: None for a silo that is always present.
-        working: returns True while an order runs.
-        now: returns the current time, with time zone.
-        clock: monotonic clock, in seconds.
     """
 
     def __init__(

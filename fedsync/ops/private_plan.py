@@ -26,7 +26,6 @@ class PlannedSilo:
     Args:
         settings: without noise where none is enough.
         epsilon: None where no noise is enough.
-        budget: epsilon of the silo's budget; None without a budget.
     """
 
     silo: str
@@ -79,7 +78,6 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[Pla
 
 
 def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
-    """Return as `planned_spending`, for noise on whole updates."""
     assert config.privacy is not None
     noise, _ = planned_noise(config, cluster.at_start)
     found, settings = [], PrivateSettings(config.privacy.clip, noise.multiplier, 1)

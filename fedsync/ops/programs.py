@@ -63,7 +63,6 @@ def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
 
 
 def node_config(config: SiloStartConfig) -> str:
-    """Format `node_settings` for the SuperNode's command line."""
     settings = node_settings(config).items()
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value!r}" for key, value in settings)
 
@@ -119,11 +118,6 @@ def confined(
     """Return a SuperNode with its ClientApps in a sandbox, and the agent that receives their joins.
 
     Args:
-        supernode: SuperNode without a sandbox.
-        folder: folder of the agent.
-        home: folder of the sandbox.
-        environment: environment of the agent.
-        hosts: allowed hosts of hubs.
         closed: files and folders that the sandbox must not read.
         unable: error where this system cannot isolate a run's code from keys and data.
 
@@ -162,12 +156,7 @@ def supernode_trust(authority: Path, key: Path) -> list[str]:
 
 
 def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
-    """Return the command line of a SuperNode.
-
-    Args:
-        node: node configuration in Flower's syntax.
-        trust: `supernode_trust`, or ``--insecure``.
-    """
+    """Return the command line of a SuperNode."""
     return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 

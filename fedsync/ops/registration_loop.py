@@ -56,7 +56,6 @@ class RegistrationLoop:
                 logger.warning("not registered after %.0f s, and tried again every minute: %s", waited_s, missing)
 
     def status(self) -> dict[str, str]:
-        """Return `DONE` or the problem, by silo, for the health file."""
         return self._told
 
     def attempt(self) -> bool:

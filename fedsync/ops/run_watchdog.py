@@ -67,13 +67,7 @@ def _utc_now() -> datetime:
 
 @dataclass(slots=True)
 class RunWatchdog:
-    """Watchdog of a server's runs.
-
-    Args:
-        resume: resumes the dead run in a folder.
-        end: ends the server process of the run in a folder.
-        clock: returns the current time in UTC, for the status.
-    """
+    """Watchdog of a server's runs."""
 
     state: Path
     resume: Callable[[Path], None]

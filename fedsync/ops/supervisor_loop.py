@@ -49,9 +49,6 @@ class LoggedProcess:
 
     Args:
         environment: complete environment, extended by the program's own variables.
-        folder: folder of the log.
-        limits: size and number of log files.
-        nursery: forks the process; None starts the process directly.
     """
 
     def __init__(
@@ -85,7 +82,6 @@ class LoggedProcess:
 
     @staticmethod
     def kill(some: Sequence[LoggedProcess]) -> None:
-        """Kill the processes and their children at once, without a grace period."""
         end_processes([each._process for each in some], grace_s=0.0)
 
     def _copy(self, handler: logging.Handler) -> None:
@@ -166,15 +162,8 @@ def supervise(
     """Keep programs running until ``stop`` is set, then end all programs.
 
     Args:
-        programs: programs in start order.
-        environment: environment of all programs.
-        state: folder for logs and the health file.
-        limits: size and number of log files.
-        facts: additional constant entries of the health file.
-        stop: event that ends this function.
         tidy: cleanup, called once a minute.
         tell: returns additional variable entries of the health file.
-        here: returns True while the programs should run.
         leave: called after programs were ended because ``here`` returned False.
     """
     logs = state / LOGS_FOLDER

@@ -163,11 +163,7 @@ def _signed(files: Mapping[str, str]) -> bytes:
 
 
 def confirmed_by_approval(record: Path) -> Check:
-    """Return the check of an approved run: files must have the content at approval.
-
-    Args:
-        record: file of the approval, JSON with SHA-256 by absolute path under ``code``.
-    """
+    """Return the check of an approved run: files must have the content at approval."""
     try:
         files = json.loads(record.read_bytes())["code"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -229,7 +225,6 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
 
     Args:
         root: folder of the code, absolute and without links; it may lie above or below installed folders.
-        check: check of each file.
 
     Returns:
         A function that undoes this.

@@ -131,7 +131,6 @@ class Room:
 
     Args:
         readable: files and folders; missing paths are ignored.
-        writable: folders that may be read and written.
         inbox: folder in which files may be created but not read, or None.
         ports: TCP ports to which connections are allowed, on any machine.
         listed: folders that may be listed, with all subfolders.

@@ -22,9 +22,6 @@ class MlflowExporter:
 
     A metric's step is the round. Its timestamp is the run's own time in milliseconds.
 
-    Args:
-        run: the resolved strategy and ``runtime``.
-
     Raises:
         ConfigError: MLflow is not installed, or the server cannot be reached.
     """

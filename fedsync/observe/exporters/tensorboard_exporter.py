@@ -15,9 +15,6 @@ _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/l
 class TensorBoardExporter:
     """Exporter to an event file; steps are rounds, and the wall time is the run's own time, virtual or real.
 
-    Args:
-        folder: folder of the event file; created if missing.
-
     Raises:
         ConfigError: tensorboardX is not installed.
     """

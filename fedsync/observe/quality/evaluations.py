@@ -115,7 +115,6 @@ class JudgedModels:
     _best: Settled | None = None
 
     def settle(self, versions: Sequence[Settled]) -> None:
-        """Record newly scored versions, oldest first."""
         self._recent = {each.score.version: each for each in versions}
         self._last = versions[-1]
 

@@ -41,8 +41,6 @@ class PairedTest:
 
     Args:
         difference: mean of second minus first, with its interval; None without common seeds.
-        t: p-value of the paired t-test; None if there was no test.
-        wilcoxon: p-value of the signed-rank test; None if there was no test.
         holm: p-value of the t-test, corrected for all comparisons of the table.
         why: reason that there was no test; "" if there was a test.
     """

@@ -64,7 +64,6 @@ def model_card(run: RunData) -> str:
 
 
 def _words(value: object) -> str:
-    """Format a section of the strategy on one line, without unset values."""
     if isinstance(value, Mapping):
         parts = [(key, _words(item), isinstance(item, Mapping)) for key, item in value.items()]
         return ", ".join(f"{key} ({words})" if deeper else f"{key} {words}" for key, words, deeper in parts if words)

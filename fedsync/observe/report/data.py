@@ -43,10 +43,7 @@ class OrderSpan:
     """One order of one silo; times in seconds since training began.
 
     Args:
-        begin_s: dispatch of the order.
         end_s: arrival of the update, failure of the order, or end of training.
-        batch_size: samples per local step.
-        done: the order ended with an update.
         compute_s: seconds of training; 0 unless ``done``.
         samples: processed samples; 0 unless ``done``.
         predicted: speed forecast at dispatch [samples/s], or None.
@@ -87,19 +84,12 @@ class RunData:
     """Report data of one run.
 
     Args:
-        label: name of the run in the report.
         summary: as in ``summary.json``; computed from the journal if there is a journal.
-        config: the resolved strategy, as YAML.
-        silos: names of all silos that ever joined.
-        orders: in the order in which they ended.
         overhead_s: overhead in seconds by kind, as silos reported; silos cannot measure transfer and start.
         forecasts: reason that orders have no forecast, or "".
-        ended: the run stopped regularly.
-        results: quality of the models.
         examples: number of training samples of each silo; empty if metrics are sealed.
         unvalidated: silos without a validation split.
         absences: idle time of each silo other than plain waiting, with reasons, in seconds since training began.
-        version: FedSync version of the run; "" if unknown.
     """
 
     label: str

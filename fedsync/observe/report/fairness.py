@@ -16,12 +16,8 @@ class Fairness:
     Best and worst respect the direction of the metric: for a loss, the lowest value is the best.
 
     Args:
-        worst: silo and value.
-        best: silo and value.
         mean: unweighted mean over silos.
         variance: population variance over silos.
-        silos: number of silos with an estimable value.
-        left_out: number of silos without an estimable value.
     """
 
     metric: str

@@ -12,9 +12,6 @@ from fedsync.common.errors import ConfigError
 def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
     """Read a JSON object; None if the file is missing.
 
-    Args:
-        keys: required keys.
-
     Raises:
         ConfigError: the file is not JSON, not an object, or lacks a key.
     """

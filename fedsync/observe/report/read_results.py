@@ -41,7 +41,6 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     """Read the results of a run.
 
     Args:
-        config: the resolved strategy, or its known part.
         summary: content of ``summary.json``; None if the run has not ended.
 
     Raises:
@@ -125,7 +124,6 @@ class _Shape:
 
 
 def _rule(config: Mapping[str, Any]) -> str:
-    """Describe the rule that selects the best version, as text."""
     section = config.get("evaluation")
     rule = section.get("best") if isinstance(section, dict) else None
     metric, by = (rule.get("metric"), rule.get("by")) if isinstance(rule, dict) else (None, None)
@@ -220,5 +218,4 @@ def _read_statistics(path: Path) -> DataSummary | None:
 
 
 def _told(value: object) -> str:
-    """Format a published count or mean; withheld values are null."""
     return "not told" if value is None else str(value)

@@ -243,7 +243,6 @@ def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
 
 
 def estimates(columns: Sequence[Estimates]) -> list[list[str]]:
-    """Return a row for each metric, with its estimate in each column."""
     return [[metric, *(words(column, metric) for column in columns)] for metric in distinct(columns)]
 
 
@@ -277,7 +276,6 @@ def _samples(numbers: Estimates) -> str:
 
 
 def _by_subject(columns: Mapping[str, Estimates], *, gain: bool = False) -> list[list[str]]:
-    """Return a row for each subject, with a column for each metric."""
     cells = [{subject: _signed(found) for subject, found in each.items()} for each in columns.values()]
     if not gain:
         cells = [{subject: words(each, subject) for subject in each} for each in columns.values()]

@@ -24,8 +24,6 @@ class Estimate:
 
     Args:
         value: None if not estimable.
-        low: lower end of the interval; None if not estimable.
-        high: upper end of the interval; None if not estimable.
         support: number of samples, by class if there are classes.
     """
 
@@ -56,11 +54,7 @@ class Findings:
     """Evaluation results of one model on one split.
 
     Args:
-        subject: kind of model, a key of `SUBJECTS`.
         split: ``validation`` or ``test``.
-        version: model version; None if each silo has its own model.
-        pooled: estimates over the samples of all silos together.
-        silos: estimates of each silo; empty if metrics are sealed.
         roc: false and true positive rates of the pooled scores.
         calibration: mean score, share of the class and number of samples, per span of pooled scores.
     """
@@ -100,8 +94,6 @@ class CrossSiteTable:
     """Cross-site matrix: the score of each model at each silo.
 
     Args:
-        silos: columns.
-        models: names of the rows.
         matrix: by metric, row by row; None for a model that the silo did not evaluate.
         gain: by metric, subject and silo: improvement over the silo's own local model.
         pooled: by metric and subject, over the samples of all silos together.
@@ -131,7 +123,6 @@ class KeptVersion:
     """A model version that the run keeps.
 
     Args:
-        subject: ``best`` or ``last``.
         why: selection rule, as text.
         digest: SHA-256 of the model's file in the run's folder; "" if only silos have the model.
         metrics: pooled metrics by name, as found during the run.
@@ -156,8 +147,6 @@ class DataSummary:
     """Published statistics of the data of all silos together; see `fedsync.evaluation.survey.findings`.
 
     Args:
-        rows: number of training samples, as text.
-        classes: number of samples of each class, as text.
         least: counts from 1 to ``least`` - 1 are withheld.
         columns: name, kind, known cells, missing cells, mean and deviation of each column.
     """
@@ -175,9 +164,7 @@ class Results:
     Args:
         findings: most important first.
         rounds: by metric, version by version.
-        kept: the best and the last version, if known.
         lower: metrics of which lower is better.
-        statistics: statistics of the data, if there was a survey.
     """
 
     findings: tuple[Findings, ...] = ()

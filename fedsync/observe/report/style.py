@@ -64,7 +64,6 @@ class Picture:
 
     Args:
         alt: text alternative for readers who cannot see the figure.
-        caption: text below the figure, or "".
         wide: the figure needs the full width of the page.
     """
 
@@ -134,7 +133,6 @@ def to_svg(figure: Figure, background: str = "none", title: str | None = None) -
 
     Args:
         background: a colour, or ``none``.
-        title: text alternative for readers who cannot see the figure.
     """
     from matplotlib import rc_context
 
@@ -151,8 +149,6 @@ def inline(svg: str, key: str, alt: str) -> str:
     """Convert SVG for embedding in an HTML page, with ids that are unique in the page.
 
     Args:
-        svg: output of `to_svg`.
-        key: unique in the page; letters, digits and dashes.
         alt: text alternative, already escaped for an attribute.
     """
     body = svg[svg.index("<svg") :]

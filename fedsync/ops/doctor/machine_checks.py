@@ -58,7 +58,6 @@ def model_bytes(strategy: StrategyConfig) -> int:
 
 
 def check_versions() -> Check:
-    """Report the versions of Python and of the libraries that server and silos must share."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
     return Check("versions", True, f"Python {platform.python_version()}, {found}")
 
@@ -234,11 +233,7 @@ def check_memory_for(strategy: StrategyConfig | None) -> Check:
 
 
 def check_memory(model: int | None) -> Check:
-    """Check that memory suffices for training.
-
-    Args:
-        model: size of the model [bytes]; None checks only for a minimum.
-    """
+    """Check that memory suffices for training."""
     free = psutil.virtual_memory().available
     wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
     detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")

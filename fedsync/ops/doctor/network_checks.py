@@ -59,13 +59,7 @@ def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
 
 
 def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
-    """Check that a running server presents the certificate that is on disk.
-
-    Args:
-        address: loopback address of the server.
-        certificate: file of the server's certificate.
-        now: current time, in UTC.
-    """
+    """Check that a running server presents the certificate that is on disk."""
 
     def found() -> Check:
         if not running:
@@ -84,12 +78,7 @@ def check_served(address: str, certificate: Path, now: datetime, *, running: boo
 
 
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
-    """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds.
-
-    Args:
-        authority: certificate to trust.
-        clock: returns seconds since the epoch.
-    """
+    """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds."""
 
     def found() -> Check:
         connection = way.line(trusting(authority), TIMEOUT_S)
@@ -121,7 +110,6 @@ def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
 
 
 def check_port(host: str, port: int, *, running: bool) -> Check:
-    """Check that the port is free, or used by this server itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

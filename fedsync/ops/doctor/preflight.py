@@ -34,7 +34,6 @@ def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: da
 
     Args:
         strategy: strategy whose model must fit into memory; None skips this.
-        now: current time, in UTC.
     """
     yield here.check_versions()
     yield here.check_code(config)

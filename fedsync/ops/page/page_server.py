@@ -71,9 +71,7 @@ class PageServer(ThreadingHTTPServer):
     """HTTP server of one run's page, on loopback.
 
     Args:
-        port: port to listen on; 0 chooses a free port.
         steers: the page may send operator commands.
-        asks: sends an operator command to the run.
 
     Raises:
         OSError: the port is in use.
@@ -116,7 +114,6 @@ class PageServer(ThreadingHTTPServer):
             return self._cookie, self._key
 
     def knows(self, cookie: str, key: str) -> bool:
-        """Return True if `enter` issued this cookie and key."""
         # A list, so all comparisons run: the response time does not reveal which value is wrong.
         return all([self._token is None, _same(cookie, self._cookie), _same(key, self._key)])
 
