@@ -38,65 +38,56 @@ def check_reachable(way: Way) -> Check:
     return Check("server", True, f"{way}{through}, round trip {1000 * min(times):.1f} ms")
 
 
+@guarded("TLS")
 def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
     """Check that the server's certificate is signed by the authority, covers its name, and does not expire soon."""
-
-    def found() -> Check:
-        try:
-            version, facts = prove_server(way, authority, TIMEOUT_S)
-            remedy = "Have the server's operator renew its certificate and restart the server"
-            covers = f"{version}, the certificate covers {way.host}"
-            return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
-        except ssl.SSLCertVerificationError as error:
-            remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
-            return Check("TLS", False, error.verify_message, remedy)
-        except (ProxyRefused, CertificateReplaced) as error:
-            return Check("TLS", False, str(error), error.remedy)
-        except OSError as error:
-            return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
-
-    return guarded("TLS", found)
+    try:
+        version, facts = prove_server(way, authority, TIMEOUT_S)
+        remedy = "Have the server's operator renew its certificate and restart the server"
+        covers = f"{version}, the certificate covers {way.host}"
+        return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
+    except ssl.SSLCertVerificationError as error:
+        remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+        return Check("TLS", False, error.verify_message, remedy)
+    except (ProxyRefused, CertificateReplaced) as error:
+        return Check("TLS", False, str(error), error.remedy)
+    except OSError as error:
+        return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
 
 
+@guarded("served")
 def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
     """Check that a running server presents the certificate that is on disk."""
-
-    def found() -> Check:
-        if not running:
-            return Check("served", True, "not running")
-        host, _, port = address.rpartition(":")
-        shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
-        if shown is None:
-            return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
-        facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
-        if facts.fingerprint != read_certificate(certificate).fingerprint:
-            detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
-            return Check("served", False, detail, remedy)
-        return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
-
-    return guarded("served", found)
+    if not running:
+        return Check("served", True, "not running")
+    host, _, port = address.rpartition(":")
+    shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
+    if shown is None:
+        return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
+    facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
+    if facts.fingerprint != read_certificate(certificate).fingerprint:
+        detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
+        return Check("served", False, detail, remedy)
+    return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
 
 
+@guarded("clock")
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
     """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds."""
-
-    def found() -> Check:
-        connection = way.line(trusting(authority), TIMEOUT_S)
-        try:
-            before_s = clock()
-            connection.request("GET", "/health")
-            date = connection.getresponse().getheader("Date")
-            after_s = clock()
-            if date is None:
-                return Check("clock", True, "the server does not say what time it is")
-            there_s = parsedate_to_datetime(date).timestamp()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
-        finally:
-            connection.close()
-        return judge_skew(there_s, before_s, after_s)
-
-    return guarded("clock", found)
+    connection = way.line(trusting(authority), TIMEOUT_S)
+    try:
+        before_s = clock()
+        connection.request("GET", "/health")
+        date = connection.getresponse().getheader("Date")
+        after_s = clock()
+        if date is None:
+            return Check("clock", True, "the server does not say what time it is")
+        there_s = parsedate_to_datetime(date).timestamp()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
+    finally:
+        connection.close()
+    return judge_skew(there_s, before_s, after_s)
 
 
 def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
