@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -79,10 +79,7 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
 def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
     names = list(document["metrics"])
     title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("silo")
-    for name in ("samples", *names):
-        table.add_column(name, justify="right")
+    table = new_table(title, "silo", "samples", *names)
     lines = [(silo, [document["metrics"][name]["matrix"][row][place] for name in names])
              for place, silo in enumerate(document["silos"])]  # fmt: skip
     if model["silo"] is None and len(lines) > 1:

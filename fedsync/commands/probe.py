@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
-from rich import box
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurve
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.speed.curve import Curve
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, WordsColumn
 
 if TYPE_CHECKING:
@@ -85,9 +85,7 @@ def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
 
 
 def _table(measured: Measurement, curve: Curve) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("batch", "measured ms", "least", "most", "fitted ms", "off", "samples/s"):
-        table.add_column(column, justify="right")
+    table = new_table(None, "batch", "measured ms", "least", "most", "fitted ms", "off", "samples/s")
     for timing in measured.timings:
         measured_s, fitted_s = timing.step_s, curve.step_s(timing.batch)
         table.add_row(

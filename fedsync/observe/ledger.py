@@ -67,6 +67,7 @@ class Ledger:
     judged: JudgedModels = field(default_factory=JudgedModels)
     best: KeepBest | None = None
     last: Score | None = None
+    accuracy: float | None = None
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
@@ -76,7 +77,6 @@ class Ledger:
     _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(init=False)
     _last_scored: int = 0
-    _accuracy: float | None = None
     _loss: float | None = None
     _sealed: bool = False
     _over: int = 0
@@ -157,10 +157,6 @@ class Ledger:
     def seconds(self) -> float:
         """Seconds from the first order to the end of training, without the final evaluation."""
         return 0.0 if self._begin_s is None else self._end_s - self._begin_s
-
-    @property
-    def accuracy(self) -> float | None:
-        return self._accuracy
 
     @property
     def training_loss(self) -> float | None:
@@ -380,7 +376,7 @@ class Ledger:
         if self.last is None or score.version >= self.last.version:
             self.last = score
         if score.version >= max(1, self._last_scored):
-            self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+            self._last_scored, self.accuracy, self._loss = score.version, score.accuracy, score.loss
 
     def _attest(self, figures: PooledFigures) -> None:
         self.lost.spoil(figures.spoiled)

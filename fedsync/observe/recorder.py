@@ -17,12 +17,11 @@ from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.observe.exporters.exporter_base import Exporter
-from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality import evaluations
 from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
-from fedsync.observe.rounds import Round, RoundFeed
+from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
 
 ROUNDS = "rounds.jsonl"
 """File with a line for each round, written once the round's scores are final."""

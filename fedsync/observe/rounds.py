@@ -1,4 +1,4 @@
-"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run.
+"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run; and the figures of a round.
 
 Removed rounds leave their count and an outline: time, loss and accuracy of selected rounds. The outline first has every
 round, then every second, every fourth and so on. So memory does not grow with the length of the run.
@@ -138,3 +138,27 @@ class RoundFeed:
         """Return the newly closed rounds, in order."""
         begin, self._next = self._next, ledger.closed(self._next)
         return ledger.rounds[begin : self._next]
+
+
+ROUND = ("seconds", "loss", "accuracy", "test_loss")
+
+SHARE = ("batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")
+
+
+class Figure(NamedTuple):
+    """One number of a silo in a round, or of the whole round if ``silo`` is None."""
+
+    name: str
+    value: float
+    silo: str | None = None
+
+
+def figures(row: Round) -> Iterator[Figure]:
+    """Yield all known figures of a round, without reported metrics that have the name of a FedSync figure."""
+    own = ((name, getattr(row, name)) for name in ROUND)
+    yield from (Figure(name, value) for name, value in own if value is not None)
+    other = {**row.metrics, **row.numbers}
+    yield from (Figure(name, value) for name, value in other.items() if name not in ROUND)
+    for silo, share in row.silos.items():
+        yield from (Figure(name, getattr(share, name), silo) for name in SHARE)
+        yield from (Figure(name, value, silo) for name, value in share.metrics.items() if name not in SHARE)

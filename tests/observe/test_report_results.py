@@ -12,11 +12,10 @@ from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
 from fedsync.observe.report.drawing.draw_results import over_rounds
-from fedsync.observe.report.fairness import fairness
 from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.report_page import MEANINGS, page, section
-from fedsync.observe.report.results import Estimate, Findings, RoundNumbers
+from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
 from tests.observe.test_report_page import Reader

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsync.common.errors import ConfigError, not_installed
-from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed
+from fedsync.observe.rounds import RoundFeed, figures
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsync.common.errors import not_installed
-from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed
+from fedsync.observe.rounds import RoundFeed, figures
 
 _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/loss"}
 

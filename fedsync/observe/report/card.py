@@ -16,8 +16,7 @@ from markupsafe import Markup
 from fedsync import __version__
 from fedsync.observe.report import paper
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.fairness import HEAD, fairness
-from fedsync.observe.report.results import Findings, number
+from fedsync.observe.report.results import HEAD, Findings, fairness, number
 
 CARD = "model-card.md"
 

@@ -18,11 +18,11 @@ from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
+from fedsync.observe.fate import read_object
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.forecast import Predictions
-from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
 from fedsync.observe.shares import EndedOrder

@@ -21,8 +21,8 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
+from fedsync.observe.fate import read_object
 from fedsync.observe.quality.cross_site_matrix import FILE as CROSS_SITE
-from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,

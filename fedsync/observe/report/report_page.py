@@ -21,14 +21,15 @@ from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.drawing import draw, draw_results
 from fedsync.observe.report.drawing.timeline import timeline
-from fedsync.observe.report.fairness import HEAD, fairness
 from fedsync.observe.report.results import (
+    HEAD,
     CrossSiteTable,
     Estimate,
     Estimates,
     Findings,
     amount,
     distinct,
+    fairness,
     number,
     short,
     title_of,
