@@ -28,7 +28,7 @@ from fedsync.core.actions import KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.flower import payloads
-from fedsync.flower.first_model import ask_for_layout, ask_for_model, given_by, model_writer, task_model
+from fedsync.flower.first_model import ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.hub_transport import way_to_silos
 from fedsync.flower.own_loop import unexpected
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
@@ -396,9 +396,7 @@ class FedSync(Shipped):
             raise
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)
-            if given is None:
-                return ask_for_model(silos, spec, timing, self._admission)
-            about = ask_for_layout(silos, spec, timing, self._admission)
+            model, about = ask_for_model(silos, spec, timing, self._admission, values=given is None)
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:

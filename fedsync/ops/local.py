@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import shutil
 import socket
 import tempfile
@@ -35,7 +34,7 @@ from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
-from fedsync.ops.supervisor import Program, Supervisor
+from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
 from fedsync.server.checkpoints import digest, newest_version, prepare
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
@@ -156,8 +155,7 @@ class _Processes:
 
     logs: Path
     environment: Mapping[str, str]
-    _groups: list[Supervisor] = field(default_factory=list)
-    _launched: list[LoggedProcess] = field(default_factory=list)
+    _groups: list[dict[str, LoggedProcess]] = field(default_factory=list)
     _nurseries: list[Child] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -170,11 +168,10 @@ class _Processes:
         return Nursery(path)
 
     def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
-        def launch(program: Program) -> LoggedProcess:
-            self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery))
-            return self._launched[-1]
-
-        self._groups.append(Supervisor(programs, launch, random.random, time.monotonic()))
+        self._groups.append({})
+        for program in programs:
+            started = LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery)
+            self._groups[-1][program.role] = started
         self.check()
 
     def check(self) -> None:
@@ -183,10 +180,10 @@ class _Processes:
         Raises:
             RunError: a process ended.
         """
-        for group in self._groups:
-            group.step(time.monotonic())
-            if group.last_error is not None:
-                raise RunError(f"{group.last_error}; see {self.logs}")
+        for role, process in (each for group in self._groups for each in group.items()):
+            code = process.poll()
+            if code is not None:
+                raise RunError(f"{role} ended with code {code}: {process.last_words()}; see {self.logs}")
 
     def stop(self, *, over: bool) -> None:
         """End silos first, and the server last.
@@ -195,9 +192,10 @@ class _Processes:
         to end.
         """
         if over:
-            LoggedProcess.kill(self._launched)
+            LoggedProcess.kill([each for group in self._groups for each in group.values()])
         for group in reversed(self._groups):
-            group.stop()
+            for process in reversed(group.values()):
+                process.end()
         end_processes(self._nurseries)
 
 
