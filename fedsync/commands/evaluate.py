@@ -86,12 +86,9 @@ def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
         lines.append(("pooled", [document["metrics"][name]["pooled"].get(model["subject"]) for name in names]))
     for silo, cells in lines:
         if any(cell is not None for cell in cells):
-            table.add_row(silo, _support(cells), *map(_shown, cells))
+            support = max(sum(cell["support"].values()) for cell in cells if cell is not None)
+            table.add_row(silo, str(support), *map(_shown, cells))
     return table
-
-
-def _support(cells: list[dict[str, Any] | None]) -> str:
-    return str(max(sum(cell["support"].values()) for cell in cells if cell is not None))
 
 
 def _shown(cell: dict[str, Any] | None) -> str:

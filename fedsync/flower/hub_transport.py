@@ -177,7 +177,7 @@ class HubTransport:
 
     def _invite(self) -> None:
         struck = set(self._struck())
-        nodes = {_peer(each.node_id, each.name): each.node_id for each in self._grid.get_nodes()}
+        nodes = {f"{each.node_id} {each.name}".rstrip(): each.node_id for each in self._grid.get_nodes()}
         self._online, here, now_s = frozenset(nodes), self._hub.peers(), time.monotonic()
         for silo in here:
             if _node(silo)[1] in struck:
@@ -277,10 +277,6 @@ class HubTransport:
             self._asked.remove(name)
             self._hub.forget(name)
         self._hub.keep(self._published.trim() | self._hub.asked_blobs())
-
-
-def _peer(node: int, name: str) -> str:
-    return f"{node} {name}".rstrip()
 
 
 def _node(silo: str) -> tuple[int, str]:

@@ -134,7 +134,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
         known = _known(home)
         for name, path in keys.items():
             try:
-                digest = _digest(node_public_key(name, path))
+                digest = key_digest(node_public_key(name, path))
                 others = [KnownNode(other, each, "") for other, each in digests.items() if each == digest]
                 _check(name, [*others, *(node for node in known if node.key == digest)])
                 digests[name] = digest
@@ -145,7 +145,9 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
         calls = [["supernode", "register", str(keys[name]), connection, "--name", name] for name in fresh]
         for name, (code, said) in zip(fresh, _called(calls, home), strict=True):
             if code != 0 and _TAKEN not in said:
-                found.problems[name] = RunError(f"the key of {name!r} could not be registered: {_words(said)}")
+                found.problems[name] = RunError(
+                    f"the key of {name!r} could not be registered: {' '.join(said.split())[-500:]}"
+                )
                 continue
             if code != 0:
                 found.unsure.append(name)
@@ -229,11 +231,8 @@ def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]
     return [*((int(code), str(text)) for code, text in answers), *((1, why) for _ in calls[len(answers) :])]
 
 
-def _words(said: str) -> str:
-    return " ".join(said.split())[-500:]
-
-
-def _digest(key: EllipticCurvePublicKey) -> str:
+def key_digest(key: EllipticCurvePublicKey) -> str:
+    """SHA-256 of a public key, hexadecimal."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()

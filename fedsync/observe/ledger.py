@@ -185,7 +185,10 @@ class Ledger:
     def summary(self) -> dict[str, Any]:
         """Return the part of ``summary.json`` that follows from the journal."""
         available, missing = len(self.silos) * self.seconds, self.missing()
-        busy = {name: self._busy_s(silo) for name, silo in self.silos.items()}
+        busy = {
+            name: silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
+            for name, silo in self.silos.items()
+        }
         return {
             "rounds": len(self.rounds),
             "commits": len(self.rounds),
@@ -289,9 +292,6 @@ class Ledger:
     def _order_of(self, name: str, update_id: str) -> WorkOrder | None:
         silo = self.silos.get(name)
         return None if silo is None else silo.answered(update_id)
-
-    def _busy_s(self, silo: SiloTotals) -> float:
-        return silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
 
     def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
         if self._begin_s is None:

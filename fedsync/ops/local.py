@@ -80,7 +80,11 @@ def run_local(
     with claimed(out, Existing.RESUME if resume else Existing.REFUSE) as folder:
         out = folder.resolve()
         if resume:
-            _make_ready(out, config, cluster)
+            # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` raises
+            # without a checkpoint, because the folder may have a finished run, whose files must stay.
+            prepare(out, digest(measuring(config), cluster))
+            for stale in ("summary.json", "model.pt"):
+                (out / stale).unlink(missing_ok=True)
         try:
             return _carry_out(out, config, cluster, target_accuracy, listeners, secure=secure, resume=resume)
         except (KeyboardInterrupt, RunError):
@@ -138,15 +142,6 @@ def _carry_out(
     shutil.rmtree(out / STATE, ignore_errors=True)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     return summary
-
-
-def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig) -> None:
-    """Remove the final files of an earlier end from the folder of a resumed run."""
-    # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` first checks
-    # for a checkpoint and raises without one, because the folder may have a finished run, whose files must stay.
-    prepare(out, digest(measuring(config), cluster))
-    for stale in ("summary.json", "model.pt"):
-        (out / stale).unlink(missing_ok=True)
 
 
 @dataclass(slots=True)

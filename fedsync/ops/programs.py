@@ -198,16 +198,13 @@ def hub_place(config: ServerStartConfig) -> HubPlace:
         return HubPlace(config.host, ports, config.hub.name or "127.0.0.1")
     folder = Path(config.certificates)
     server, authority = ServerCertificate.at(folder), Authority.at(folder).certificate
-    name = config.hub.name or _public_name(read_certificate(server.certificate).hosts)
+    hosts = read_certificate(server.certificate).hosts
+    # Silos elsewhere cannot use this machine's own names.
+    name = config.hub.name or next((host for host in hosts if host not in LOOPBACK), hosts[0])
     struck = str(Path(config.state) / STRUCK_FILE)
     proxy, sockets = config.hub.proxy or "", config.hub.sockets or str(Path(config.state) / SOCKETS)
     files = str(server.certificate), str(server.key), str(authority), struck
     return HubPlace(config.host, ports, name, *files, proxy, sockets)
-
-
-def _public_name(hosts: tuple[str, ...]) -> str:
-    """The first host of a certificate that is not this machine's own name; silos elsewhere cannot use that."""
-    return next((host for host in hosts if host not in LOOPBACK), hosts[0])
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:

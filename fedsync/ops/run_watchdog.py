@@ -61,10 +61,6 @@ class _Care:
     starved: bool = False
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True)
 class RunWatchdog:
     """Watchdog of a server's runs."""
@@ -72,7 +68,7 @@ class RunWatchdog:
     state: Path
     resume: Callable[[Path], None]
     end: Callable[[Path], None] = end_process
-    clock: Callable[[], datetime] = _utc_now
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _cares: dict[Path, _Care] = field(default_factory=dict)
     _told: dict[str, object] = field(default_factory=dict)
     _begun_s: float = field(default_factory=time.time)

@@ -234,7 +234,8 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
 
     def finder(folder: str) -> FileFinder:
         here = Path(folder).resolve()
-        nearest = max((each for each in (root, *_INSTALLED) if here.is_relative_to(each)), key=_depth, default=root)
+        above = [each for each in (root, *_INSTALLED) if here.is_relative_to(each)]
+        nearest = max(above, key=lambda each: len(each.parts), default=root)
         if nearest != root:
             raise ImportError(f"{folder} is installed")  # makes Python ask its other hooks
         return FileFinder(str(here), (loader, [".py"]))  # type: ignore[arg-type]  # a loader's maker
@@ -246,7 +247,3 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
     sys.path_hooks.insert(0, finder)
     sys.path_importer_cache.clear()
     return back
-
-
-def _depth(folder: Path) -> int:
-    return len(folder.parts)

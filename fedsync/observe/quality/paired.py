@@ -30,9 +30,13 @@ class SeedMean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> SeedMean:
-        half = None if len(values) < 2 else _half(values)
         mean = fmean(values)
-        return cls(mean, None if half is None else mean - half, None if half is None else mean + half, len(values))
+        if len(values) < 2:
+            return cls(mean, None, None, len(values))
+        from scipy import stats
+
+        half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+        return cls(mean, mean - half, mean + half, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,3 @@ def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
         least = max(least, min(1.0, value * (len(ranked) - rank)))
         found[at] = replace(tests[at], holm=least)
     return found
-
-
-def _half(values: Sequence[float]) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))

@@ -145,19 +145,20 @@ def read_run(folder: Path) -> RunData:
 
 
 def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
-    journal, config = folder / "journal.jsonl", _text(folder / "config.yaml")
+    journal, settings = folder / "journal.jsonl", folder / "config.yaml"
+    config = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if not journal.is_file():
         if summary is None:
             raise ConfigError(str(folder), "no run: neither journal.jsonl nor summary.json is there", "Name its folder")
         _check_whole(folder / "summary.json", summary)
-        return RunData(_label(folder), summary, config)
+        return RunData(folder.resolve().name, summary, config)
     tail, books = Tail(journal), None
     for entry in tail.entries():
         books = books or _Books(tail.header or {})
         books.add(entry)
     if books is None:
         raise ConfigError(str(folder), "the run has not begun", "Wait for its first line in journal.jsonl")
-    return books.close(_label(folder), config, summary)
+    return books.close(folder.resolve().name, config, summary)
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
@@ -279,14 +280,6 @@ class _Books:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
-
-
-def _label(folder: Path) -> str:
-    return folder.resolve().name
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:

@@ -121,6 +121,7 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
     learnt = distinct(run.results.rounds for run in runs)
     if not groups and any(point.accuracy is not None for run in runs for point in run.points):
         learnt = [name for name in learnt if name != "accuracy"]  # section "Accuracy" shows it
+    reported = sorted({name for run in runs for name in run.summary.get("metrics", {})})
     macros = (
         templates()
         .get_template("sections.html")
@@ -140,7 +141,7 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
                     for name in names
                 ],
                 "overhead_rows": lambda: _overhead(runs),
-                "silo_figures": lambda: [draw.metric(runs, name) for name in _reported(runs)[:MOST_CHARTS]],
+                "silo_figures": lambda: [draw.metric(runs, name) for name in reported[:MOST_CHARTS]],
                 "differences": lambda: _differences(runs),
             }
         )
@@ -159,7 +160,10 @@ def templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters.update(
-        number=number, short=short, pooled_of=_pooled_of, title_of=lambda main: "-" if main is None else main.title
+        number=number,
+        short=short,
+        pooled_of=lambda main: {} if main is None else main.pooled,
+        title_of=lambda main: "-" if main is None else main.title,
     )
     made.globals.update(
         draw=draw,
@@ -216,10 +220,6 @@ def _overhead(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
     ]
 
 
-def _reported(runs: Sequence[RunData]) -> list[str]:
-    return sorted({name for run in runs for name in run.summary.get("metrics", {})})
-
-
 def _metric_rows(run: RunData) -> list[tuple[str, ...]]:
     whole = run.summary["metrics"]
     of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(run.summary["silos"], draw.MOST_SILOS)]
@@ -250,10 +250,6 @@ def estimates(columns: Sequence[Estimates]) -> list[list[str]]:
 def words(numbers: Estimates, metric: str) -> str:
     """Format an estimate; a no-break space keeps an interval's ends together on narrow screens."""
     return numbers[metric].words.replace(", ", ",\u00a0") if metric in numbers else "-"
-
-
-def _pooled_of(main: Findings | None) -> Estimates:
-    return {} if main is None else main.pooled
 
 
 def _pooled_rows(findings: Sequence[Findings]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 import psutil
 
@@ -20,13 +20,10 @@ from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, can_own
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.registration import node_public_key
+from fedsync.flower.registration import key_digest, node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
 from fedsync.silo.owner.lockout import Lockout
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 Arguments = ParamSpec("Arguments")
 
@@ -183,10 +180,10 @@ def check_server_keys(path: Path) -> Check:
 def check_silos(config: ServerStartConfig) -> Check:
     """Check that the server accepts the silos' public node keys, and that all keys differ."""
     problems: list[ConfigError] = []
-    owners: dict[bytes, str] = {}
+    owners: dict[str, str] = {}
     for name, path in config.node_keys.items():
         try:
-            point = _point(node_public_key(name, Path(path)))
+            point = key_digest(node_public_key(name, Path(path)))
         except ConfigError as error:
             problems.append(error)
             continue
@@ -198,12 +195,6 @@ def check_silos(config: ServerStartConfig) -> Check:
         found = "; ".join(f"{problem.place}: {problem.problem}" for problem in problems)
         return Check("silos", False, found, ". ".join(problem.remedy for problem in problems))
     return Check("silos", True, ", ".join(config.node_keys) or "none is listed; register their keys otherwise")
-
-
-def _point(key: EllipticCurvePublicKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 @guarded("state")

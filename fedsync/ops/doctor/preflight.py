@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way, way_to
-from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
+from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.identity.certificates import Authority, ServerCertificate
@@ -71,7 +71,10 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     if config.upstream is not None:
-        yield from _check_upstream(config.upstream, now)
+        upstream = config.upstream
+        yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
+        yield here.check_node_key(Path(upstream.node_key))
+        yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
     running = health.is_running(Path(config.state), now)
     yield network.check_port(config.host, config.port, running=running)
     if config.certificates is not None:
@@ -80,12 +83,6 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield health.check_health(Path(config.state), now)
     yield health.check_registration(Path(config.state), now, config.node_keys)
     yield health.check_runs(Path(config.state), now)
-
-
-def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
-    yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
-    yield here.check_node_key(Path(upstream.node_key))
-    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
 
 
 def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | None = None) -> Iterator[Check]:
