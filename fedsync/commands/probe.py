@@ -112,5 +112,4 @@ def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Round to four digits, the precision of the measurement."""
     return float(f"{value:.4g}")

@@ -71,7 +71,6 @@ class ForkedProcess:
         return code
 
     def _listen(self, line: socket.socket) -> None:
-        """Read the exit code from the nursery, if it has arrived."""
         try:
             said = line.recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -114,7 +113,6 @@ class Nursery:
 
 
 def _first_line(line: socket.socket) -> bytes:
-    """Read the first line and nothing after it; empty if the other side closes the connection."""
     said = b""
     while not said.endswith(b"\n"):
         more = line.recv(1)

@@ -81,7 +81,6 @@ class _Nursery:
         return None
 
     def _take(self) -> _Fork | None:
-        """Take a request and fork; return the request in the fork only."""
         caller, _ = self._listener.accept()
         try:
             fork = _received(caller)
@@ -192,7 +191,6 @@ def _sound(check: Callable[[], bool]) -> bool:
 
 
 def main(module: str, arguments: Sequence[str]) -> None:
-    """Listen on standard input, import, and serve; in a fork, run the program."""
     parent = os.getppid()
     listener = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:

@@ -108,8 +108,6 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process soon after its parent, even if the parent is killed."""
-
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)

@@ -141,7 +141,6 @@ def way_to(address: str, environment: Mapping[str, str], named: str | None = Non
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 address loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

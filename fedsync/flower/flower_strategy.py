@@ -354,7 +354,6 @@ class FedSync(Shipped):
         return config, timing
 
     def _resumed(self, run: RunBuilder) -> _Begin:
-        """Resume from the newest checkpoint; the aggregator's state contains the model."""
         found = prepare(self.out, digest(run.config, run.cluster))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 

@@ -163,7 +163,6 @@ class HubTransport:
         return found
 
     def invite(self) -> None:
-        """Invite nodes that are online, until the run is over."""
         pause_s, away = _FIRST_S, False
         while not self._over.wait(pause_s):
             pause_s = _LOOK_S

@@ -69,7 +69,6 @@ def _stop_before_a_proxy(options: list[str]) -> None:
 
 
 def prepare() -> Callable[[], bool]:
-    """Import the SuperNode's modules before a fork; see `fedsync.common.nursery`."""
     _program("supernode")
     return lambda: True
 

@@ -74,7 +74,6 @@ def to_arrays(
 
 
 def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
-    """Return the name of an array with the same values; None if there is none."""
     return next((name for name in names if np.array_equal(arrays[name], array)), None)
 
 

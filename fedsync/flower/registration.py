@@ -183,7 +183,6 @@ def _retire(
 
 
 def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> list[KnownNode]:
-    """Unregister nodes; return those that succeeded."""
     done, numbered = [], [node for node in nodes if node.node]
     calls = [["supernode", "unregister", node.node, connection] for node in numbered]
     for node, (code, _) in zip(numbered, _called(calls, home), strict=True):

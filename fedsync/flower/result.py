@@ -37,7 +37,6 @@ class FinalModel:
     kept: tuple[str, ...] = ()
 
     def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
-        """Return the model in the form of the given first model, or as float32 arrays if none was given."""
         return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 

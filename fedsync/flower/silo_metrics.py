@@ -89,7 +89,6 @@ class SiloMetrics(Extension):
             del self._open[old]
 
     def _look(self) -> None:
-        """Call the evaluation function for versions with new evaluations."""
         for version in sorted(self._new & self._open.keys()):
             if self._evaluate is not None:
                 records = [self._open[version][silo] for silo in sorted(self._open[version])]

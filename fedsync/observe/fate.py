@@ -68,7 +68,6 @@ def is_cut_off(folder: Path) -> bool:
 
 
 def way_on(runtime: str, folder: Path) -> str:
-    """Return an instruction for continuing a run that was cut off, by the runtime in its journal."""
     match runtime:
         case "local":
             return f"`fedsync run --resume {folder}` goes on with it"

@@ -126,7 +126,6 @@ class Ledger:
                     self.stopped, self.lost.over = action, True
 
     def _let_go(self) -> None:
-        """Remove old closed rounds, in large groups to limit the cost."""
         if self.keep is None or self.rounds.here < 2 * self.keep:
             return
         self._over = self.closed(self._over)
@@ -175,7 +174,6 @@ class Ledger:
         return self.seconds_to(self.target_accuracy)
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Return the commit time of the first kept round with at least this accuracy, or None."""
         reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
         return next(reached, None)
 
@@ -183,7 +181,6 @@ class Ledger:
         return self.lost.missing(self._begin_s or 0.0, self._end_s)
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of ``summary.json`` that follows from the journal."""
         available, missing = len(self.silos) * self.seconds, self.missing()
         busy = {
             name: silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)

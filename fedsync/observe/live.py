@@ -87,12 +87,10 @@ class LiveRun:
         return self.runtime == "virtual"
 
     def speed(self, name: str) -> float | None:
-        """Return the speed of a silo's last finished order [samples/s], or None."""
         pace = self._paces.get(name)
         return None if pace is None else pace.speed
 
     def left_s(self) -> float | None:
-        """Return the remaining seconds of run time, from the stop rules on rounds and seconds; None if unknown."""
         stop, rounds, bounds = self.steered.stop, self.ledger.rounds, []
         if stop.get("rounds") and rounds:
             bounds.append(max(stop["rounds"] - len(rounds), 0) * rounds[-1].at_s / len(rounds))

@@ -43,7 +43,6 @@ class Round:
 
     @property
     def slowest(self) -> str:
-        """Silo whose update arrived last."""
         return min(self.silos, key=lambda name: self.silos[name].wait_s)
 
 
@@ -65,11 +64,9 @@ class Rounds:
         self._every = 1
 
     def __len__(self) -> int:
-        """Return the number of rounds, including removed rounds."""
         return self._gone + len(self._kept)
 
     def __iter__(self) -> Iterator[Round]:
-        """Iterate over the kept rounds, oldest first."""
         return iter(self._kept)
 
     @overload
@@ -111,7 +108,6 @@ class Rounds:
         return over
 
     def points(self) -> list[RoundPoint]:
-        """Return the run's curve: the outline, then every kept round."""
         return [*self._outline, *map(_point, self._kept)]
 
 

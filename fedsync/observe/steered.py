@@ -73,7 +73,6 @@ class SteeredRun:
         return drops_in(entry)
 
     def since(self, asked: int) -> list[OperatorMark]:
-        """Return the kept commands after the first ``asked`` commands."""
         new = min(self.asked - asked, len(self.marks))
         return list(self.marks)[len(self.marks) - new :]
 

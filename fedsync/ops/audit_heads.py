@@ -88,7 +88,6 @@ def signing_key(config: SiloStartConfig) -> Path:
 
 
 def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
-    """Yield the files of this silo's heads in the external folder, oldest first."""
     if config.audit.head_to is not None:
         yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
 
@@ -156,7 +155,6 @@ class HeadKeeper:
             self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
 
     def _head(self) -> AuditHead | None:
-        """Return the newest head, after writing it to disk; None for an empty log."""
         path = private_folder(self._folder) / HEAD
         if self._signed is None:
             self._signed = self._continued(path)

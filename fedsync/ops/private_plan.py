@@ -47,12 +47,10 @@ class PlannedSilo:
 
     @property
     def begins(self) -> bool:
-        """Whether the silo can take part at all."""
         return self.epsilon is not None
 
     @property
     def ends(self) -> bool:
-        """Whether the silo's budget has room for the whole run."""
         return self.epsilon is not None and (self.budget is None or self.epsilon <= self.budget)
 
 
@@ -172,7 +170,6 @@ def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:
 
 
 def colluders_table(config: StrategyConfig, silos: int) -> Table:
-    """Return noise and epsilon of a silo for the whole run, with none to all but one of the other silos colluding."""
     noise, members = planned_noise(config, silos)
     assert config.privacy is not None
     rounds, delta = config.stop.rounds or 1, config.privacy.delta

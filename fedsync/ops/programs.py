@@ -151,7 +151,6 @@ def _agent(folder: Path, environment: Mapping[str, str]) -> Program:
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:
-    """Return the options of an authenticated SuperNode; ``authority`` is the certificate of the server's CA."""
     return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 

@@ -99,7 +99,6 @@ def connect(config: ServerStartConfig) -> None:
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:
-    """Certificate of the federation's authority; None without TLS."""
     return None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
 
 

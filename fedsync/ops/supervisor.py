@@ -118,7 +118,6 @@ class Supervisor:
                 self._start(role, now_s)
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Return process id (None while waiting for a restart) and number of restarts, by role."""
         return {
             role: {"pid": None if state.process is None else state.process.pid, "restarts": state.restarts}
             for role, state in self._states.items()

@@ -133,7 +133,6 @@ def alone_in(state: Path) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Provide an event that SIGTERM and SIGINT set instead of ending this process."""
     stop = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -101,7 +101,6 @@ class Matrix:
         return order.index(model.subject), 0 if model.silo is None else [*self.silos, model.silo].index(model.silo)
 
     def _by_subject(self, models: Iterable[ModelRow]) -> dict[str, list[Evaluation]]:
-        """Collect the evaluations to pool; a silo's own model counts only on the silo's own samples."""
         found: dict[str, list[Evaluation]] = {}
         for model in models:
             for silo in self.silos:
@@ -124,7 +123,6 @@ class Matrix:
         return gains
 
     def _told(self, subject: str, silo: str) -> Mapping[str, Interval]:
-        """Return the gain intervals that a silo reported, stored with the model that the silo tested last."""
         of = Subject.TUNED if subject == Subject.TUNED else Subject.LOCAL
         one, last = (self.cells.get((ModelRow(each), silo)) for each in (subject, Subject.LAST))
         # If one version is both best and last, silos evaluate it only once.
@@ -162,7 +160,6 @@ def _estimate(value: float) -> Document:
 
 
 def without_matrix(document: Document) -> Document:
-    """Return the part of a document for the run's summary: everything except ``matrix``."""
     metrics = {
         name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
         for name, each in document["metrics"].items()

@@ -90,7 +90,6 @@ def cells(
 
 
 def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]:
-    """Return the estimates of one model; where silos attested the score, the numbers of the score."""
     score, found = settled.score, settled.found
     pooled = cells(list(found.values()), metrics) if found else {}
     # The accepted score is authoritative; sealed metrics have no other source.

@@ -29,7 +29,6 @@ _ABSOLUTE = re.compile(r"""(?<![\w/.:])(?:~|[A-Za-z]:)?[/\\][^\s,;:'"()]+""")
 
 
 def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
-    """Return file contents by name: model card and result tables of one run, or else tables over several seeds."""
     return {CARD: model_card(runs[0]), **paper.result_files(runs[0])} if len(runs) == 1 else paper.seed_files(runs)
 
 

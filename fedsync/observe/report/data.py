@@ -116,7 +116,6 @@ class RunData:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The resolved strategy; empty if the YAML is invalid."""
         try:
             parsed = yaml.safe_load(self.config)
         except yaml.YAMLError:

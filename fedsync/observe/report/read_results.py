@@ -147,7 +147,6 @@ def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Itera
 
 
 def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
-    """Yield pooled numbers of the saved models, without intervals, as a fallback."""
     for split in ("test", "validation"):
         for each in kept:
             numbers = each.test if split == "test" else each.metrics
@@ -180,7 +179,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
-    """Read the score of each version, by metric; an incomplete last line of a killed run is ignored."""
     rounds: dict[str, list[RoundNumbers]] = {}
     if not path.is_file():
         return rounds

@@ -177,7 +177,6 @@ class Results:
 
     @property
     def main(self) -> Findings | None:
-        """Main finding: the best version on the test split, or else the next in importance."""
         return self.findings[0] if self.findings else None
 
 
@@ -195,7 +194,6 @@ def number(value: float | None, form: str) -> str:
 
 
 def amount(name: str, value: float | None) -> str:
-    """Format a figure that silos report; bytes of at least 1 MB are converted to MB."""
     if value is not None and name.endswith("_bytes") and value >= 1e6:
         return f"{value / 1e6:.2f} MB"
     return number(value, ".6g")
@@ -206,7 +204,6 @@ def title_of(subject: str) -> str:
 
 
 def distinct(of: Iterable[Iterable[str]]) -> list[str]:
-    """Return the distinct names in order of first occurrence."""
     return list(dict.fromkeys(name for names in of for name in names))
 
 
@@ -235,7 +232,6 @@ class Fairness:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Cells of a row below `HEAD`."""
         silos = str(self.silos) + (f" ({self.left_out} not estimable)" if self.left_out else "")
         worst, best = (f"{short(value)} ({silo})" for silo, value in (self.worst, self.best))
         return self.metric, worst, best, short(self.gap), short(self.mean), f"{self.variance:.2g}", silos

@@ -59,7 +59,6 @@ def groups(runs: Sequence[RunData]) -> list[SeedGroup]:
 
 
 def figures(all_groups: Sequence[SeedGroup]) -> list[str]:
-    """Return names of comparable figures: plain figures of a run, and pooled metrics of its main finding."""
     names = dict.fromkeys(_PLAIN)
     for group in all_groups:
         for run in group.runs.values():
@@ -76,7 +75,6 @@ def _figure(run: RunData, figure: str) -> object:
 
 
 def judged(all_groups: Sequence[SeedGroup]) -> str:
-    """Return model and split of the metrics as text; all of them if the runs differ."""
     mains = [run.results.main for group in all_groups for run in group.runs.values()]
     kinds = {f"{SUBJECTS.get(main.subject, main.subject)}, {main.split} split" for main in mains if main is not None}
     return "; ".join(sorted(kinds)) or "last version that was scored"

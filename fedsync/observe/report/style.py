@@ -98,6 +98,11 @@ def series(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % SERIES], "linestyle": LINES[(index + index // SERIES) % SERIES]}
 
 
+def marked(index: int, count: int) -> dict[str, Any]:
+    """Return the style of a line of ``count`` points, with about 12 markers."""
+    return {**series(index), "marker": MARKERS[index % SERIES], "markevery": max(count // 12, 1)}
+
+
 def bars(index: int) -> dict[str, Any]:
     return {"facecolor": COLOURS[index % SERIES], "hatch": HATCHES[index % SERIES], "edgecolor": PAPER, "linewidth": 0}
 
@@ -107,11 +112,6 @@ def legend_above(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     columns = 4 if max(map(len, labels)) <= 8 else 3 if max(map(len, labels)) <= 14 else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
-
-
-def markers(count: int) -> dict[str, Any]:
-    """Return a marker interval that gives about 12 markers on a line of ``count`` points."""
-    return {"markevery": max(count // 12, 1)}
 
 
 def thin(items: Sequence[Item], most: int) -> Sequence[Item]:

@@ -122,7 +122,6 @@ def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy:
 
 @guarded("key")
 def check_fit(folder: Path) -> Check:
-    """Check that the server's key, its certificate and the authority belong together."""
     check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
     return Check("key", True, "fits the certificate, which the authority signed")
 
@@ -137,7 +136,6 @@ def check_authority_key(folder: Path) -> Check:
 
 @guarded("node key")
 def check_node_key(path: Path) -> Check:
-    """Check that the silo's node key is valid, and private to its owner."""
     keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
     if not keys:
         return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
@@ -146,7 +144,6 @@ def check_node_key(path: Path) -> Check:
 
 @guarded("keys")
 def check_ring(folder: Path, name: str) -> Check:
-    """Check the silo's keys for encrypted runs, and report their epoch."""
     from fedsync.cipher.keys.keyring import open_ring
 
     ring = open_ring(folder)
@@ -170,7 +167,6 @@ def check_open(folder: Path) -> Check:
 
 @guarded("keys")
 def check_server_keys(path: Path) -> Check:
-    """Check the server's key file for encrypted runs, and report its epoch."""
     from fedsync.cipher.keys.keywrap import read_server_file
 
     file = read_server_file(path.read_bytes(), str(path))

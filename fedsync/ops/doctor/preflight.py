@@ -22,7 +22,6 @@ from fedsync.ops.programs import way_to_server
 
 
 def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
-    """Run the checks that need no configuration file; ``strategy`` as in `check_silo`."""
     yield here.check_versions()
     yield here.check_disk(Path.cwd())
     yield here.check_memory_for(strategy)

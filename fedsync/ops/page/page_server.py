@@ -131,7 +131,6 @@ class PageServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def heard(self, request: socket.socket) -> None:
-        """Cancel the timeout of a request that is complete, or whose connection has ended."""
         with self.lock:
             late = self.reading.pop(request, None)
         if late is not None:
@@ -223,7 +222,6 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> Any:
-        """Return the request's JSON object; None if the body is too large or not a JSON object."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES or self.headers.get("Transfer-Encoding") is not None:
             self.close_connection = True
