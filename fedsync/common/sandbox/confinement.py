@@ -101,20 +101,8 @@ _OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_set
 
 _IN_VAIN = (
     *("chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "setxattr", "lsetxattr", "removexattr"),
-    *(
-        "fchmod",
-        "fchown",
-        "fsetxattr",
-        "fremovexattr",
-        "lremovexattr",
-        "setxattrat",
-        "removexattrat",
-        "utime",
-        "utimes",
-        "futimesat",
-        "utimensat",
-        "file_setattr",
-    ),
+    *("fchmod", "fchown", "fsetxattr", "fremovexattr", "lremovexattr", "setxattrat", "removexattrat"),
+    *("utime", "utimes", "futimesat", "utimensat", "file_setattr"),
 )
 """System calls on file permissions and times, which Landlock ignores; they report success and do nothing."""
 
