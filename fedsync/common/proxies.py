@@ -7,10 +7,8 @@ and passes its decision on by `proxied` or `unproxied`.
 from __future__ import annotations
 
 import base64
-import http.client
 import ipaddress
 import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote, urlsplit
@@ -92,25 +90,6 @@ class Way:
         if self.proxy is None:
             return socket.create_connection((self.host, self.port), timeout=timeout_s)
         return _tunnel(self.proxy, str(self), timeout_s)
-
-    def line(self, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
-        """Return an HTTP connection, without TLS if ``trust`` is None; errors as for `connect`."""
-        return _Line(self, trust, timeout_s)
-
-
-class _Line(http.client.HTTPConnection):
-    def __init__(self, way: Way, trust: ssl.SSLContext | None, timeout_s: float) -> None:
-        super().__init__(way.host, way.port, timeout=timeout_s)
-        self._way, self._trust, self._most_s = way, trust, timeout_s
-
-    def connect(self) -> None:
-        raw = self._way.connect(self._most_s)
-        try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.sock = raw if self._trust is None else self._trust.wrap_socket(raw, server_hostname=self._way.host)
-        except BaseException:
-            raw.close()
-            raise
 
 
 def way_to(address: str, environment: Mapping[str, str], named: str | None = None) -> Way:

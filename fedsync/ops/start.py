@@ -16,6 +16,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.processes import raise_file_limit
+from fedsync.common.proxies import split
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.flower.process_environment import flower_environment, trainer_environment
@@ -252,6 +253,5 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
 
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
-    host, _, port = config.loopback.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    socket.create_connection(split(config.loopback), timeout=_CONNECT_S).close()
     return register_silos(config, names)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedsync.common.proxies import ProxyRefused, Way
+from fedsync.common.proxies import ProxyRefused, Way, split
 from fedsync.identity.certificates import certificate_facts, read_certificate
 from fedsync.identity.server_proof import CertificateReplaced, prove_server, shown_certificate, trusting
 from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
@@ -60,8 +60,7 @@ def check_served(address: str, certificate: Path, now: datetime, *, running: boo
     """Check that a running server presents the certificate that is on disk."""
     if not running:
         return Check("served", True, "not running")
-    host, _, port = address.rpartition(":")
-    shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
+    shown = shown_certificate(Way(*split(address)), TIMEOUT_S)
     if shown is None:
         return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
     facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
@@ -74,19 +73,20 @@ def check_served(address: str, certificate: Path, now: datetime, *, running: boo
 @guarded("clock")
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
     """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds."""
-    connection = way.line(trusting(authority), TIMEOUT_S)
+    trust = trusting(authority)
     try:
-        before_s = clock()
-        connection.request("GET", "/health")
-        date = connection.getresponse().getheader("Date")
-        after_s = clock()
+        with way.connect(TIMEOUT_S) as raw, trust.wrap_socket(raw, server_hostname=way.host) as secured:
+            connection = http.client.HTTPConnection(way.host, way.port)
+            connection.sock = secured
+            before_s = clock()
+            connection.request("GET", "/health")
+            date = connection.getresponse().getheader("Date")
+            after_s = clock()
         if date is None:
             return Check("clock", True, "the server does not say what time it is")
         there_s = parsedate_to_datetime(date).timestamp()
     except (OSError, http.client.HTTPException, ValueError) as error:
         return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
-    finally:
-        connection.close()
     return judge_skew(there_s, before_s, after_s)
 
 
