@@ -111,16 +111,6 @@ def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
     return key
 
 
-def register_keys(keys: Mapping[str, Path], home: Path, connection: str) -> None:
-    """Register keys as `register_each` does, and raise if any key fails.
-
-    Raises:
-        ConfigError: a key is invalid.
-        RunError: the SuperLink refused a key or cannot be reached; or there were several problems.
-    """
-    register_each(keys, home, connection).check()
-
-
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
     """Register each key under the name of its silo; a problem with one key does not stop the others.
 

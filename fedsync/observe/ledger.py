@@ -16,7 +16,7 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.version_scores import Scores, Settled
 from fedsync.model.broadcast_compression import HEAD_BYTES
 from fedsync.model.plain_replica import RECEIVED
-from fedsync.observe.lost_silos import LostSilo, LostSilos
+from fedsync.observe.lost_silos import LostSilo, LostSilos, expected_of
 from fedsync.observe.quality.evaluations import JudgedModels
 from fedsync.observe.quality.final_scores import FinalScores
 from fedsync.observe.quality.metric_pool import MetricPool, pooled, with_tested
@@ -84,6 +84,13 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self._scores, self.tested = Scores(self.measured or ()), FinalScores(self.measured)
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], **options: Any) -> Ledger:
+        """Return the ledger of the journal with this header; ``options`` are further fields."""
+        ledger = cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), **options)
+        ledger.lost.expected = expected_of(header)
+        return ledger
 
     def add(self, entry: JournalEntry) -> None:
         self._let_go()

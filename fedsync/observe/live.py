@@ -18,7 +18,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
-from fedsync.observe.lost_silos import MOST_NAMED, expected_of
+from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.shares import EndedOrder
 from fedsync.observe.steered import SteeredRun
@@ -49,14 +49,7 @@ class LiveRun:
         self._on_end = on_end
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
-        self.ledger = Ledger(
-            header.get("target_accuracy"),
-            header.get("model_bytes") or 0,
-            on_end=self._end,
-            keep=KEPT_ROUNDS,
-            steered=self.steered,
-        )
-        self.ledger.lost.expected = expected_of(header)
+        self.ledger = Ledger.of(header, on_end=self._end, keep=KEPT_ROUNDS, steered=self.steered)
         self.runtime = str(header.get("runtime", ""))
         self.absences = Absences(MOST_ABSENCES)
         self._paces: dict[str, _Pace] = {}

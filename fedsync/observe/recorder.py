@@ -18,7 +18,6 @@ from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_priv
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.observe.exporters.exporter_base import Exporter
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality import evaluations
 from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
@@ -66,13 +65,6 @@ class Recorder:
     ) -> None:
         out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
-        self.ledger = Ledger(
-            target_accuracy=target_accuracy,
-            model_bytes=model_bytes,
-            detail=journal,
-            measured=tuple(metrics),
-            keep=keep,
-        )
         self._settings, self._known = config, 0
         self._identity = {
             "strategy": config["name"],
@@ -93,7 +85,7 @@ class Recorder:
             "model_bytes": model_bytes,
             "target_accuracy": target_accuracy,
         }
-        self.ledger.lost.expected = expected_of(header)
+        self.ledger = Ledger.of(header, detail=journal, measured=tuple(metrics), keep=keep)
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
             outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)

@@ -25,7 +25,7 @@ from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.process_environment import flower_environment
-from fedsync.flower.registration import register_keys
+from fedsync.flower.registration import register_each
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
@@ -237,7 +237,7 @@ def _start_server(processes: _Processes, server: ServerStartConfig, names: Seque
     # Files are named by number, because a silo's name may be invalid as a file name.
     nodes = [make_node_key(f"silo-{index}", home / "nodes") for index in range(len(names))]
     public = {name: node.public for name, node in zip(names, nodes, strict=True)}
-    register_keys(public, home, CONNECTION)
+    register_each(public, home, CONNECTION).check()
     return nodes
 
 

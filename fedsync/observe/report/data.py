@@ -20,7 +20,6 @@ from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
 from fedsync.observe.fate import read_object
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_results import read_results
@@ -182,13 +181,7 @@ class _Books:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
-        self._ledger = Ledger(
-            header.get("target_accuracy"),
-            int(header.get("model_bytes") or 0),
-            on_end=self._end,
-            measured=metrics_of(header.get("config") or {}),
-        )
-        self._ledger.lost.expected = expected_of(header)
+        self._ledger = Ledger.of(header, on_end=self._end, measured=metrics_of(header.get("config") or {}))
         predictions = Predictions.of(header)
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions
