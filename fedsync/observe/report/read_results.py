@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     """
     lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
-    with _Shape(folder / "summary.json"):
+    with _shape(folder / "summary.json"):
         evaluation = (summary or {}).get("evaluation") or {}
         lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
         kept = tuple(_kept(summary or {}, why))
     curves = read_object(folder / "evaluation.json") or {}
-    with _Shape(folder / "evaluation.json"):
+    with _shape(folder / "evaluation.json"):
         findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
     rounds, statistics = _read_rounds(folder / "rounds.jsonl"), _read_statistics(folder / STATISTICS)
     return Results(tuple(findings), rounds, cross_site, kept, frozenset(lower), statistics)
@@ -71,7 +72,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     document = read_object(path)
     if document is None:
         return None
-    with _Shape(path):
+    with _shape(path):
         metrics = document["metrics"]
         lower.update(name for name, metric in metrics.items() if not metric["higher_is_better"])
         return CrossSiteTable(
@@ -109,18 +110,14 @@ def _cells(values: Mapping[str, Any]) -> Estimates:
     return {name: each for name, each in found.items() if each is not None}
 
 
-class _Shape:
-    """Context manager that turns Python errors from a malformed file into a `ConfigError`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        if isinstance(error, KeyError | TypeError | ValueError | AttributeError | IndexError | OverflowError):
-            problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
-            raise ConfigError(str(self._path), problem, "Run it again") from error
+@contextmanager
+def _shape(path: Path) -> Iterator[None]:
+    """Turn Python errors from a malformed file into a `ConfigError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
+        raise ConfigError(str(path), problem, "Run it again") from error
 
 
 def _rule(config: Mapping[str, Any]) -> str:
@@ -182,7 +179,7 @@ def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
     rounds: dict[str, list[RoundNumbers]] = {}
     if not path.is_file():
         return rounds
-    with path.open(encoding="utf-8", errors="replace") as file, _Shape(path):
+    with path.open(encoding="utf-8", errors="replace") as file, _shape(path):
         for line in file:
             if not line.endswith("\n"):
                 break
@@ -199,7 +196,7 @@ def _read_statistics(path: Path) -> DataSummary | None:
     document = read_object(path)
     if document is None:
         return None
-    with _Shape(path):
+    with _shape(path):
         classes = tuple(f"{label}: {_told(count)}" for label, count in enumerate(document.get("classes") or ()))
         columns = tuple(
             (
