@@ -28,12 +28,7 @@ _UNREACHED = {502, 503, 504}
 
 
 class ProxyRefused(OSError):
-    """Failure of a proxy to make a connection.
-
-    Args:
-        problem: failure, as a sentence without a full stop.
-        remedy: advice to the user.
-    """
+    """Failure of a proxy to make a connection."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)

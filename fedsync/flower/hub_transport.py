@@ -99,7 +99,6 @@ class HubTransport:
     Args:
         grid: Flower's grid; a separate thread calls it, because it blocks while the SuperLink is away.
         authority: CA certificate of the hub's certificate, PEM; empty without TLS.
-        struck: returns the names of silos that are refused.
     """
 
     def __init__(

@@ -119,7 +119,6 @@ def confined(
 
     Args:
         closed: files and folders that the sandbox must not read.
-        unable: error where this system cannot isolate a run's code from keys and data.
 
     Raises:
         ConfigError: a closed path is inside a program folder, or ``unable``.

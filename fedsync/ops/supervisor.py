@@ -80,11 +80,7 @@ class _State:
 
 
 class Supervisor:
-    """State of all processes: running, or due for a restart.
-
-    Args:
-        now_s: start time, by the clock of `step`.
-    """
+    """State of all processes: running, or due for a restart."""
 
     def __init__(
         self,

@@ -45,11 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LoggedProcess:
-    """Process in its own process group, whose output goes to a rotating log.
-
-    Args:
-        environment: complete environment, extended by the program's own variables.
-    """
+    """Process in its own process group, whose output goes to a rotating log."""
 
     def __init__(
         self,

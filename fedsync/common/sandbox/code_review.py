@@ -80,7 +80,6 @@ class Review:
     """Reviewers' signatures on the Python files of a folder.
 
     Args:
-        files: SHA-256 by relative path.
         signatures: by public key in OpenSSH's form, without a comment.
     """
 

@@ -102,11 +102,7 @@ def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]
 
 @dataclass(slots=True)
 class JudgedModels:
-    """Evaluations of the last and the best version, on the split that rounds are evaluated on.
-
-    Args:
-        validates: at least one silo has a validation split.
-    """
+    """Evaluations of the last and the best version, on the split that rounds are evaluated on."""
 
     validates: bool = False
     _recent: dict[int, Settled] = field(default_factory=dict)

@@ -63,7 +63,6 @@ class Picture:
     """A finished figure with title and caption.
 
     Args:
-        alt: text alternative for readers who cannot see the figure.
         wide: the figure needs the full width of the page.
     """
 
@@ -129,11 +128,7 @@ def name_of(label: str, most: int = 24) -> str:
 
 
 def to_svg(figure: Figure, background: str = "none", title: str | None = None) -> str:
-    """Render a figure as SVG with selectable text; the output is deterministic.
-
-    Args:
-        background: a colour, or ``none``.
-    """
+    """Render a figure as SVG with selectable text; the output is deterministic."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()

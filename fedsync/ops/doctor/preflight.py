@@ -29,11 +29,7 @@ def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
 
 
 def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
-    """Run all checks of a silo, cheap checks first.
-
-    Args:
-        strategy: strategy whose model must fit into memory; None skips this.
-    """
+    """Run all checks of a silo, cheap checks first."""
     yield here.check_versions()
     yield here.check_code(config)
     if config.authority is not None:

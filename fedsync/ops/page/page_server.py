@@ -70,9 +70,6 @@ HEADERS = {
 class PageServer(ThreadingHTTPServer):
     """HTTP server of one run's page, on loopback.
 
-    Args:
-        steers: the page may send operator commands.
-
     Raises:
         OSError: the port is in use.
     """
