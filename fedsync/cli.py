@@ -30,7 +30,6 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.beside import files_beside
 from fedsync.observe.report.data import read_runs
 from fedsync.observe.tables import Comparison, comparison_table, seed_table, seed_tests, silo_table, statistics_table
 from fedsync.observe.terminal import Terminal, words
@@ -208,6 +207,8 @@ def compare(
             for row in rows[1:]:
                 row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
     if seeds > 1 and not timing_only:
+        from fedsync.observe.report.card import files_beside
+
         for file, text in files_beside(read_runs([out / each for each in planned])).items():
             write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())

@@ -9,14 +9,13 @@ from fedsync.commands.doctor import doctor
 from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
-from fedsync.commands.page import page
+from fedsync.commands.page import page, watch
 from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics, survival
 from fedsync.commands.tune import tune
 from fedsync.commands.validate import schema, validate
-from fedsync.commands.watch import watch
 
 
 def register(app: typer.Typer) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
 from rich.table import Table
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -77,25 +77,18 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
 
 
 def _table(document: dict[str, Any], row: int, model: dict[str, Any]) -> Table:
-    """Return a table of one model: a line per silo, a column per metric."""
     names = list(document["metrics"])
     title = f"{model['subject']} model" + (f" of {model['silo']}" if model["silo"] else "")
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("silo")
-    for name in ("samples", *names):
-        table.add_column(name, justify="right")
+    table = new_table(title, "silo", "samples", *names)
     lines = [(silo, [document["metrics"][name]["matrix"][row][place] for name in names])
              for place, silo in enumerate(document["silos"])]  # fmt: skip
     if model["silo"] is None and len(lines) > 1:
         lines.append(("pooled", [document["metrics"][name]["pooled"].get(model["subject"]) for name in names]))
     for silo, cells in lines:
         if any(cell is not None for cell in cells):
-            table.add_row(silo, _support(cells), *map(_shown, cells))
+            support = max(sum(cell["support"].values()) for cell in cells if cell is not None)
+            table.add_row(silo, str(support), *map(_shown, cells))
     return table
-
-
-def _support(cells: list[dict[str, Any] | None]) -> str:
-    return str(max(sum(cell["support"].values()) for cell in cells if cell is not None))
 
 
 def _shown(cell: dict[str, Any] | None) -> str:

@@ -196,7 +196,6 @@ def _say_issued(issued: Issue) -> None:
 
 
 def _line(text: str) -> tuple[str, bytes]:
-    """Return the place of a silo's line for errors, and the line, given as text or in a file."""
     if text.lstrip().startswith("{"):
         return "the line of --silo", text.encode("utf-8", "replace")
     return f"the line in {text}", read_input(Path(text), _MAX_FILE_BYTES).strip()
@@ -234,6 +233,5 @@ def _passphrase(descriptor: int | None, prompt: str = "Passphrase") -> str:
 
 
 def _tell(*lines: str) -> None:
-    """Print to standard error; standard output is for other programs."""
     for line in lines:
         say(line, err=True)

@@ -58,7 +58,6 @@ def make_project(folder: Path, task: TaskKind) -> list[Path]:
 
 
 def _copy(source: Path, folder: Path) -> list[Path]:
-    """Copy the files below ``source``, without compiled files that an installer may have added."""
     found = [path.relative_to(source) for path in source.rglob("*") if path.is_file()]
     files = [file for file in found if "__pycache__" not in file.parts]
     for file in files:

@@ -1,4 +1,4 @@
-"""Command ``fedsync page``: a running run in a browser."""
+"""Commands ``fedsync watch`` and ``fedsync page``: a running run as a table, and in a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Annotated
 import typer
 
 from fedsync.common.errors import ConfigError
-from fedsync.observe.terminal import say
+from fedsync.observe.terminal import Terminal, say
+
+
+def watch(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run.")]) -> None:
+    """Show the busy and waiting silos of a run until it ends; Ctrl-C ends only the display."""
+    from fedsync.observe.live import watch as show
+
+    show(folder, Terminal())
 
 
 def page(

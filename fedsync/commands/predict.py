@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich import box
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
@@ -18,6 +17,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
 from fedsync.core.report_checks import MAX_SPEED, MIN_SPEED
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, WordsColumn
 from fedsync.policies.predict.predictor_base import predictors as all_predictors
 
@@ -138,9 +138,7 @@ def _kinds(text: str, known: Collection[str]) -> list[str]:
 
 def _table(scores: dict[str, BacktestErrors], kinds: Sequence[str], steps: int, warmup: int) -> Table:
     title = f"One step ahead over steps {warmup + 1} to {steps} [samples/s]"
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    for column in ("predictor", "RMSE", "MAE", "RMSE / EMA's"):
-        table.add_column(column, justify="left" if column == "predictor" else "right")
+    table = new_table(title, "predictor", "RMSE", "MAE", "RMSE / EMA's")
     ema = scores["ema"].rmse
     for kind in kinds:
         score = scores[kind]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 import yaml
-from rich import box
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from fedsync.config.cluster import AffineCurveConfig, ClusterConfig, LinearCurve
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.speed.curve import Curve
+from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, WordsColumn
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def probe(
 
 
 def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
-    """Return a trainer of the strategy's task on this machine, and the strategy's name."""
     from fedsync.tasks.task_protocol import SiloSlot
     from fedsync.train.loop import Trainer
     from fedsync.train.machine.device import resolve
@@ -86,9 +85,7 @@ def _trainer(task: str, device: str | None) -> tuple[Trainer, str]:
 
 
 def _table(measured: Measurement, curve: Curve) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("batch", "measured ms", "least", "most", "fitted ms", "off", "samples/s"):
-        table.add_column(column, justify="right")
+    table = new_table(None, "batch", "measured ms", "least", "most", "fitted ms", "off", "samples/s")
     for timing in measured.timings:
         measured_s, fitted_s = timing.step_s, curve.step_s(timing.batch)
         table.add_row(
@@ -101,13 +98,7 @@ def _table(measured: Measurement, curve: Curve) -> Table:
 
 
 def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
-    """Return a silo file with one entry, for this machine.
-
-    Args:
-        curve: seconds per step by batch size.
-        largest: largest measured batch [samples].
-        memory_samples: largest batch that fits, if limited.
-    """
+    """Return a silo file with one entry, for this machine."""
     shape: LinearCurveConfig | AffineCurveConfig = LinearCurveConfig(kind="linear")
     if curve.step_s(0) > _LINEAR * curve.step_s(largest):
         shape = AffineCurveConfig(kind="affine", launch_s=_rounded(curve.launch_s), saturation=round(curve.saturation))
@@ -121,5 +112,4 @@ def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Round to four digits, the precision of the measurement."""
     return float(f"{value:.4g}")

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.common.errors import ConfigError
 from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
 from fedsync.observe.terminal import say
+
+if TYPE_CHECKING:
+    from fedsync.config.server_start import ServerStartConfig
 
 app = typer.Typer(help="A real server: its processes, kept running, and its runs.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Option("--server", metavar="FILE", help="The server's file.")]
 
 
+def _config(file: Path) -> ServerStartConfig:
+    from fedsync.config.server_start import ServerStartConfig
+
+    return ServerStartConfig.load(file)
+
+
 @app.command()
 def start(file: File) -> None:
     """Run the server until it is told to end; restart failed processes."""
-    from fedsync.config.server_start import ServerStartConfig
-
-    config = ServerStartConfig.load(file)
+    config = _config(file)
     from fedsync.ops.start import start_server
 
     log_with_times()
@@ -36,9 +44,7 @@ def register(file: File) -> None:
 
     The server then rejects the silo's previous key.
     """
-    from fedsync.config.server_start import ServerStartConfig
-
-    config = ServerStartConfig.load(file)
+    config = _config(file)
     from fedsync.ops.registration_loop import tell_what_else
     from fedsync.ops.start import register_silos
 
@@ -53,9 +59,7 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the silo, which the file lists no more.")], file: File
 ) -> None:
     """Make the running server reject a silo from now on."""
-    from fedsync.config.server_start import ServerStartConfig
-
-    config = ServerStartConfig.load(file)
+    config = _config(file)
     from fedsync.ops.start import revoke_silo
 
     revoke_silo(config, name)
@@ -83,11 +87,9 @@ def run(
     ] = None,
 ) -> None:
     """Start a run on the running server, or continue a run that failed or was stopped."""
-    from fedsync.common.errors import ConfigError
-    from fedsync.config.server_start import ServerStartConfig
     from fedsync.config.strategy import StrategyConfig
 
-    config = ServerStartConfig.load(file)
+    config = _config(file)
     if resume is not None and not (strategy or assignments or out or overwrite or target_accuracy is not None):
         from fedsync.ops.runs import resume_run
 

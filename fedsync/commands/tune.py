@@ -71,7 +71,7 @@ def tune(
         console.print(_machines(twin.fits))
         console.print(_said(twin, replayed))
         field, left = search.candidates(twin, base, names, taus, _kinds(optimizers))
-        watch = _Watch(console, status.update)
+        watch = status.update if console.is_terminal else console.print  # in place, or as lines
         ranked, note = _rank(twin, field, target, watch)
     for why in left:
         console.print(f"Left out: {why}")
@@ -80,7 +80,13 @@ def tune(
     console.print(said)
     figures: dict[str, Any] = {
         "silos": [fit.report() for fit in twin.fits],
-        "replay": _replay(twin, replayed),
+        "replay": {
+            "strategy": twin.config.name,
+            "actual_s": twin.actual_s,
+            "predicted_s": replayed.round_s.mean,
+            "low_s": replayed.round_s.low,
+            "high_s": replayed.round_s.high,
+        },
         "ranked_by": said,
         "candidates": [_row(one) for one in ranked],
     }
@@ -98,20 +104,9 @@ def tune(
         console.print(f"File: {out}")
 
 
-class _Watch:
-    """Progress display: in place on a terminal, as lines elsewhere."""
-
-    def __init__(self, console: Terminal, show: Callable[[str], None]) -> None:
-        self._console, self._show = console, show
-
-    def __call__(self, what: str) -> None:
-        if self._console.is_terminal:
-            self._show(what)
-        else:
-            self._console.print(what)
-
-
-def _rank(twin: Twin, field: Sequence[Candidate], target: float | None, watch: _Watch) -> tuple[list[Ranked], str]:
+def _rank(
+    twin: Twin, field: Sequence[Candidate], target: float | None, watch: Callable[[str], None]
+) -> tuple[list[Ranked], str]:
     """Return the candidates, the best first, and the reason if the ranking differs from the requested ranking."""
     from fedsync.simulation.twin.search import by_throughput, by_time_to
 
@@ -220,14 +215,3 @@ def _said(twin: Twin, replayed: Predicted) -> str:
     if twin.wider:
         said += f"; intervals of others are {100 * twin.wider:.0f} % wider each way, as the run lies outside its own"
     return said
-
-
-def _replay(twin: Twin, replayed: Predicted) -> dict[str, Any]:
-    interval = replayed.round_s
-    return {
-        "strategy": twin.config.name,
-        "actual_s": twin.actual_s,
-        "predicted_s": interval.mean,
-        "low_s": interval.low,
-        "high_s": interval.high,
-    }

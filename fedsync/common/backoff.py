@@ -16,6 +16,5 @@ class Backoff:
     factor: float = 2.0
 
     def pause_s(self, tries: int) -> float:
-        """Return the pause [s] after ``tries`` earlier retries."""
         # Bounded, because a very large power overflows a float.
         return min(self.longest_s, self.first_s * self.factor ** min(tries, _MOST_GROWTHS))

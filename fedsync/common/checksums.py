@@ -20,7 +20,6 @@ def checksum(*pieces: bytes | memoryview) -> bytes:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

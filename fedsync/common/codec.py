@@ -107,7 +107,6 @@ def _fields(kind: type) -> tuple[tuple[str, Any, Any], ...]:
 
 
 def _members(kind: Any) -> tuple[list[Any], bool] | None:
-    """Return the member types of a union and whether None is among them; None if ``kind`` is no union."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return None
     members = typing.get_args(kind)

@@ -18,7 +18,6 @@ def flower_ids(index: int) -> tuple[int, int]:
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set these environment variables, and restore the old values afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

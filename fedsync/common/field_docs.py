@@ -15,7 +15,6 @@ from itertools import pairwise
 
 
 def meaning(owner: type) -> str:
-    """Return the first paragraph of a class docstring, on one line."""
     return _one_line(inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0])
 
 

@@ -60,8 +60,6 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle
     """Replace a file as a whole: after a crash, and for any reader, it has the old content or the new content.
 
     Args:
-        path: the file.
-        data: its content.
         mode: its permissions, from its first byte on; None for the process's default.
         settle: whether to wait for the disk. Without it, a crash of the machine may lose the file; see `settle_file`.
 
@@ -108,10 +106,6 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
 
 def check_result(path: Path, place: str) -> None:
     """Check that `write_result` can write a file, before the work that produces the result.
-
-    Args:
-        path: the file.
-        place: where the user named it, for example ``--out``.
 
     Raises:
         ConfigError: its folder is missing, the path is a folder, or permissions are missing.
@@ -171,7 +165,6 @@ def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], boo
     """Remove the unfinished files of killed processes in `write_atomically`; each may be as large as the file itself.
 
     Args:
-        folder: folder of the files.
         name: name of the intended file; a pattern of `Path.glob`.
         writes: whether the process with this id may be writing the file now; by default, no process is.
     """
@@ -220,7 +213,6 @@ def _stays(path: Path) -> bool:
 
 
 def _outputs() -> Iterator[os.stat_result]:
-    """Yield the status of the files behind standard output and standard error."""
     for descriptor in (1, 2):
         # A descriptor may have been closed.
         with contextlib.suppress(OSError):

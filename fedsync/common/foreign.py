@@ -29,7 +29,11 @@ def shown(text: object, most: int | None = MOST_CHARACTERS) -> str:
         line = f"{line[:half]} [{len(line) - 2 * half} characters left out] {line[len(line) - half :]}"
     # Tabs separate words in Flower's messages. All characters that reorder text count as not printable.
     line = line.replace("\t", " ")
-    return line if line.isprintable() else "".join(map(_escaped, line))
+    return (
+        line
+        if line.isprintable()
+        else "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in line)
+    )
 
 
 def escape(text: object) -> str:
@@ -81,7 +85,3 @@ SHOWN = _Shown()
 
 def _indented(trace: str | None) -> str | None:
     return trace and "\n".join(f"  | {shown(line.removeprefix('  | '))}" for line in trace.split("\n"))
-
-
-def _escaped(letter: str) -> str:
-    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()

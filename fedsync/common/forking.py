@@ -71,7 +71,6 @@ class ForkedProcess:
         return code
 
     def _listen(self, line: socket.socket) -> None:
-        """Read the exit code from the nursery, if it has arrived."""
         try:
             said = line.recv(64, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -95,7 +94,6 @@ class Nursery:
 
         Args:
             command: interpreter, ``-m``, module, arguments, as without a nursery.
-            environment: all variables of the program.
             output: descriptor for all output; it stays open here.
         """
         asked = {"command": list(command), "environment": dict(environment), "folder": str(Path.cwd())}
@@ -115,7 +113,6 @@ class Nursery:
 
 
 def _first_line(line: socket.socket) -> bytes:
-    """Read the first line and nothing after it; empty if the other side closes the connection."""
     said = b""
     while not said.endswith(b"\n"):
         more = line.recv(1)
@@ -132,10 +129,6 @@ def start_nursery(
 
     Args:
         path: socket, at most 100 characters, in a folder that only its owner can enter.
-        module: module whose programs it forks.
-        arguments: arguments of the module's ``prepare``.
-        environment: all variables of the nursery.
-        log: file for its output.
 
     Raises:
         OSError: the nursery cannot be started.

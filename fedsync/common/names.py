@@ -25,7 +25,6 @@ def check_silo_name(name: str) -> str:
 
 
 def near_miss(word: str, allowed: Iterable[str]) -> str:
-    """Return ``Did you mean 'x'?`` if an allowed word is similar, and the list of allowed words."""
     options = sorted(allowed)
     close = difflib.get_close_matches(word, options, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""

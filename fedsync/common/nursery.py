@@ -81,7 +81,6 @@ class _Nursery:
         return None
 
     def _take(self) -> _Fork | None:
-        """Take a request and fork; return the request in the fork only."""
         caller, _ = self._listener.accept()
         try:
             fork = _received(caller)
@@ -119,7 +118,6 @@ class _Nursery:
 
 
 def _received(caller: socket.socket) -> _Fork:
-    """Read a request; see `fedsync.common.forking`."""
     caller.settimeout(_REQUEST_S)
     head, descriptors, _, _ = socket.recv_fds(caller, HEAD_BYTES, 1)
     output = descriptors[0] if descriptors else -1
@@ -154,7 +152,6 @@ def _say(caller: socket.socket, number: int) -> None:
 
 
 def _settle(fork: _Fork) -> None:
-    """Turn a fork into the requested program's process."""
     os.setsid()
     os.dup2(fork.output, 1)
     os.dup2(fork.output, 2)
@@ -194,7 +191,6 @@ def _sound(check: Callable[[], bool]) -> bool:
 
 
 def main(module: str, arguments: Sequence[str]) -> None:
-    """Listen on standard input, import, and serve; in a fork, run the program."""
     parent = os.getppid()
     listener = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open("rb") as nothing:

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -108,14 +108,7 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process soon after its parent, even if the parent is killed."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    _exit_unless(lambda: os.getppid() == parent)
 
 
 def exit_with_owner() -> None:
@@ -123,12 +116,15 @@ def exit_with_owner() -> None:
 
     For processes that Flower started, whose parents may end and leave them behind.
     """
-    owner = int(os.environ.get(OWNER, 0))
-    if owner == 0:
-        return
+    if owner := int(os.environ.get(OWNER, 0)):
+        _exit_unless(lambda: alive(owner))
+
+
+def _exit_unless(wanted: Callable[[], bool]) -> None:
+    """End this process soon after it is not wanted any more, even if no cleanup ran elsewhere."""
 
     def watch() -> None:
-        while alive(owner):
+        while wanted():
             time.sleep(0.5)
         os._exit(1)
 

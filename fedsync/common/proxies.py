@@ -7,10 +7,8 @@ and passes its decision on by `proxied` or `unproxied`.
 from __future__ import annotations
 
 import base64
-import http.client
 import ipaddress
 import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote, urlsplit
@@ -30,12 +28,7 @@ _UNREACHED = {502, 503, 504}
 
 
 class ProxyRefused(OSError):
-    """Failure of a proxy to make a connection.
-
-    Args:
-        problem: failure, as a sentence without a full stop.
-        remedy: advice to the user.
-    """
+    """Failure of a proxy to make a connection."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(problem)
@@ -93,25 +86,6 @@ class Way:
             return socket.create_connection((self.host, self.port), timeout=timeout_s)
         return _tunnel(self.proxy, str(self), timeout_s)
 
-    def line(self, trust: ssl.SSLContext | None, timeout_s: float) -> http.client.HTTPConnection:
-        """Return an HTTP connection, without TLS if ``trust`` is None; errors as for `connect`."""
-        return _Line(self, trust, timeout_s)
-
-
-class _Line(http.client.HTTPConnection):
-    def __init__(self, way: Way, trust: ssl.SSLContext | None, timeout_s: float) -> None:
-        super().__init__(way.host, way.port, timeout=timeout_s)
-        self._way, self._trust, self._most_s = way, trust, timeout_s
-
-    def connect(self) -> None:
-        raw = self._way.connect(self._most_s)
-        try:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.sock = raw if self._trust is None else self._trust.wrap_socket(raw, server_hostname=self._way.host)
-        except BaseException:
-            raw.close()
-            raise
-
 
 def way_to(address: str, environment: Mapping[str, str], named: str | None = None) -> Way:
     """Return the route to a TLS server: through the proxy ``named``, else by ``HTTPS_PROXY`` and ``NO_PROXY``.
@@ -141,7 +115,6 @@ def way_to(address: str, environment: Mapping[str, str], named: str | None = Non
 
 
 def split(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port``; an IPv6 address loses its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -161,13 +134,7 @@ def unproxied(environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
 
 
 def proxied(way: Way, environment: Mapping[str, str], *hosts: str) -> dict[str, str]:
-    """Return variables that make an HTTP client use this route, and reach this machine directly.
-
-    Args:
-        way: route to a server.
-        environment: variables of this process.
-        hosts: further hosts with the same route.
-    """
+    """Return variables that make an HTTP client use this route, and reach this machine directly."""
     if way.proxy is None:
         return unproxied(environment, way.host, *hosts)
     user, _, password = (way.proxy.credentials or "").partition(":")
@@ -242,7 +209,6 @@ def _here(host: str) -> bool:
 
 
 def _excepted(host: str, port: int, listed: str) -> bool:
-    """Whether ``NO_PROXY`` covers the host: by name, domain, address, network or ``*``."""
     name = host.lower()
     for each in (entry.strip().lower() for entry in listed.split(",")):
         bare, _, number = each.rpartition(":")

@@ -82,8 +82,6 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
     """Claim a folder for a run; make it if necessary.
 
     Args:
-        folder: folder of the run's files.
-        existing: treatment of an existing run.
         runs: subfolders with the runs of a comparison; they count too.
 
     Raises:

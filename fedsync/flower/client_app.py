@@ -28,7 +28,9 @@ app = ClientApp()
 @app.evaluate()
 def _forward(message: Message, context: Context) -> Message:
     try:
-        place, bundle = Place(context.node_config, context.run_config, f"{context.run_id} {context.node_id}"), _bundle()
+        place = Place(context.node_config, context.run_config, f"{context.run_id} {context.node_id}")
+        # The folder of the run's own Flower app, as unpacked by Flower; empty for none.
+        bundle = announced(sys.path, Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "apps")
         join = messages.read_join(message)
         if join is not None:
             joined, inbox = JoinedRun(join, dict(place.node), dict(place.run), place.ids, bundle), os.environ.get(INBOX)
@@ -45,9 +47,3 @@ def _forward(message: Message, context: Context) -> Message:
         return messages.answer(message, reply, answer, relay=place.relay is not None)
     except Exception as error:
         return messages.answer(message, refusal(error))
-
-
-def _bundle() -> str:
-    """Return the folder of the run's own Flower app, as unpacked by Flower; empty for none."""
-    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-    return announced(sys.path, home / "apps")

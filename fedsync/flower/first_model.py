@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from fedsync.common import foreign
@@ -16,7 +17,6 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower import payloads
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission, Nodes, make_regions
 from fedsync.server.outbox import Outbox
 from fedsync.server.timeouts import Timeouts
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedsync.train.weights import TaskModel
 
 logger = foreign.logger(__name__)
-
-Answered = TypeVar("Answered")
 
 _SMALL_BYTES = 2**24
 """Maximum size of a model that stays in memory between two exports [bytes]."""
@@ -90,45 +88,16 @@ def model_writer(config: StrategyConfig, layout: Layout) -> Callable[[Path, Vect
 
 
 def ask_for_model(
-    transport: Transport,
-    spec: str,
-    timing: Timeouts,
-    admission: Admission | None = None,
+    transport: Transport, spec: str, timing: Timeouts, admission: Admission | None = None, *, values: bool = True
 ) -> tuple[Vector, InitialModel]:
     """Return the untrained model, float32 [layout.size], and its description, from the first silo that sends it.
 
-    A silo with an invalid answer is asked again after a pause, which grows each time.
+    Without ``values``, silos send the description alone, and the model is empty. A silo with an invalid answer is asked
+    again after a pause, which grows each time.
 
     Raises:
         RunError: no silo sent a model in time (the message has the last answer), or all silos refuse the run.
     """
-
-    def read(about: InitialModel, payload: Payload | None, sender: str) -> tuple[Vector, InitialModel]:
-        return payloads.read_model(about.layout, payload, sender)[0], about
-
-    return _asked(transport, spec, timing, admission, AskModel(), read)
-
-
-def ask_for_layout(
-    transport: Transport, spec: str, timing: Timeouts, admission: Admission | None = None
-) -> InitialModel:
-    """Return only the description of the model, otherwise as `ask_for_model`."""
-
-    def read(about: InitialModel, _: Payload | None, sender: str) -> InitialModel:
-        payloads.check_names(about.layout, sender)
-        return about
-
-    return _asked(transport, spec, timing, admission, AskModel(values=False), read)
-
-
-def _asked(
-    transport: Transport,
-    spec: str,
-    timing: Timeouts,
-    admission: Admission | None,
-    question: AskModel,
-    read: Callable[[InitialModel, Payload | None, str], Answered],
-) -> Answered:
     begin_s = time.monotonic()
     nodes = Nodes(transport, admission, timing.look_s, partial(make_regions, hold_s=timing.hold_s))
     last = "nobody answered"
@@ -139,7 +108,7 @@ def _asked(
             outbox.forget(node)
             nodes.forget(node)
         for node in fresh:
-            outbox.ask(node, question, now_s)
+            outbox.ask(node, AskModel(values=values), now_s)
         for sent in outbox.unanswered(now_s):
             logger.warning("%s has not answered a message; asking for the answer again", nodes.sender(sent.node))
             outbox.ask_again(sent, now_s)
@@ -150,7 +119,10 @@ def _asked(
             try:
                 match outbox.read(sent, answer):
                     case InitialModel() as about, payload:
-                        return read(about, payload, name)
+                        if values:
+                            return payloads.read_model(about.layout, payload, name)[0], about
+                        payloads.check_names(about.layout, name)
+                        return np.zeros(0, dtype=np.float32), about
                     case Refused() as refused, _:
                         last = explained(name, refused)
                         nodes.refuses(sent.node, refused)

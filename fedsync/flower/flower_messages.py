@@ -92,11 +92,6 @@ def read_request(message: Message) -> tuple[str, str, Payload | None]:
 def read_answer(reply: Message, sender: str, most: int) -> tuple[str, Payload | None]:
     """Return a silo's reply as text, and the payload, uint8.
 
-    Args:
-        reply: the message.
-        sender: name of the silo, for errors.
-        most: maximum size of the payload [bytes].
-
     Raises:
         ProtocolError: the message is not a reply.
     """

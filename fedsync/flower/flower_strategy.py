@@ -28,7 +28,7 @@ from fedsync.core.actions import KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.flower import payloads
-from fedsync.flower.first_model import ask_for_layout, ask_for_model, given_by, model_writer, task_model
+from fedsync.flower.first_model import ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.hub_transport import way_to_silos
 from fedsync.flower.own_loop import unexpected
 from fedsync.flower.result import FinalModel, RunResult, fill_metrics
@@ -202,7 +202,7 @@ class FedSync(Shipped):
         config, timing = self._adjusted(num_rounds, timeout)
         config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
         with claimed(self.out, self._existing), way_to_silos(grid, self.out) as silos:
-            result, final = self._run(silos, config, timing, evaluate_fn, initial_arrays)
+            result, final = self._driven(silos, config, timing, evaluate_fn, initial_arrays)[:2]
         if final is not None:
             result.arrays = final.arrays(initial_arrays)
         return result
@@ -210,7 +210,7 @@ class FedSync(Shipped):
     def run(self, grid: Grid) -> FinalModel | None:
         """Run as `start`, in a folder that the caller has claimed, and without a further copy as Flower's arrays."""
         with way_to_silos(grid, self.out) as silos:
-            return self._run(silos, self.config, self._timing, None, None)[1]
+            return self._driven(silos, self.config, self._timing, None, None)[1]
 
     def _surveyed(self, silos: Transport, config: StrategyConfig, timing: Timeouts, spec: RunSpec) -> RunSpec:
         """Run the survey, if any, as a run of its own; return the specification with its findings."""
@@ -225,17 +225,6 @@ class FedSync(Shipped):
         clear(before.out)
         return after_survey(spec, origin.spec, origin.layout, aggregator, self.out)
 
-    def _run(
-        self,
-        silos: Transport,
-        config: StrategyConfig,
-        timing: Timeouts,
-        evaluate_fn: EvaluateFn | None,
-        given: ArrayRecord | None,
-    ) -> tuple[RunResult, FinalModel | None]:
-        """Return the result and the final model; None where updates are encrypted, as only silos have the model."""
-        return self._driven(silos, config, timing, evaluate_fn, given)[:2]
-
     def _driven(
         self,
         silos: Transport,
@@ -244,7 +233,10 @@ class FedSync(Shipped):
         evaluate_fn: EvaluateFn | None,
         given: ArrayRecord | None,
     ) -> tuple[RunResult, FinalModel | None, Origin, DurableAggregator]:
-        """Return also the start of the run, and its aggregator."""
+        """Return the result, the final model, the start of the run, and its aggregator.
+
+        The model is None where updates are encrypted, as only silos have it.
+        """
         listeners = (*self._listeners, RoundLog(config.stop.rounds))
         run = RunBuilder(measuring(config), self.cluster, self.out, self._runtime, self._target_accuracy, listeners)
         self.summary()
@@ -354,7 +346,6 @@ class FedSync(Shipped):
         return config, timing
 
     def _resumed(self, run: RunBuilder) -> _Begin:
-        """Resume from the newest checkpoint; the aggregator's state contains the model."""
         found = prepare(self.out, digest(run.config, run.cluster))
         return _Begin(found.origin, np.zeros(found.origin.layout.size, dtype=np.float32), found.moment)
 
@@ -394,9 +385,7 @@ class FedSync(Shipped):
             raise
         except ConfigError as error:
             logger.info("asking a silo for the model, for the server cannot build it: %s", error)
-            if given is None:
-                return ask_for_model(silos, spec, timing, self._admission)
-            about = ask_for_layout(silos, spec, timing, self._admission)
+            model, about = ask_for_model(silos, spec, timing, self._admission, values=given is None)
         return (model if given is None else payloads.from_arrays(given, about.layout, about.kept)[0]), about
 
     def _server_keys(self, plan: EncryptionPlan | None) -> ServerKeys | None:

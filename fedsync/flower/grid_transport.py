@@ -44,7 +44,8 @@ class GridTransport:
 
     def receive(self) -> list[SiloAnswer]:
         replies = list(self._grid.pull_messages(list(self._sent))) if self._sent else []
-        return [self._read(reply) for reply in replies if reply.metadata.reply_to_message_id in self._sent]
+        named = [(reply.metadata.reply_to_message_id, reply) for reply in replies]
+        return [answer_in(reply, name, self._sent.pop(name).most) for name, reply in named if name in self._sent]
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -55,10 +56,6 @@ class GridTransport:
 
     def keep(self, names: Collection[str]) -> None:
         self._sent = {name: question for name, question in self._sent.items() if name in names}
-
-    def _read(self, reply: Message) -> SiloAnswer:
-        name = reply.metadata.reply_to_message_id
-        return answer_in(reply, name, self._sent.pop(name).most)
 
 
 def answer_in(reply: Message, name: str, most: int) -> SiloAnswer:

@@ -57,9 +57,6 @@ _PORT = "port"
 def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
     """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
 
-    Args:
-        folder: folder of the run's files.
-
     Raises:
         ConfigError: the hub cannot listen.
     """
@@ -101,10 +98,7 @@ class HubTransport:
 
     Args:
         grid: Flower's grid; a separate thread calls it, because it blocks while the SuperLink is away.
-        folder: folder of the hub's files.
-        addresses: addresses of the hub for silos.
         authority: CA certificate of the hub's certificate, PEM; empty without TLS.
-        struck: returns the names of silos that are refused.
     """
 
     def __init__(
@@ -168,7 +162,6 @@ class HubTransport:
         return found
 
     def invite(self) -> None:
-        """Invite nodes that are online, until the run is over."""
         pause_s, away = _FIRST_S, False
         while not self._over.wait(pause_s):
             pause_s = _LOOK_S
@@ -182,7 +175,7 @@ class HubTransport:
 
     def _invite(self) -> None:
         struck = set(self._struck())
-        nodes = {_peer(each.node_id, each.name): each.node_id for each in self._grid.get_nodes()}
+        nodes = {f"{each.node_id} {each.name}".rstrip(): each.node_id for each in self._grid.get_nodes()}
         self._online, here, now_s = frozenset(nodes), self._hub.peers(), time.monotonic()
         for silo in here:
             if _node(silo)[1] in struck:
@@ -282,10 +275,6 @@ class HubTransport:
             self._asked.remove(name)
             self._hub.forget(name)
         self._hub.keep(self._published.trim() | self._hub.asked_blobs())
-
-
-def _peer(node: int, name: str) -> str:
-    return f"{node} {name}".rstrip()
 
 
 def _node(silo: str) -> tuple[int, str]:

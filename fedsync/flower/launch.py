@@ -25,7 +25,6 @@ _CONNECT_S = 10.0
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program that the first argument names, in this process."""
     log = logging.getLogger("fedsync")
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
@@ -70,7 +69,6 @@ def _stop_before_a_proxy(options: list[str]) -> None:
 
 
 def prepare() -> Callable[[], bool]:
-    """Import the SuperNode's modules before a fork; see `fedsync.common.nursery`."""
     _program("supernode")
     return lambda: True
 

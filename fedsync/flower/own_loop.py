@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 
@@ -68,7 +68,7 @@ class OwnLoop(Strategy):
             FedSyncError: the caller is not FedSync's loop.
         """
         if not self._asking:
-            _refuse()
+            self._no_step()
         return _Configured(config)
 
     def _configured(self, grid: Grid, config: StrategyConfig) -> StrategyConfig:
@@ -106,21 +106,11 @@ class OwnLoop(Strategy):
         changed: dict[str, Any] = {name: value for name, value in made.config.items() if before.get(name) != value}
         return {"learning_rate": changed["lr"], **changed} if "lr" in changed else changed
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _no_step(self, *arguments: Any, **named: Any) -> NoReturn:
         """Raise `FedSyncError`: FedSync's loop has no such step."""
-        _refuse()
+        raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Raise `FedSyncError`: FedSync's loop has no such step."""
-        _refuse()
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Raise `FedSyncError`: FedSync's loop has no such step."""
-        _refuse()
+    aggregate_train = configure_evaluate = aggregate_evaluate = _no_step
 
     def _refuse_overridden(self) -> None:
         """Refuse a subclass or an object that overrides a method that only Flower's loop would call.
@@ -140,7 +130,3 @@ class OwnLoop(Strategy):
 def unexpected(call: str, word: str, allowed: Iterable[str]) -> TypeError:
     """Return the error for an unknown keyword, like Python's own, with a suggestion."""
     return TypeError(f"{call}() got an unexpected keyword argument {word!r}. {near_miss(word, allowed)}")
-
-
-def _refuse() -> NoReturn:
-    raise FedSyncError("FedSync drives its own loop: call start(), not the steps of Flower's round")

@@ -74,7 +74,6 @@ def to_arrays(
 
 
 def _tied(array: NDArray[Any], arrays: Mapping[str, NDArray[Any]], names: Iterable[str]) -> str | None:
-    """Return the name of an array with the same values; None if there is none."""
     return next((name for name in names if np.array_equal(arrays[name], array)), None)
 
 
@@ -85,8 +84,6 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     array has its values: tied weights have several names, and travel under the first name.
 
     Args:
-        record: the arrays.
-        layout: layout of the vector; by default the layout of the arrays.
         kept: names of arrays that do not travel, and are left out: silos have their own.
 
     Raises:

@@ -43,9 +43,5 @@ def trainer_environment(home: Path) -> Mapping[str, str]:
 
 
 def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
-    """Keep Flower in this process, and its child processes, from telemetry and from installing packages.
-
-    Args:
-        home: folder for resident trainers.
-    """
+    """Keep Flower in this process, and its child processes, from telemetry and from installing packages."""
     return environment({**unproxied(os.environ), **QUIET, **trainer_environment(home)})

@@ -63,13 +63,7 @@ class Registered:
 
 @dataclass(slots=True)
 class KnownNode:
-    """Record of a registered key.
-
-    Args:
-        key: SHA-256 of the key, hexadecimal.
-        node: node number from the SuperLink; empty if unknown.
-        revoked: whether the registration was revoked.
-    """
+    """Record of a registered key."""
 
     name: str
     key: str
@@ -81,8 +75,6 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
 
     Args:
-        home: Flower's home folder, as in ``FLWR_HOME``.
-        address: ``host:port``.
         authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
 
     Raises:
@@ -119,32 +111,20 @@ def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
     return key
 
 
-def register_keys(keys: Mapping[str, Path], home: Path, connection: str) -> None:
-    """Register keys as `register_each` does, and raise if any key fails.
-
-    Raises:
-        ConfigError: a key is invalid.
-        RunError: the SuperLink refused a key or cannot be reached; or there were several problems.
-    """
-    register_each(keys, home, connection).check()
-
-
 def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Registered:
     """Register each key under the name of its silo; a problem with one key does not stop the others.
 
     Other keys under the name are unregistered after the silo's own key is registered.
 
     Args:
-        keys: public key files in OpenSSH form, by silo.
         home: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
-        connection: name of that connection.
     """
     found, digests = Registered(), dict[str, str]()
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
         known = _known(home)
         for name, path in keys.items():
             try:
-                digest = _digest(node_public_key(name, path))
+                digest = key_digest(node_public_key(name, path))
                 others = [KnownNode(other, each, "") for other, each in digests.items() if each == digest]
                 _check(name, [*others, *(node for node in known if node.key == digest)])
                 digests[name] = digest
@@ -155,7 +135,9 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
         calls = [["supernode", "register", str(keys[name]), connection, "--name", name] for name in fresh]
         for name, (code, said) in zip(fresh, _called(calls, home), strict=True):
             if code != 0 and _TAKEN not in said:
-                found.problems[name] = RunError(f"the key of {name!r} could not be registered: {_words(said)}")
+                found.problems[name] = RunError(
+                    f"the key of {name!r} could not be registered: {' '.join(said.split())[-500:]}"
+                )
                 continue
             if code != 0:
                 found.unsure.append(name)
@@ -191,7 +173,6 @@ def _retire(
 
 
 def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> list[KnownNode]:
-    """Unregister nodes; return those that succeeded."""
     done, numbered = [], [node for node in nodes if node.node]
     calls = [["supernode", "unregister", node.node, connection] for node in numbered]
     for node, (code, _) in zip(numbered, _called(calls, home), strict=True):
@@ -239,11 +220,8 @@ def _called(calls: Sequence[Sequence[str]], home: Path) -> list[tuple[int, str]]
     return [*((int(code), str(text)) for code, text in answers), *((1, why) for _ in calls[len(answers) :])]
 
 
-def _words(said: str) -> str:
-    return " ".join(said.split())[-500:]
-
-
-def _digest(key: EllipticCurvePublicKey) -> str:
+def key_digest(key: EllipticCurvePublicKey) -> str:
+    """SHA-256 of a public key, hexadecimal."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()

@@ -18,12 +18,7 @@ from fedsync.observe.recorder import ROUNDS
 
 @dataclass(repr=False)
 class RunResult(Result):
-    """Flower's result of a strategy, with the folder of the run's files.
-
-    Args:
-        out: folder of the run's files.
-        summary: content of ``summary.json`` in this folder.
-    """
+    """Flower's result of a strategy, with the folder of the run's files."""
 
     out: Path = Path()
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -35,8 +30,6 @@ class FinalModel:
 
     Args:
         vector: values of the tensors that travel, float32 [layout.size].
-        layout: names and shapes of these tensors.
-        kept: names of tensors that do not travel.
     """
 
     vector: Vector
@@ -44,7 +37,6 @@ class FinalModel:
     kept: tuple[str, ...] = ()
 
     def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
-        """Return the model in the form of the given first model, or as float32 arrays if none was given."""
         return payloads.to_arrays(self.vector, self.layout, given, self.kept)
 
 

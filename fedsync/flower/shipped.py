@@ -95,11 +95,17 @@ _PLACES = {
     "fraction_evaluate": "fraction_evaluate",
     "seed": "seed",
 }
-"""Keys of a strategy file by keyword."""
+"""Keys of a strategy file by keyword of all strategies."""
 
-_PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"} | {
-    f"{which}_metrics_aggr_fn" for which in ("train", "evaluate")
+_OWN_PLACES = {
+    "interval_s": "barrier.interval.interval_s",
+    "server_rate": "aggregation.server_rate",
+    "mixing": "aggregation.mixing",
 }
+"""Keys by keyword of single strategies; all others are of the barrier."""
+
+_PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"}
+_PASSED_ON |= {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}
 """Keywords that are passed to `FedSync`."""
 
 _LEAST = 2
@@ -141,12 +147,8 @@ class Shipped(OwnLoop):
         The number is between half and twice ``local_steps``.
         """
         steps = options.get("local_steps")
-        return cls._shipped(
-            "elastic",
-            options,
-            lookahead=("barrier.lookahead", None if steps is None else 2 * steps),
-            floor=("barrier.floor", None if steps is None else max(steps // 2, 1)),
-        )
+        own = {} if steps is None else {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}
+        return cls._shipped("elastic", options, **own)
 
     @classmethod
     def fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
@@ -155,12 +157,12 @@ class Shipped(OwnLoop):
         Args:
             interval_s: length of a round [s].
         """
-        return cls._shipped("fsp", options, interval_s=("barrier.interval.interval_s", interval_s))
+        return cls._shipped("fsp", options, interval_s=interval_s)
 
     @classmethod
     def fsp_he(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
         """FSP under encryption; see `fsp` and `lb_bsp_he`."""
-        return cls._shipped("fsp-he", options, interval_s=("barrier.interval.interval_s", interval_s))
+        return cls._shipped("fsp-he", options, interval_s=interval_s)
 
     @classmethod
     def a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
@@ -169,7 +171,7 @@ class Shipped(OwnLoop):
         Args:
             sync_ratio: share of the round's samples that is enough.
         """
-        return cls._shipped("a-bsp", options, sync_ratio=("barrier.sync_ratio", sync_ratio))
+        return cls._shipped("a-bsp", options, sync_ratio=sync_ratio)
 
     @classmethod
     def asp(cls, *, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
@@ -178,7 +180,7 @@ class Shipped(OwnLoop):
         Args:
             server_rate: factor on each update; 1 / number of silos is the usual choice.
         """
-        return cls._shipped("asp", options, server_rate=("aggregation.server_rate", server_rate))
+        return cls._shipped("asp", options, server_rate=server_rate)
 
     @classmethod
     def ssp(cls, *, staleness: int | None = None, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
@@ -188,8 +190,7 @@ class Shipped(OwnLoop):
             staleness: maximum lead of a silo [orders].
             server_rate: as in `asp`.
         """
-        rate = ("aggregation.server_rate", server_rate)
-        return cls._shipped("ssp", options, staleness=("barrier.staleness", staleness), server_rate=rate)
+        return cls._shipped("ssp", options, staleness=staleness, server_rate=server_rate)
 
     @classmethod
     def pbsp(
@@ -201,8 +202,7 @@ class Shipped(OwnLoop):
             sample_size: number of silos in the sample.
             server_rate: as in `asp`.
         """
-        rate = ("aggregation.server_rate", server_rate)
-        return cls._shipped("pbsp", options, sample_size=("barrier.sample_size", sample_size), server_rate=rate)
+        return cls._shipped("pbsp", options, sample_size=sample_size, server_rate=server_rate)
 
     @classmethod
     def pssp(
@@ -223,9 +223,9 @@ class Shipped(OwnLoop):
         return cls._shipped(
             "pssp",
             options,
-            sample_size=("barrier.sample_size", sample_size),
-            staleness=("barrier.staleness", staleness),
-            server_rate=("aggregation.server_rate", server_rate),
+            sample_size=sample_size,
+            staleness=staleness,
+            server_rate=server_rate,
         )
 
     @classmethod
@@ -241,22 +241,22 @@ class Shipped(OwnLoop):
     @classmethod
     def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
         """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round, as in `a_bsp`."""
-        return cls._shipped("lb-a-bsp", options, sync_ratio=("barrier.sync_ratio", sync_ratio))
+        return cls._shipped("lb-a-bsp", options, sync_ratio=sync_ratio)
 
     @classmethod
     def lb_fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
         """LB-BSP and FSP: balanced batches in rounds of fixed time ``interval_s`` [s]."""
-        return cls._shipped("lb-fsp", options, interval_s=("barrier.interval.interval_s", interval_s))
+        return cls._shipped("lb-fsp", options, interval_s=interval_s)
 
     @classmethod
     def lb_fsp_psp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
         """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
-        return cls._shipped("lb-fsp-psp", options, interval_s=("barrier.interval.interval_s", interval_s))
+        return cls._shipped("lb-fsp-psp", options, interval_s=interval_s)
 
     @classmethod
     def fedbuff(cls, *, size: int | None = None, **options: Unpack[Options]) -> Self:
         """FedBuff: commit whenever ``size`` updates have arrived, from any silos."""
-        return cls._shipped("fedbuff", options, size=("barrier.size", size))
+        return cls._shipped("fedbuff", options, size=size)
 
     @classmethod
     def fedasync(cls, *, mixing: float | None = None, **options: Unpack[Options]) -> Self:
@@ -265,19 +265,14 @@ class Shipped(OwnLoop):
         Args:
             mixing: share of a fresh silo's model in the new model.
         """
-        return cls._shipped("fedasync", options, mixing=("aggregation.mixing", mixing))
+        return cls._shipped("fedasync", options, mixing=mixing)
 
     @classmethod
     def fedcompass(cls, **options: Unpack[Options]) -> Self:
         """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
         most = options.get("local_steps")
-        least = None if most is None else max(most // 5, 1)
-        return cls._shipped(
-            "fedcompass",
-            options,
-            max_steps=("barrier.max_steps", most),
-            min_steps=("barrier.min_steps", least),
-        )
+        own = {} if most is None else {"max_steps": most, "min_steps": max(most // 5, 1)}
+        return cls._shipped("fedcompass", options, **own)
 
     @classmethod
     def deadline(cls, **options: Unpack[Options]) -> Self:
@@ -285,12 +280,8 @@ class Shipped(OwnLoop):
         return cls._shipped("deadline", options)
 
     @classmethod
-    def _shipped(cls, name: str, options: Options, **own: tuple[str, object]) -> Self:
-        """Build the strategy of a shipped file, with the caller's settings.
-
-        Args:
-            own: keywords of this strategy, each with the file's key and the value; None keeps the file's value.
-        """
+    def _shipped(cls, name: str, options: Options, **own: object) -> Self:
+        """Build the strategy of a shipped file, with the caller's settings; None keeps the file's value."""
         here = f"FedSync.{name.replace('-', '_')}"
         unknown = options.keys() - Options.__annotations__.keys()
         if unknown:
@@ -310,7 +301,9 @@ class Shipped(OwnLoop):
         if optimizer is not None:
             chosen = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
             file.put("server_optimizer", chosen, f"{here}, server_optimizer")
-        for key, (place, value) in {**{key: (_PLACES[key], options.get(key)) for key in _PLACES}, **own}.items():
+        places = _PLACES | {key: _OWN_PLACES.get(key, f"barrier.{key}") for key in own}
+        for key, place in places.items():
+            value = own.get(key, options.get(key))
             if value is not None:
                 inside = place.replace("barrier.", "barrier.inner.", 1) if within else place
                 file.put(inside, value, f"{here}, {key}")

@@ -35,10 +35,6 @@ class SiloMetrics(Extension):
 
     The training function is called at each commit. Silos evaluate a version as they receive it, so the evaluation
     function is called again for a version when further evaluations are in at a commit. The last result counts.
-
-    Args:
-        train: combines the records of the updates in a commit.
-        evaluate: combines the records of the evaluations of a version.
     """
 
     name: ClassVar[str] = "silo_metrics"
@@ -93,7 +89,6 @@ class SiloMetrics(Extension):
             del self._open[old]
 
     def _look(self) -> None:
-        """Call the evaluation function for versions with new evaluations."""
         for version in sorted(self._new & self._open.keys()):
             if self._evaluate is not None:
                 records = [self._open[version][silo] for silo in sorted(self._open[version])]

@@ -34,7 +34,6 @@ def run_simulation(
 
     Args:
         out: folder for the run's files, claimed already or not.
-        target_accuracy: accuracy for ``seconds_to_target``.
 
     Raises:
         ConfigError: strategy and silos do not fit together, or Ray is not installed.
@@ -92,7 +91,8 @@ def _run(
         except FedSyncError as error:
             errors.append(error)
 
-    _quiet_logs()
+    # Flower's log has a line per round at INFO; FedSync reports progress itself.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     silos = len(cluster.silos)
     try:
         run_flower_simulation(
@@ -117,8 +117,3 @@ def _run(
     if rings is None and config.privacy is None:
         return strategy.run_summary
     return add_to_summary(out, files, spent_by(kept_tallies(home / "state")))
-
-
-def _quiet_logs() -> None:
-    """Raise the level of Flower's log, which has a line per round at INFO; FedSync reports progress itself."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -45,8 +45,6 @@ def pieces(begin_s: float, end_s: float, absences: Iterable[Span]) -> list[Span]
     """Split an idle time of a silo by reason, without gaps; neighbouring spans have different reasons.
 
     Args:
-        begin_s: end of the previous order.
-        end_s: begin of the next order.
         absences: absences of the silo, in any order; they may overlap.
     """
     near = [each for each in absences if each.begin_s < end_s and each.end_s > begin_s]

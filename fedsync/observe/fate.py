@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.locks import held
 from fedsync.common.run_claim import ERROR_FILE, RUN_FILE
 from fedsync.core.journal import JOURNAL, read_header
-from fedsync.observe.report.read_json import read_object
 
 SUMMARY = "summary.json"
 
@@ -68,7 +68,6 @@ def is_cut_off(folder: Path) -> bool:
 
 
 def way_on(runtime: str, folder: Path) -> str:
-    """Return an instruction for continuing a run that was cut off, by the runtime in its journal."""
     match runtime:
         case "local":
             return f"`fedsync run --resume {folder}` goes on with it"
@@ -98,3 +97,20 @@ def _header(folder: Path) -> dict[str, Any]:
             return read_header(folder / JOURNAL, file.readline())
     except (OSError, FedSyncError):
         return {}
+
+
+def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
+    """Read a JSON object; None if the file is missing.
+
+    Raises:
+        ConfigError: the file is not JSON, not an object, or lacks a key.
+    """
+    if not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), f"not JSON: {error}", "Run it again") from error
+    if not isinstance(value, dict) or not set(keys) <= value.keys():
+        raise ConfigError(str(path), "not what a run writes", "Name the folder of a run, or run it again")
+    return value

@@ -15,7 +15,7 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.version_scores import Scores, Settled, numbers_of
 from fedsync.model.broadcast_compression import HEAD_BYTES
 from fedsync.model.plain_replica import RECEIVED
-from fedsync.observe.lost_silos import LostSilo, LostSilos
+from fedsync.observe.lost_silos import LostSilo, LostSilos, expected_of
 from fedsync.observe.quality.evaluations import JudgedModels
 from fedsync.observe.quality.final_scores import FinalScores
 from fedsync.observe.quality.metric_pool import MetricPool, pooled, with_tested
@@ -40,16 +40,9 @@ class Ledger:
     """Totals, rounds and scores of a run, updated entry by entry from its journal.
 
     Args:
-        target_accuracy: for ``seconds_to_target``, or None.
         model_bytes: download size of an order, unless the silo reports that it received fewer bytes.
         detail: keep every silo's share of every round; otherwise only the share of the slowest silo.
-        on_end: called with every order that ends.
         measured: metrics of the run; None if unknown, and evaluations are then accepted without a check of metrics.
-        tested: final evaluations on the test splits.
-        judged: evaluations during the run.
-        last: newest version that has a score.
-        steered: effects of operator commands.
-        lost: silos that failed, or are missing.
         keep: number of newest rounds kept, None for all. Older rounds are removed only when they are closed, so a
             reader that follows the ledger entry by entry sees all rounds.
     """
@@ -73,6 +66,7 @@ class Ledger:
     judged: JudgedModels = field(default_factory=JudgedModels)
     best: KeepBest | None = None
     last: Score | None = None
+    accuracy: float | None = None
     _begin_s: float | None = None
     _end_s: float = 0.0
     _closing: bool = False
@@ -82,7 +76,6 @@ class Ledger:
     _by_version: dict[int, Round] = field(default_factory=dict)
     _scores: Scores = field(init=False)
     _last_scored: int = 0
-    _accuracy: float | None = None
     _loss: float | None = None
     _sealed: bool = False
     _over: int = 0
@@ -90,6 +83,13 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self._scores, self.tested = Scores(self.measured or ()), FinalScores(self.measured)
+
+    @classmethod
+    def of(cls, header: Mapping[str, Any], **options: Any) -> Ledger:
+        """Return the ledger of the journal with this header; ``options`` are further fields."""
+        ledger = cls(header.get("target_accuracy"), int(header.get("model_bytes") or 0), **options)
+        ledger.lost.expected = expected_of(header)
+        return ledger
 
     def add(self, entry: JournalEntry) -> None:
         self._let_go()
@@ -132,7 +132,6 @@ class Ledger:
                     self.stopped, self.lost.over = action, True
 
     def _let_go(self) -> None:
-        """Remove old closed rounds, in large groups to limit the cost."""
         if self.keep is None or self.rounds.here < 2 * self.keep:
             return
         self._over = self.closed(self._over)
@@ -143,11 +142,7 @@ class Ledger:
                 self._reached_s = row.at_s
 
     def closed(self, known: int = 0) -> int:
-        """Count the rounds, from the first, whose score is final: scored, or with no evaluation pending.
-
-        Args:
-            known: number of rounds already known to be closed.
-        """
+        """Count the rounds, from the first, whose score is final: scored, or with no evaluation pending."""
         if self.stopped is not None:
             return len(self.rounds)
         while known < len(self.rounds) and self._is_closed(known):
@@ -169,10 +164,6 @@ class Ledger:
         return 0.0 if self._begin_s is None else self._end_s - self._begin_s
 
     @property
-    def accuracy(self) -> float | None:
-        return self._accuracy
-
-    @property
     def training_loss(self) -> float | None:
         return next((row.loss for row in reversed(self.rounds[-_LATEST:]) if row.loss is not None), None)
 
@@ -184,13 +175,11 @@ class Ledger:
 
     @property
     def seconds_to_target(self) -> float | None:
-        """Commit time of the first version that reached the target, or None."""
         if self.target_accuracy is None or self._reached_s is not None:
             return self._reached_s
         return self.seconds_to(self.target_accuracy)
 
     def seconds_to(self, accuracy: float) -> float | None:
-        """Return the commit time of the first kept round with at least this accuracy, or None."""
         reached = (row.at_s for row in self.rounds if row.accuracy is not None and row.accuracy >= accuracy)
         return next(reached, None)
 
@@ -198,9 +187,11 @@ class Ledger:
         return self.lost.missing(self._begin_s or 0.0, self._end_s)
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of ``summary.json`` that follows from the journal."""
         available, missing = len(self.silos) * self.seconds, self.missing()
-        busy = {name: self._busy_s(silo) for name, silo in self.silos.items()}
+        busy = {
+            name: silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
+            for name, silo in self.silos.items()
+        }
         return {
             "rounds": len(self.rounds),
             "commits": len(self.rounds),
@@ -305,9 +296,6 @@ class Ledger:
         silo = self.silos.get(name)
         return None if silo is None else silo.answered(update_id)
 
-    def _busy_s(self, silo: SiloTotals) -> float:
-        return silo.busy_s + (self._end_s - silo.since_s if silo.order is not None else 0.0)
-
     def _dispatch(self, at_s: float, name: str, order: WorkOrder) -> None:
         if self._begin_s is None:
             self._begin_s = at_s
@@ -391,10 +379,9 @@ class Ledger:
         if self.last is None or score.version >= self.last.version:
             self.last = score
         if score.version >= max(1, self._last_scored):
-            self._last_scored, self._accuracy, self._loss = score.version, score.accuracy, score.loss
+            self._last_scored, self.accuracy, self._loss = score.version, score.accuracy, score.loss
 
     def _attest(self, figures: PooledFigures) -> None:
-        """Accept figures that the silos attested together."""
         self.lost.spoil(figures.spoiled)
         if figures.split is Split.TEST:
             if (score := figures.score) is not None:

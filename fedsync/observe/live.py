@@ -18,7 +18,7 @@ from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
 from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
-from fedsync.observe.lost_silos import MOST_NAMED, expected_of
+from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.shares import EndedOrder
 from fedsync.observe.steered import SteeredRun
@@ -43,24 +43,13 @@ class _Pace:
 
 
 class LiveRun:
-    """Current state of a run, updated entry by entry from its journal.
-
-    Args:
-        on_end: called with every order that ends.
-    """
+    """Current state of a run, updated entry by entry from its journal."""
 
     def __init__(self, header: dict[str, Any], on_end: Callable[[EndedOrder], None] = lambda ended: None) -> None:
         self._on_end = on_end
         self._config: dict[str, Any] = header.get("config") or {}
         self.steered = SteeredRun(self._config.get("stop"))
-        self.ledger = Ledger(
-            header.get("target_accuracy"),
-            header.get("model_bytes") or 0,
-            on_end=self._end,
-            keep=KEPT_ROUNDS,
-            steered=self.steered,
-        )
-        self.ledger.lost.expected = expected_of(header)
+        self.ledger = Ledger.of(header, on_end=self._end, keep=KEPT_ROUNDS, steered=self.steered)
         self.runtime = str(header.get("runtime", ""))
         self.absences = Absences(MOST_ABSENCES)
         self._paces: dict[str, _Pace] = {}
@@ -91,12 +80,10 @@ class LiveRun:
         return self.runtime == "virtual"
 
     def speed(self, name: str) -> float | None:
-        """Return the speed of a silo's last finished order [samples/s], or None."""
         pace = self._paces.get(name)
         return None if pace is None else pace.speed
 
     def left_s(self) -> float | None:
-        """Return the remaining seconds of run time, from the stop rules on rounds and seconds; None if unknown."""
         stop, rounds, bounds = self.steered.stop, self.ledger.rounds, []
         if stop.get("rounds") and rounds:
             bounds.append(max(stop["rounds"] - len(rounds), 0) * rounds[-1].at_s / len(rounds))
@@ -125,17 +112,11 @@ class LiveRun:
 
         Args:
             summary: the summary file exists; check this, and ``gone``, before reading the newest entries.
-            gone: the server process has gone, see `fedsync.observe.fate.is_cut_off`.
         """
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        """Return a headline on the run and a table of its silos.
-
-        Args:
-            quiet_s: wall-clock seconds since the last entry.
-            way_on: how to continue the run, if the run was cut off.
-        """
+        """Return a headline on the run and a table of its silos."""
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
@@ -194,10 +175,6 @@ def watch(
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Show a run until the run has ended.
-
-    Args:
-        wall: monotonic clock, in seconds.
-        pause: sleeps for the given seconds.
 
     Raises:
         ConfigError: the folder has no run.

@@ -36,7 +36,6 @@ class LostSilo:
 
     Args:
         since_s: start of the absence, in seconds since training began.
-        why: reason, as text for the user.
         wanted: an operator dropped the silo, so the absence is not a failure.
     """
 
@@ -74,9 +73,7 @@ class LostSilos:
     """Tracker of missing silos; `fedsync.observe.ledger.Ledger` passes it the events of the journal.
 
     Args:
-        expected: silos that the configuration lists by name.
         told: number of all messages, including messages that were evicted.
-        over: training has ended.
         evaluates: silos are expected to evaluate; False in simulations of time only.
     """
 
@@ -187,7 +184,6 @@ class LostSilos:
     # Results.
 
     def since(self, told: int) -> list[str]:
-        """Return the kept messages after the first ``told`` messages."""
         return list(self._news)[len(self._news) - min(self.told - told, len(self._news)) :]
 
     def missing(self, begin_s: float = 0.0, now_s: float = 0.0) -> list[LostSilo]:
@@ -200,7 +196,6 @@ class LostSilos:
         return [each for each in found if each is not None]
 
     def _missing(self, silo: str, part: _Part, begin_s: float, now_s: float, *, made: bool) -> LostSilo | None:
-        """Check one silo as in `missing`; ``made`` says whether any version contains an update."""
         since_s: float | None = None
         why = ""
         if part.dropped_s is not None:
@@ -219,7 +214,6 @@ class LostSilos:
         return LostSilo(silo, max(since_s - begin_s, 0.0), why, part.dropped_s is not None and not part.why)
 
     def notes(self, missing: Collection[LostSilo]) -> Iterator[str]:
-        """Yield notes on silos for the user at the end of the run, one sentence each."""
         if self._spoiled:
             many = f"{self._spoiled} versions lack updates, whose sums one silo spoiled"
             yield f"{many}; who it may have been: {self._suspected()}"

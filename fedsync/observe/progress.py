@@ -20,7 +20,6 @@ class RunProgress(AbstractContextManager["RunProgress"]):
     Args:
         rounds: maximum number of rounds at the start, or None if only time bounds the run.
         every_s: minimum wall-clock seconds between two rounds shown; rounds between are skipped.
-        trained: the run trains, so there are losses and scores to show.
     """
 
     def __init__(

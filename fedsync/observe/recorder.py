@@ -17,12 +17,10 @@ from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.observe.exporters.exporter_base import Exporter
-from fedsync.observe.figures import ROUND, SHARE
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality import evaluations
 from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
-from fedsync.observe.rounds import Round, RoundFeed
+from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
 
 ROUNDS = "rounds.jsonl"
 """File with a line for each round, written once the round's scores are final."""
@@ -42,18 +40,10 @@ class Recorder:
     reads the two YAML files, so a run can be repeated from its folder.
 
     Args:
-        out: folder of the run; created if missing.
-        runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
-        config: the resolved strategy as plain values.
-        silos: the silo file as plain values, or None.
         sealed_share: share of the model's values that is sent encrypted, 0..1.
-        listeners: called after every entry.
-        exporters: called like listeners, and closed with the files.
         resume: continue the existing journal; the ledger is rebuilt from it.
-        metrics: metrics computed from evaluations of silos.
         journal: False writes neither ``journal.jsonl`` nor ``rounds.jsonl``, and keeps only the slowest silo of
             each round, for runs with very many silos.
-        keep: number of newest rounds in memory; see `Ledger`.
     """
 
     def __init__(
@@ -75,13 +65,6 @@ class Recorder:
     ) -> None:
         out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
         self.out = out
-        self.ledger = Ledger(
-            target_accuracy=target_accuracy,
-            model_bytes=model_bytes,
-            detail=journal,
-            measured=tuple(metrics),
-            keep=keep,
-        )
         self._settings, self._known = config, 0
         self._identity = {
             "strategy": config["name"],
@@ -102,7 +85,7 @@ class Recorder:
             "model_bytes": model_bytes,
             "target_accuracy": target_accuracy,
         }
-        self.ledger.lost.expected = expected_of(header)
+        self.ledger = Ledger.of(header, detail=journal, measured=tuple(metrics), keep=keep)
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
             outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
@@ -169,10 +152,6 @@ class Recorder:
 
     def finish(self, files: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Write the summary, close the files, and return the summary.
-
-        Args:
-            files: digests of the model files in the folder; see `KeptModels.digests`.
-            more: further parts of the summary.
 
         Raises:
             RunError: a file cannot be written.

@@ -40,8 +40,7 @@ def read_ledger(path: Path) -> Ledger:
         FedSyncError: the file is not a journal.
     """
     header, entries = read_journal(path)
-    measured = metrics_of(header["config"])
-    ledger = Ledger(target_accuracy=header["target_accuracy"], model_bytes=header["model_bytes"], measured=measured)
+    ledger = Ledger.of(header, measured=metrics_of(header["config"]))
     for entry in entries:
         ledger.add(entry)
     return ledger

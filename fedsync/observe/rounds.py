@@ -1,4 +1,4 @@
-"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run.
+"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run; and the figures of a round.
 
 Removed rounds leave their count and an outline: time, loss and accuracy of selected rounds. The outline first has every
 round, then every second, every fourth and so on. So memory does not grow with the length of the run.
@@ -20,17 +20,12 @@ class Round:
     """One commit.
 
     Args:
-        round: resulting model version.
         at_s: seconds since training began.
-        seconds: seconds since the previous commit.
         loss: mean training loss per sample over the updates of the commit. Sealed losses are attested over all commits
             since the previous attested loss; the commits between have None.
         silos: share of every silo with an update in the commit.
-        accuracy: accuracy of the version, once silos evaluated or attested it.
-        test_loss: mean evaluation loss of the version, once silos evaluated or attested it.
         metrics: figures that silos reported, pooled over updates, and figures of evaluations of the version.
         tested: number of samples behind the evaluation figures in ``metrics``, by name.
-        numbers: all scores of the version, by name.
         found: scores of each silo that evaluated the version, by name.
     """
 
@@ -48,7 +43,6 @@ class Round:
 
     @property
     def slowest(self) -> str:
-        """Silo whose update arrived last."""
         return min(self.silos, key=lambda name: self.silos[name].wait_s)
 
 
@@ -70,11 +64,9 @@ class Rounds:
         self._every = 1
 
     def __len__(self) -> int:
-        """Return the number of rounds, including removed rounds."""
         return self._gone + len(self._kept)
 
     def __iter__(self) -> Iterator[Round]:
-        """Iterate over the kept rounds, oldest first."""
         return iter(self._kept)
 
     @overload
@@ -116,7 +108,6 @@ class Rounds:
         return over
 
     def points(self) -> list[RoundPoint]:
-        """Return the run's curve: the outline, then every kept round."""
         return [*self._outline, *map(_point, self._kept)]
 
 
@@ -143,3 +134,27 @@ class RoundFeed:
         """Return the newly closed rounds, in order."""
         begin, self._next = self._next, ledger.closed(self._next)
         return ledger.rounds[begin : self._next]
+
+
+ROUND = ("seconds", "loss", "accuracy", "test_loss")
+
+SHARE = ("batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")
+
+
+class Figure(NamedTuple):
+    """One number of a silo in a round, or of the whole round if ``silo`` is None."""
+
+    name: str
+    value: float
+    silo: str | None = None
+
+
+def figures(row: Round) -> Iterator[Figure]:
+    """Yield all known figures of a round, without reported metrics that have the name of a FedSync figure."""
+    own = ((name, getattr(row, name)) for name in ROUND)
+    yield from (Figure(name, value) for name, value in own if value is not None)
+    other = {**row.metrics, **row.numbers}
+    yield from (Figure(name, value) for name, value in other.items() if name not in ROUND)
+    for silo, share in row.silos.items():
+        yield from (Figure(name, getattr(share, name), silo) for name in SHARE)
+        yield from (Figure(name, value, silo) for name, value in share.metrics.items() if name not in SHARE)

@@ -41,9 +41,7 @@ class RunBuilder:
 
     Args:
         cluster: emulated machines of the silos; None in a real federation.
-        runtime: ``virtual``, ``flower``, ``local`` or ``deployment``.
         target_accuracy: for ``seconds_to_target``; None uses the target of the stop rules.
-        listeners: called after every entry of the journal.
         trains: False in simulations of time only, which have no accuracy.
     """
 
@@ -88,8 +86,6 @@ class RunBuilder:
 
         Args:
             model: version 0, float32 [values]; ignored if updates are encrypted.
-            plan: encryption of updates; None for plain updates.
-            keys: keys of the server for encrypted updates.
             given: version 0 for encrypted runs whose silos cannot build it.
             run: identity of the run; without it, as in virtual time, no evidence of single updates is kept.
             keeper: store of plain models and updates; None keeps them in memory.

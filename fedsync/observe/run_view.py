@@ -23,16 +23,7 @@ from fedsync.observe.report.style import thin
 from fedsync.observe.shares import EndedOrder
 from fedsync.observe.tail import Tail
 
-MOST_SILOS = 200
-
-MOST_SPANS = 24
-
-MOST_POINTS = 300
-
-MOST_DECISIONS = 40
-
-MOST_COMMITS = 200
-
+MOST_SILOS, MOST_SPANS, MOST_POINTS, MOST_DECISIONS, MOST_COMMITS = 200, 24, 300, 40, 200
 _LONGEST = 400
 
 

@@ -71,7 +71,6 @@ class SiloTotals:
     metrics: MetricPool = field(default_factory=MetricPool)
 
     def begin(self, order: WorkOrder, at_s: float) -> None:
-        """Start an order, or queue the order if the silo is already busy."""
         if self.order is None:
             self.order, self.since_s = order, at_s
         else:

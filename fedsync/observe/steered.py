@@ -30,10 +30,7 @@ class OperatorMark:
     """An operator command and its outcome.
 
     Args:
-        at_s: seconds since the run began.
-        text: the executed or refused action, as text for the user.
         refused: reason of the refusal; "" if the command was executed.
-        who: author of the command.
     """
 
     at_s: float
@@ -56,11 +53,7 @@ def drops_in(entry: JournalEntry) -> list[SiloLost]:
 
 
 class SteeredRun:
-    """State that operator commands changed; updated entry by entry from a journal.
-
-    Args:
-        stop: section ``stop`` of the strategy.
-    """
+    """State that operator commands changed; updated entry by entry from a journal."""
 
     def __init__(self, stop: Mapping[str, Any] | None = None) -> None:
         self.stop: dict[str, Any] = {key: value for key, value in (stop or {}).items() if value is not None}
@@ -71,7 +64,6 @@ class SteeredRun:
         """Number of all commands, including commands that were evicted."""
 
     def add(self, entry: JournalEntry) -> list[SiloLost]:
-        """Add one entry, and return its `drops_in`."""
         for question, refused in answered_in(entry):
             self.asked += 1
             text = wanted(question) if refused else said(question)
@@ -81,7 +73,6 @@ class SteeredRun:
         return drops_in(entry)
 
     def since(self, asked: int) -> list[OperatorMark]:
-        """Return the kept commands after the first ``asked`` commands."""
         new = min(self.asked - asked, len(self.marks))
         return list(self.marks)[len(self.marks) - new :]
 

@@ -83,7 +83,6 @@ class Comparison:
         return {summary["seed"]: seconds for summary, seconds in pairs if seconds is not None}
 
     def row(self, first: Comparison) -> dict[str, Any]:
-        """Return the figures of a row of `comparison_table`, as JSON values."""
         seconds, reference = self.mean_seconds, first.mean_seconds
         return {
             "strategy": self.strategy,

@@ -16,12 +16,7 @@ _PIPE_WIDTH = 120
 
 
 class Terminal(Console):
-    """Rich console that prints every string as one line of plain text; `words` makes styled text.
-
-    Args:
-        stderr: write to standard error.
-        width: in characters; by default the terminal's width, or 120 in a pipe.
-    """
+    """Rich console that prints every string as one line of plain text; `words` makes styled text."""
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **options: Any) -> None:
         stream = sys.stderr if stderr else sys.stdout  # None where the stream is closed

@@ -90,7 +90,9 @@ def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]
     whose = "FedSync's, as installed here" if config.code != "shipped" else "whatever client the server sends"
     yield "code", f"{whose}; files of code are shown below, and your yes is for them as they are"
     yield "metrics", _section(spec.evaluation)
-    yield "encryption", _encryption(spec)
+    sealed = not isinstance(spec.cipher, PlainConfig)
+    plain = "none: the server reads every update and every figure"
+    yield "encryption", _section(spec.cipher, defaults=True) if sealed else plain
     local = spec.local
     yield (
         "training",
@@ -108,12 +110,6 @@ def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]
         value = getattr(spec, name)
         if name not in _TOLD and name != "began" and value != field.get_default(call_default_factory=True):
             yield name, _section(value) if isinstance(value, Section) else _shown(value)
-
-
-def _encryption(spec: RunSpec) -> str:
-    if isinstance(spec.cipher, PlainConfig):
-        return "none: the server reads every update and every figure"
-    return _section(spec.cipher, defaults=True)
 
 
 def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:

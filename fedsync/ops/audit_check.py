@@ -38,13 +38,7 @@ class RunAccount:
 
 @dataclass
 class AuditFound:
-    """Result of a check.
-
-    Args:
-        broken: integrity violation; "" if the log is intact.
-        notes: other information for the owner.
-        runs: totals by name of the run and digest of its specification.
-    """
+    """Result of a check."""
 
     broken: str = ""
     notes: list[str] = field(default_factory=list)
@@ -54,9 +48,6 @@ class AuditFound:
 
 def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditFound:
     """Read a silo's log, and compare the log with its signed heads.
-
-    Args:
-        heads_in: folder of external heads; None uses the folder of silo.yaml.
 
     Raises:
         ConfigError: a file cannot be read.

@@ -5,7 +5,7 @@ key of the log signs. The silo's supervisor signs outside of the message path: w
 a minute after new lines. This covers the end of a run, which a silo notices only by the absence of requests. The
 supervisor reads on from the last signed line, and never signs a log that does not continue from this line.
 
-`fedsync silo rotate` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads
+`rotate_node_key` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads
 by former keys are accepted if a chain of such entries leads back from the current key.
 
 The newest head is in the log's folder. An attacker who controls the machine also has the key, and can forge log and
@@ -23,17 +23,21 @@ from typing import Any
 
 from fedsync.common import codec, foreign
 from fedsync.common.errors import ConfigError, FedSyncError
-from fedsync.common.files import OWNER_FILE, private_folder, read_input, write_atomically, write_private
+from fedsync.common.files import OWNER_FILE, private_folder, read_input, read_private, write_atomically, write_private
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.identity.node_keys import (
+    NodeKey,
     is_signed_by_node,
     line_fingerprint,
     make_node_key,
     node_key_fingerprint,
     node_public_line,
+    read_node_keys,
     sign_by_node,
 )
+from fedsync.silo.owner.audit import AuditLog
 from fedsync.silo.owner.audit_chain import AUDIT, UNWRITTEN, AuditBroken, AuditReader, canonical
+from fedsync.silo.owner.owner_policy import audit_place
 
 logger = foreign.logger(__name__)
 
@@ -48,15 +52,7 @@ _MOST_BYTES = 2**14
 
 @dataclass(frozen=True, slots=True)
 class AuditHead:
-    """Signed end of a log at one time.
-
-    Args:
-        n: number of the last line.
-        digest: digest of the last line.
-        at: time of the signature, ISO 8601 in UTC.
-        key: fingerprint of the signing key.
-        signature: hexadecimal.
-    """
+    """Signed end of a log at one time."""
 
     silo: str
     n: int
@@ -92,7 +88,6 @@ def signing_key(config: SiloStartConfig) -> Path:
 
 
 def heads_elsewhere(config: SiloStartConfig) -> Iterator[Path]:
-    """Yield the files of this silo's heads in the external folder, oldest first."""
     if config.audit.head_to is not None:
         yield from sorted(Path(config.audit.head_to).glob(f"{config.name}-????-??-??.json"))
 
@@ -160,7 +155,6 @@ class HeadKeeper:
             self._write_elsewhere(head, Path(self._config.audit.head_to), last=last)
 
     def _head(self) -> AuditHead | None:
-        """Return the newest head, after writing it to disk; None for an empty log."""
         path = private_folder(self._folder) / HEAD
         if self._signed is None:
             self._signed = self._continued(path)
@@ -223,3 +217,30 @@ def _bytes(text: str) -> bytes:
         return bytes.fromhex(text)
     except ValueError:
         return b""
+
+
+_NEXT = "next"
+_MOST_BYTES = 2**16
+
+
+def rotate_node_key(config: SiloStartConfig) -> NodeKey:
+    """Replace a silo's node key with a new key; the old key stays beside it as ``NAME.node.old``.
+
+    The entry of the audit log is on disk before the key changes. After a crash in between, run the command again.
+
+    Raises:
+        ConfigError: the silo has no node key, or a file cannot be written.
+    """
+    if config.node_key is None:
+        remedy = "There is nothing to do: with insecure: true no node proves who it is"
+        raise ConfigError("silo.yaml, node_key", "the silo has no node key", remedy)
+    private = Path(config.node_key)
+    name = private.stem
+    fresh = make_node_key(name, private.parent / _NEXT)
+    private_folder(Path(config.state))
+    AuditLog(audit_place(config)).add(ROTATED, rotation(config.name, private, fresh.private))
+    write_private(private.with_name(f"{private.name}.old"), read_private(private, _MOST_BYTES))
+    fresh.private.replace(private)
+    fresh.public.replace(private.with_name(f"{private.name}.pub"))
+    fresh.private.parent.rmdir()
+    return next(key for key in read_node_keys(private.parent) if key.name == name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import shutil
 import socket
 import tempfile
@@ -26,7 +25,7 @@ from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.journal import JOURNAL
 from fedsync.flower.process_environment import flower_environment
-from fedsync.flower.registration import register_keys
+from fedsync.flower.registration import register_each
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.identity.node_keys import NodeKey, make_node_key
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
@@ -35,7 +34,7 @@ from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
-from fedsync.ops.supervisor import Program, Supervisor
+from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
 from fedsync.server.checkpoints import digest, newest_version, prepare
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
@@ -70,10 +69,7 @@ def run_local(
     TLS, and the server authenticates silos by keys; certificates and keys exist only for this run.
 
     Args:
-        cluster: emulated machines of the silos.
         out: folder for the run's files, or an existing claim of it.
-        target_accuracy: for ``seconds_to_target``.
-        listeners: called after every entry of the journal.
         secure: False disables TLS and node keys.
         resume: resume the interrupted run in ``out`` from its newest checkpoint.
 
@@ -84,7 +80,11 @@ def run_local(
     with claimed(out, Existing.RESUME if resume else Existing.REFUSE) as folder:
         out = folder.resolve()
         if resume:
-            _make_ready(out, config, cluster)
+            # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` raises
+            # without a checkpoint, because the folder may have a finished run, whose files must stay.
+            prepare(out, digest(measuring(config), cluster))
+            for stale in ("summary.json", "model.pt"):
+                (out / stale).unlink(missing_ok=True)
         try:
             return _carry_out(out, config, cluster, target_accuracy, listeners, secure=secure, resume=resume)
         except (KeyboardInterrupt, RunError):
@@ -144,23 +144,13 @@ def _carry_out(
     return summary
 
 
-def _make_ready(out: Path, config: StrategyConfig, cluster: ClusterConfig) -> None:
-    """Remove the final files of an earlier end from the folder of a resumed run."""
-    # The server does this too, but the journal must be truncated before `_follow` reads it. `prepare` first checks
-    # for a checkpoint and raises without one, because the folder may have a finished run, whose files must stay.
-    prepare(out, digest(measuring(config), cluster))
-    for stale in ("summary.json", "model.pt"):
-        (out / stale).unlink(missing_ok=True)
-
-
 @dataclass(slots=True)
 class _Processes:
     """All processes of the run, in groups that start one after the other."""
 
     logs: Path
     environment: Mapping[str, str]
-    _groups: list[Supervisor] = field(default_factory=list)
-    _launched: list[LoggedProcess] = field(default_factory=list)
+    _groups: list[dict[str, LoggedProcess]] = field(default_factory=list)
     _nurseries: list[Child] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -173,13 +163,10 @@ class _Processes:
         return Nursery(path)
 
     def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
-        """Start a group of processes, forked from the nursery if possible."""
-
-        def launch(program: Program) -> LoggedProcess:
-            self._launched.append(LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery))
-            return self._launched[-1]
-
-        self._groups.append(Supervisor(programs, launch, random.random, time.monotonic()))
+        self._groups.append({})
+        for program in programs:
+            started = LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery)
+            self._groups[-1][program.role] = started
         self.check()
 
     def check(self) -> None:
@@ -188,10 +175,10 @@ class _Processes:
         Raises:
             RunError: a process ended.
         """
-        for group in self._groups:
-            group.step(time.monotonic())
-            if group.last_error is not None:
-                raise RunError(f"{group.last_error}; see {self.logs}")
+        for role, process in (each for group in self._groups for each in group.items()):
+            code = process.poll()
+            if code is not None:
+                raise RunError(f"{role} ended with code {code}: {process.last_words()}; see {self.logs}")
 
     def stop(self, *, over: bool) -> None:
         """End silos first, and the server last.
@@ -200,9 +187,10 @@ class _Processes:
         to end.
         """
         if over:
-            LoggedProcess.kill(self._launched)
+            LoggedProcess.kill([each for group in self._groups for each in group.values()])
         for group in reversed(self._groups):
-            group.stop()
+            for process in reversed(group.values()):
+                process.end()
         end_processes(self._nurseries)
 
 
@@ -249,7 +237,7 @@ def _start_server(processes: _Processes, server: ServerStartConfig, names: Seque
     # Files are named by number, because a silo's name may be invalid as a file name.
     nodes = [make_node_key(f"silo-{index}", home / "nodes") for index in range(len(names))]
     public = {name: node.public for name, node in zip(names, nodes, strict=True)}
-    register_keys(public, home, CONNECTION)
+    register_each(public, home, CONNECTION).check()
     return nodes
 
 

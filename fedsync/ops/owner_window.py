@@ -14,14 +14,7 @@ SETTLE_S = 30.0
 
 
 class PresenceWatch:
-    """Presence of a silo: during its window, and afterwards until its order is done or the grace period is over.
-
-    Args:
-        window: None for a silo that is always present.
-        working: returns True while an order runs.
-        now: returns the current time, with time zone.
-        clock: monotonic clock, in seconds.
-    """
+    """Presence of a silo: during its window, and afterwards until its order is done or the grace period is over."""
 
     def __init__(
         self,

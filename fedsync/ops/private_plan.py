@@ -1,6 +1,18 @@
-"""Plan of what each emulated silo will spend in a private run, worked out before the run."""
+"""Plan of what each silo will spend in a private run, worked out before the run.
+
+With noise on whole updates, the plan tells of a silo by the number of silos that collude.
+"""
 
 from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from fedsync.config.cipher import sealing
+from fedsync.config.private_runs import silo_noise
+
+if TYPE_CHECKING:
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +25,6 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.tables import new_table
-from fedsync.ops.silo_noise_plan import colluders_table, planned_noise
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan, epsilon, shown
 from fedsync.privacy.release import PrivateSettings, Release
 
@@ -25,7 +36,6 @@ class PlannedSilo:
     Args:
         settings: without noise where none is enough.
         epsilon: None where no noise is enough.
-        budget: epsilon of the silo's budget; None without a budget.
     """
 
     silo: str
@@ -36,12 +46,10 @@ class PlannedSilo:
 
     @property
     def begins(self) -> bool:
-        """Whether the silo can take part at all."""
         return self.epsilon is not None
 
     @property
     def ends(self) -> bool:
-        """Whether the silo's budget has room for the whole run."""
         return self.epsilon is not None and (self.budget is None or self.epsilon <= self.budget)
 
 
@@ -78,7 +86,6 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[Pla
 
 
 def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
-    """Return as `planned_spending`, for noise on whole updates."""
     assert config.privacy is not None
     noise, _ = planned_noise(config, cluster.at_start)
     found, settings = [], PrivateSettings(config.privacy.clip, noise.multiplier, 1)
@@ -145,3 +152,31 @@ def _noise(run: PrivacyConfig, plan: PrivacyPlan, settings: PrivateSettings, own
         return noise if own is None else plan.noise(settings, own.epsilon, own.delta, noise)
     except ValueError:
         return None
+
+
+def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:
+    """Return the noise, and the least number of silos in a sum, of a run that begins with ``silos`` silos.
+
+    Raises:
+        ConfigError: no share of the noise is left, or no noise reaches the target.
+    """
+    sealed = sealing(config.settled(silos))
+    assert sealed is not None
+    members = sealed.members or 1
+    noise = silo_noise(config.privacy, config.stop.rounds, members, sealed.colluding)
+    assert noise is not None
+    return noise, members
+
+
+def colluders_table(config: StrategyConfig, silos: int) -> Table:
+    noise, members = planned_noise(config, silos)
+    assert config.privacy is not None
+    rounds, delta = config.stop.rounds or 1, config.privacy.delta
+    title = f"{config.name}: planned privacy loss of a silo in {rounds} rounds, in sums of {members} silos or more"
+    table = new_table(title, "silos that collude", "noise", "epsilon", "delta")
+    for colluding in range(members):
+        left = noise.multiplier * sqrt((members - colluding) / noise.shares)
+        told = f"{colluding} (cipher.colluding)" if colluding == members - noise.shares else str(colluding)
+        spent = epsilon({Release(1.0, left): rounds}, delta, "rdp")
+        table.add_row(told, f"{left:.3f}", shown(spent), f"{delta:g}")
+    return table

@@ -63,7 +63,6 @@ def node_settings(config: SiloStartConfig) -> dict[str, str | int | float]:
 
 
 def node_config(config: SiloStartConfig) -> str:
-    """Format `node_settings` for the SuperNode's command line."""
     settings = node_settings(config).items()
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value!r}" for key, value in settings)
 
@@ -119,13 +118,7 @@ def confined(
     """Return a SuperNode with its ClientApps in a sandbox, and the agent that receives their joins.
 
     Args:
-        supernode: SuperNode without a sandbox.
-        folder: folder of the agent.
-        home: folder of the sandbox.
-        environment: environment of the agent.
-        hosts: allowed hosts of hubs.
         closed: files and folders that the sandbox must not read.
-        unable: error where this system cannot isolate a run's code from keys and data.
 
     Raises:
         ConfigError: a closed path is inside a program folder, or ``unable``.
@@ -157,17 +150,11 @@ def _agent(folder: Path, environment: Mapping[str, str]) -> Program:
 
 
 def supernode_trust(authority: Path, key: Path) -> list[str]:
-    """Return the options of an authenticated SuperNode; ``authority`` is the certificate of the server's CA."""
     return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 
 def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
-    """Return the command line of a SuperNode.
-
-    Args:
-        node: node configuration in Flower's syntax.
-        trust: `supernode_trust`, or ``--insecure``.
-    """
+    """Return the command line of a SuperNode."""
     return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 
@@ -209,16 +196,13 @@ def hub_place(config: ServerStartConfig) -> HubPlace:
         return HubPlace(config.host, ports, config.hub.name or "127.0.0.1")
     folder = Path(config.certificates)
     server, authority = ServerCertificate.at(folder), Authority.at(folder).certificate
-    name = config.hub.name or _public_name(read_certificate(server.certificate).hosts)
+    hosts = read_certificate(server.certificate).hosts
+    # Silos elsewhere cannot use this machine's own names.
+    name = config.hub.name or next((host for host in hosts if host not in LOOPBACK), hosts[0])
     struck = str(Path(config.state) / STRUCK_FILE)
     proxy, sockets = config.hub.proxy or "", config.hub.sockets or str(Path(config.state) / SOCKETS)
     files = str(server.certificate), str(server.key), str(authority), struck
     return HubPlace(config.host, ports, name, *files, proxy, sockets)
-
-
-def _public_name(hosts: tuple[str, ...]) -> str:
-    """The first host of a certificate that is not this machine's own name; silos elsewhere cannot use that."""
-    return next((host for host in hosts if host not in LOOPBACK), hosts[0])
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:

@@ -43,7 +43,6 @@ class RegistrationLoop:
     _told: dict[str, str] = field(default_factory=dict)
 
     def watch(self, stop: threading.Event) -> None:
-        """Retry with growing pauses until all silos are registered, or ``stop`` is set."""
         if not self.silos:
             return
         attempts, waited_s, warned = 0, 0.0, False
@@ -56,11 +55,9 @@ class RegistrationLoop:
                 logger.warning("not registered after %.0f s, and tried again every minute: %s", waited_s, missing)
 
     def status(self) -> dict[str, str]:
-        """Return `DONE` or the problem, by silo, for the health file."""
         return self._told
 
     def attempt(self) -> bool:
-        """Try once to register the missing silos; returns True if all silos are registered."""
         missing = [name for name in self.silos if self._told.get(name) != DONE]
         try:
             found = self.register(missing)
@@ -83,7 +80,6 @@ class RegistrationLoop:
 
 
 def read_registered(state: Path) -> dict[str, str]:
-    """Read the statuses that `note_registered` wrote; empty if the file is unreadable."""
     try:
         found = json.loads((state / REGISTERED_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

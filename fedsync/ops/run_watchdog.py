@@ -61,24 +61,14 @@ class _Care:
     starved: bool = False
 
 
-def _utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 @dataclass(slots=True)
 class RunWatchdog:
-    """Watchdog of a server's runs.
-
-    Args:
-        resume: resumes the dead run in a folder.
-        end: ends the server process of the run in a folder.
-        clock: returns the current time in UTC, for the status.
-    """
+    """Watchdog of a server's runs."""
 
     state: Path
     resume: Callable[[Path], None]
     end: Callable[[Path], None] = end_process
-    clock: Callable[[], datetime] = _utc_now
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     _cares: dict[Path, _Care] = field(default_factory=dict)
     _told: dict[str, object] = field(default_factory=dict)
     _begun_s: float = field(default_factory=time.time)

@@ -99,7 +99,6 @@ def connect(config: ServerStartConfig) -> None:
 
 
 def authority_of(config: ServerStartConfig) -> Path | None:
-    """Certificate of the federation's authority; None without TLS."""
     return None if config.certificates is None else Authority.at(Path(config.certificates)).certificate
 
 
@@ -114,9 +113,7 @@ def submit_run(
     """Start a run on the server; returns the folder of its files.
 
     Args:
-        strategy: validated strategy.
         out: folder for the run's files; None creates a folder below the server's state folder.
-        target_accuracy: for ``seconds_to_target``.
         overwrite: replace the run in ``out``, if that run has ended.
 
     Raises:
@@ -162,18 +159,7 @@ def prepare_run(
     target_accuracy: float | None = None,
     regions: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, str | float]:
-    """Write strategy and silo file of a run; returns the settings of `fedsync.flower.server_app`.
-
-    Args:
-        folder: folder for the control files of the run.
-        out: folder for the run's files, often the same.
-        cluster: emulated machines of the silos, if any.
-        keys: the server's key file of an encrypted run.
-        registered: the server authenticates nodes by their keys.
-        resume: continue from the newest checkpoint in ``out``.
-        target_accuracy: for ``seconds_to_target``.
-        regions: silos of each relay, by the relay's name.
-    """
+    """Write strategy and silo file of a run; returns the settings of `fedsync.flower.server_app`."""
     (folder / _STRATEGY).write_text(yaml.safe_dump(strategy.model_dump(mode="json")), encoding="utf-8")
     if cluster is not None:
         (folder / _SILOS).write_text(yaml.safe_dump(cluster.model_dump(mode="json")), encoding="utf-8")
@@ -217,7 +203,6 @@ def resume_run(config: ServerStartConfig, folder: Path, *, died: bool = False) -
 
 
 def _check_idle(folder: Path, *, died: bool) -> None:
-    """Check that a run may be resumed; arguments and errors as in `resume_run`."""
     if (folder / DONE_FILE).exists():
         raise ConfigError(str(folder), "the run has come to its end", "Start another one")
     now = phase(folder)

@@ -36,14 +36,7 @@ _OLDER = "model.pt"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A silo whose data are on this machine.
-
-    Args:
-        spec: specification of the run, which defines the data.
-        identity: share of the data.
-        folder: folder with the silo's own models, or None.
-        owner: rules of the silo's owner, or None.
-    """
+    """A silo whose data are on this machine."""
 
     name: str
     spec: RunSpec

@@ -16,6 +16,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.processes import raise_file_limit
+from fedsync.common.proxies import split
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.flower.process_environment import flower_environment, trainer_environment
@@ -96,9 +97,6 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient
 
     The trainer keeps task, data and model in memory, in their last state. `fedsync silo start` with the same state
     folder uses this trainer for new messages, and starts no other trainer.
-
-    Args:
-        link: connects to a trainer, and starts the trainer if necessary.
 
     Raises:
         ConfigError: no run has reached this silo yet.
@@ -217,9 +215,6 @@ def _have_files(config: ServerStartConfig) -> None:
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
     """Register the keys in the server's file for its silos, and return the result for each silo.
 
-    Args:
-        names: names of the silos; None for all silos of the file.
-
     Raises:
         ConfigError: the server has no TLS.
     """
@@ -262,7 +257,5 @@ def _strike(state: Path, names: Collection[str], forgiven: Collection[str]) -> N
 
 
 def _register_if_up(config: ServerStartConfig, names: Iterable[str]) -> Registered:
-    """Call `register_silos`; raises `OSError` without importing Flower if the SuperLink does not listen."""
-    host, _, port = config.loopback.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    socket.create_connection(split(config.loopback), timeout=_CONNECT_S).close()
     return register_silos(config, names)

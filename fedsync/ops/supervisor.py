@@ -31,9 +31,6 @@ class Program:
     """A process to keep running.
 
     Args:
-        role: name of the process and of its log.
-        command: program and arguments.
-        environment: variables in addition to the common environment.
         rejoins: the server authenticates the process, and therefore rejects it for a while after a crash.
     """
 
@@ -65,7 +62,6 @@ def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> fl
     Args:
         failures: number of consecutive short runs before the last run; 0 after a healthy run.
         lost_s: seconds since the process last ran well, or since the supervisor started.
-        rejoins: see `Program`.
         jitter: in [0, 1), so that silos do not reconnect simultaneously.
     """
     if rejoins and lost_s < REJOIN_S:
@@ -84,14 +80,7 @@ class _State:
 
 
 class Supervisor:
-    """State of all processes: running, or due for a restart.
-
-    Args:
-        programs: programs in start order.
-        launch: starts a program.
-        jitter: draws numbers in [0, 1).
-        now_s: start time, by the clock of `step`.
-    """
+    """State of all processes: running, or due for a restart."""
 
     def __init__(
         self,
@@ -116,7 +105,6 @@ class Supervisor:
         return all(state.process is not None for state in self._states.values())
 
     def step(self, now_s: float) -> None:
-        """Detect ended processes, and start processes that are due."""
         for role, state in self._states.items():
             code = None if state.process is None else state.process.poll()
             if code is not None:
@@ -126,7 +114,6 @@ class Supervisor:
                 self._start(role, now_s)
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """Return process id (None while waiting for a restart) and number of restarts, by role."""
         return {
             role: {"pid": None if state.process is None else state.process.pid, "restarts": state.restarts}
             for role, state in self._states.items()

@@ -45,14 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class LoggedProcess:
-    """Process in its own process group, whose output goes to a rotating log.
-
-    Args:
-        environment: complete environment, extended by the program's own variables.
-        folder: folder of the log.
-        limits: size and number of log files.
-        nursery: forks the process; None starts the process directly.
-    """
+    """Process in its own process group, whose output goes to a rotating log."""
 
     def __init__(
         self,
@@ -85,7 +78,6 @@ class LoggedProcess:
 
     @staticmethod
     def kill(some: Sequence[LoggedProcess]) -> None:
-        """Kill the processes and their children at once, without a grace period."""
         end_processes([each._process for each in some], grace_s=0.0)
 
     def _copy(self, handler: logging.Handler) -> None:
@@ -137,7 +129,6 @@ def alone_in(state: Path) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """Provide an event that SIGTERM and SIGINT set instead of ending this process."""
     stop = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -166,15 +157,8 @@ def supervise(
     """Keep programs running until ``stop`` is set, then end all programs.
 
     Args:
-        programs: programs in start order.
-        environment: environment of all programs.
-        state: folder for logs and the health file.
-        limits: size and number of log files.
-        facts: additional constant entries of the health file.
-        stop: event that ends this function.
         tidy: cleanup, called once a minute.
         tell: returns additional variable entries of the health file.
-        here: returns True while the programs should run.
         leave: called after programs were ended because ``here`` returned False.
     """
     logs = state / LOGS_FOLDER

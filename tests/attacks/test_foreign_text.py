@@ -23,8 +23,8 @@ from fedsync.common.errors import ConfigError, ProtocolError, RunError
 from fedsync.config.silo_start import LogsConfig
 from fedsync.flower import hub_transport
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.html import table as html_table
-from fedsync.observe.report.text_tables import plain
+from fedsync.observe.report.paper import plain
+from fedsync.observe.report.report_page import templates
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
 from fedsync.ops.supervisor import Program
 from fedsync.ops.supervisor_loop import LoggedProcess
@@ -136,7 +136,7 @@ def test_the_bar_of_a_run() -> None:
 
 
 def test_pages_and_markdown() -> None:
-    page = html_table(HOSTILE, [HOSTILE], [[HOSTILE]])
+    page = templates().get_template("sections.html").module.table(HOSTILE, [HOSTILE], [[HOSTILE]])
     assert "<script>" not in page
     assert page.replace("\n", "").isprintable()
     harmless(plain(HOSTILE))

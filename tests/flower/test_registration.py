@@ -281,7 +281,7 @@ def test_where_no_superlink_answers_the_silo_is_named_and_nothing_is_put_down(
     keys = {"berlin": key("berlin")}
     flower.does(does)
     with pytest.raises(RunError, match=f"the key of 'berlin' could not be registered: .*{said}"):
-        registration.register_keys(keys, flower.home, "here")
+        registration.register_each(keys, flower.home, "here").check()
     flower.does()
     assert flower.register(keys) == Registered() and flower.nodes == [("berlin", True)]
     flower.does(does)

@@ -12,7 +12,7 @@ from fedsync.core.orders import Presence
 from fedsync.core.stopping import StopRules
 from fedsync.observe.absences import AWAY, DROPPED, GONE, PAUSED, WAITING, Absences, Span, pieces
 from fedsync.observe.report.data import read_run
-from fedsync.observe.report.timeline import timeline
+from fedsync.observe.report.drawing.timeline import timeline
 from fedsync.observe.run_view import RunView
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, joined, orders, policies

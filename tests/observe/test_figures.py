@@ -2,9 +2,8 @@
 
 import pytest
 
-from fedsync.observe.figures import Figure, figures
 from fedsync.observe.quality.metric_pool import MOST_NAMES, MetricPool
-from fedsync.observe.rounds import Round
+from fedsync.observe.rounds import Figure, Round, figures
 from fedsync.observe.shares import SiloShare
 
 

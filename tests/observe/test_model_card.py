@@ -13,9 +13,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.paper import result_files
+from fedsync.observe.report.paper import comma_separated, latex, markdown, plain, result_files
 from fedsync.observe.report.report_page import page
-from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
 from tests.commands.call import call
 from tests.observe.evaluations import add_results
 from tests.observe.runs import two_silos

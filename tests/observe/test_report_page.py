@@ -11,10 +11,10 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.observe.report.data import FIGURES, SILO_FIGURES, OrderSpan, Point, RunData, read_run, read_runs
 from fedsync.observe.report.drawing import draw
-from fedsync.observe.report.html import amount
+from fedsync.observe.report.drawing.timeline import timeline
 from fedsync.observe.report.report_page import page
+from fedsync.observe.report.results import amount
 from fedsync.observe.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg, write_picture
-from fedsync.observe.report.timeline import timeline
 from tests.observe.runs import two_silos
 
 VOID = {"meta", "link", "br"}

@@ -12,13 +12,10 @@ from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
 from fedsync.observe.report.drawing.draw_results import over_rounds
-from fedsync.observe.report.drawing.heat_map import heat_map
-from fedsync.observe.report.fairness import fairness
-from fedsync.observe.report.first_section import MEANINGS
 from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
-from fedsync.observe.report.report_page import page
-from fedsync.observe.report.results import Estimate, Findings, RoundNumbers
+from fedsync.observe.report.report_page import MEANINGS, page, section
+from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
 from tests.observe.test_report_page import Reader
@@ -191,10 +188,10 @@ def test_a_matrix_of_sealed_runs_has_pooled_numbers_alone(tmp_path: Path) -> Non
 
 def test_the_best_cell_of_a_matrix_has_the_last_shade(tmp_path: Path) -> None:
     """In the example 0.85 is the best AUROC. If less were better, it would be the worst."""
-    matrix = told(tmp_path, ["a", "b"]).results.cross_site
-    assert matrix is not None
-    assert 'class="h6" title="0.850' in heat_map(matrix, "auroc", lower=False)
-    assert 'class="h0" title="0.850' in heat_map(matrix, "auroc", lower=True)
+    run = told(tmp_path, ["a", "b"], {"auroc": True})
+    assert 'class="h6" title="0.850' in section("cross-site", [run])
+    less = replace(run, results=replace(run.results, lower=frozenset({"auroc"})))
+    assert 'class="h0" title="0.850' in section("cross-site", [less])
 
 
 def test_over_rounds_five_silos_have_lines_and_more_have_bands(tmp_path: Path) -> None:

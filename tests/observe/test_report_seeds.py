@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedsync.observe.report import seeds
-from fedsync.observe.report.beside import files_beside
+from fedsync.observe.report.card import files_beside
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.drawing import draw_results
-from fedsync.observe.report.page_results import over_seeds
+from fedsync.observe.report.report_page import section
 from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
@@ -43,7 +43,7 @@ def test_runs_that_differ_in_their_seeds_alone_belong_together(runs: list[RunDat
 
 def test_the_page_has_means_and_tests(runs: list[RunData]) -> None:
     """By hand: 0.1, 0.2, 0.3 have the mean 0.2 and the interval 0.2 +- 4.303 x 0.1 / sqrt(3); t = 2 sqrt(3)."""
-    words = " ".join(" ".join(Reader(over_seeds(runs)).words).split())
+    words = " ".join(" ".join(Reader(section("seeds", runs)).words).split())
     assert "one 3 0.600 [0.352, 0.848] two 3 0.800 [0.303, 1.297]" in words
     assert "two 3 0.200 [-0.048, 0.448] 0.0742 0.0742 0.25" in words
     assert "A p-value says how often" in words
@@ -54,18 +54,18 @@ def test_every_metric_has_a_table(tmp_path: Path) -> None:
     for seed, base in ((7, 0.87), (8, 0.89)):
         two_silos(tmp_path / str(seed), seed=seed)
         add_results(tmp_path / str(seed), ["a", "b"], base=base)
-    words = " ".join(" ".join(Reader(over_seeds([read_run(tmp_path / seed) for seed in "78"])).words).split())
+    words = " ".join(" ".join(Reader(section("seeds", [read_run(tmp_path / seed) for seed in "78"])).words).split())
     assert all(f"{name} over seeds" in words for name in ("accuracy", "seconds", *METRICS))
     assert "auroc over seeds strategy runs mean [95 % interval] fake 2 0.850 [" in words
 
 
 def test_two_pairs_are_not_tested(runs: list[RunData]) -> None:
-    words = " ".join(" ".join(Reader(over_seeds([*runs[:2], *runs[3:5]])).words).split())
+    words = " ".join(" ".join(Reader(section("seeds", [*runs[:2], *runs[3:5]])).words).split())
     assert "not tested: 2 pairs; a test needs 3" in words
 
 
 def test_runs_of_one_seed_have_no_such_section(runs: list[RunData]) -> None:
-    assert over_seeds([runs[0], runs[3]]) == ""
+    assert section("seeds", [runs[0], runs[3]]) == ""
 
 
 def test_tables_over_seeds_are_beside_the_page(runs: list[RunData]) -> None:

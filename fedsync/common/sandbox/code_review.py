@@ -80,7 +80,6 @@ class Review:
     """Reviewers' signatures on the Python files of a folder.
 
     Args:
-        files: SHA-256 by relative path.
         signatures: by public key in OpenSSH's form, without a comment.
     """
 
@@ -163,11 +162,7 @@ def _signed(files: Mapping[str, str]) -> bytes:
 
 
 def confirmed_by_approval(record: Path) -> Check:
-    """Return the check of an approved run: files must have the content at approval.
-
-    Args:
-        record: file of the approval, JSON with SHA-256 by absolute path under ``code``.
-    """
+    """Return the check of an approved run: files must have the content at approval."""
     try:
         files = json.loads(record.read_bytes())["code"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -229,7 +224,6 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
 
     Args:
         root: folder of the code, absolute and without links; it may lie above or below installed folders.
-        check: check of each file.
 
     Returns:
         A function that undoes this.
@@ -239,7 +233,8 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
 
     def finder(folder: str) -> FileFinder:
         here = Path(folder).resolve()
-        nearest = max((each for each in (root, *_INSTALLED) if here.is_relative_to(each)), key=_depth, default=root)
+        above = [each for each in (root, *_INSTALLED) if here.is_relative_to(each)]
+        nearest = max(above, key=lambda each: len(each.parts), default=root)
         if nearest != root:
             raise ImportError(f"{folder} is installed")  # makes Python ask its other hooks
         return FileFinder(str(here), (loader, [".py"]))  # type: ignore[arg-type]  # a loader's maker
@@ -251,7 +246,3 @@ def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
     sys.path_hooks.insert(0, finder)
     sys.path_importer_cache.clear()
     return back
-
-
-def _depth(folder: Path) -> int:
-    return len(folder.parts)

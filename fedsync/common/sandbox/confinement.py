@@ -101,20 +101,8 @@ _OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_set
 
 _IN_VAIN = (
     *("chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "setxattr", "lsetxattr", "removexattr"),
-    *(
-        "fchmod",
-        "fchown",
-        "fsetxattr",
-        "fremovexattr",
-        "lremovexattr",
-        "setxattrat",
-        "removexattrat",
-        "utime",
-        "utimes",
-        "futimesat",
-        "utimensat",
-        "file_setattr",
-    ),
+    *("fchmod", "fchown", "fsetxattr", "fremovexattr", "lremovexattr", "setxattrat", "removexattrat"),
+    *("utime", "utimes", "futimesat", "utimensat", "file_setattr"),
 )
 """System calls on file permissions and times, which Landlock ignores; they report success and do nothing."""
 
@@ -131,7 +119,6 @@ class Room:
 
     Args:
         readable: files and folders; missing paths are ignored.
-        writable: folders that may be read and written.
         inbox: folder in which files may be created but not read, or None.
         ports: TCP ports to which connections are allowed, on any machine.
         listed: folders that may be listed, with all subfolders.

@@ -71,7 +71,6 @@ def run_plugin(name: str) -> None:
 
 
 def is_module(name: str) -> bool:
-    """Whether the name is a module name, not a path."""
     return not name.endswith(".py") and all(part.isidentifier() for part in name.split("."))
 
 
@@ -94,8 +93,6 @@ def run_file(path: Path, key: str, module_name: str = "", call: str = "") -> Mod
     """Run a user's file as a module, again if it was run before.
 
     Args:
-        path: a Python file.
-        key: YAML key that names the file.
         module_name: dotted name if the file belongs to a package; imports then start at the package's folder.
         call: name in the file that the run calls, or empty.
 

@@ -55,9 +55,6 @@ class Guarded:
 def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any]) -> list[Exporter]:
     """Open the exporters of a configuration.
 
-    Args:
-        run: the resolved strategy and ``runtime``, for trackers that list runs.
-
     Raises:
         ConfigError: an exporter cannot start, for example because of a missing library or a used port.
     """

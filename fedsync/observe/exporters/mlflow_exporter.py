@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedsync.common.errors import ConfigError, not_installed
-from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed
+from fedsync.observe.rounds import RoundFeed, figures
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500
@@ -21,9 +20,6 @@ class MlflowExporter:
     """Exporter to a tracking server, or to a folder or database that MLflow opens itself.
 
     A metric's step is the round. Its timestamp is the run's own time in milliseconds.
-
-    Args:
-        run: the resolved strategy and ``runtime``.
 
     Raises:
         ConfigError: MLflow is not installed, or the server cannot be reached.

@@ -18,7 +18,6 @@ class PrometheusExporter:
     """HTTP server for the newest figures, in a thread of the run's process until the run ends.
 
     Args:
-        config: host and port.
         url_file: file that receives the URL of ``/metrics``; deleted at the end.
 
     Raises:

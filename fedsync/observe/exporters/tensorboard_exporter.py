@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedsync.common.errors import not_installed
-from fedsync.observe.figures import figures
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed
+from fedsync.observe.rounds import RoundFeed, figures
 
 _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/loss"}
 
 
 class TensorBoardExporter:
     """Exporter to an event file; steps are rounds, and the wall time is the run's own time, virtual or real.
-
-    Args:
-        folder: folder of the event file; created if missing.
 
     Raises:
         ConfigError: tensorboardX is not installed.

@@ -57,7 +57,6 @@ class ModelRow:
     Args:
         subject: kind of model, or ``file`` for a model from another source.
         silo: owner of the model; None for models of the federation.
-        about: additional keys of the row, such as ``version`` or ``samples``.
     """
 
     subject: str
@@ -67,12 +66,7 @@ class ModelRow:
 
 @dataclass(slots=True)
 class Matrix:
-    """Evaluations by model and silo, from which the document is computed.
-
-    Args:
-        metrics: metrics besides accuracy and loss.
-        missing: missing models, with reasons.
-    """
+    """Evaluations by model and silo, from which the document is computed."""
 
     silos: Sequence[str]
     metrics: Sequence[AnyMetric] = ()
@@ -103,12 +97,10 @@ class Matrix:
         return {"split": "test", "silos": list(self.silos), "models": rows, "metrics": metrics, "missing": missing}
 
     def _place(self, model: ModelRow) -> tuple[int, int]:
-        """Return the sort key of a row: models of the federation first, then by subject and silo."""
         order = [*Subject, model.subject]
         return order.index(model.subject), 0 if model.silo is None else [*self.silos, model.silo].index(model.silo)
 
     def _by_subject(self, models: Iterable[ModelRow]) -> dict[str, list[Evaluation]]:
-        """Collect the evaluations to pool; a silo's own model counts only on the silo's own samples."""
         found: dict[str, list[Evaluation]] = {}
         for model in models:
             for silo in self.silos:
@@ -118,7 +110,6 @@ class Matrix:
         return found
 
     def _gains(self, found: Mapping[tuple[ModelRow, str], Document], subject: str, name: str, sign: int) -> Document:
-        """Compute the GAIN of a subject over the local model, by silo."""
         gains: Document = {}
         for silo in self.silos:
             own = silo if subject == Subject.TUNED else None
@@ -132,7 +123,6 @@ class Matrix:
         return gains
 
     def _told(self, subject: str, silo: str) -> Mapping[str, Interval]:
-        """Return the gain intervals that a silo reported, stored with the model that the silo tested last."""
         of = Subject.TUNED if subject == Subject.TUNED else Subject.LOCAL
         one, last = (self.cells.get((ModelRow(each), silo)) for each in (subject, Subject.LAST))
         # If one version is both best and last, silos evaluate it only once.
@@ -146,12 +136,7 @@ def sealed_document(
     about: Mapping[Subject, Mapping[str, Any]],
     missing: Sequence[tuple[ModelRow, str]],
 ) -> Document:
-    """Build the document for sealed metrics; see the module docstring.
-
-    Args:
-        scores: attested scores of all silos together, by subject.
-        about: additional keys of each subject's row.
-    """
+    """Build the document for sealed metrics; see the module docstring."""
     told: dict[str, Any] = {}
     for name, better in higher_is_better(metrics).items():
         pooled = {str(each): score.numbers[name] for each, score in scores.items() if name in score.numbers}
@@ -175,7 +160,6 @@ def _estimate(value: float) -> Document:
 
 
 def without_matrix(document: Document) -> Document:
-    """Return the part of a document for the run's summary: everything except ``matrix``."""
     metrics = {
         name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
         for name, each in document["metrics"].items()

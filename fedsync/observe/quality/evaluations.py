@@ -89,7 +89,6 @@ def cells(
 
 
 def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]:
-    """Return the estimates of one model; where silos attested the score, the numbers of the score."""
     score, found = settled.score, settled.found
     pooled = cells(list(found.values()), metrics) if found else {}
     # The accepted score is authoritative; sealed metrics have no other source.
@@ -102,11 +101,7 @@ def _estimates(settled: Settled, metrics: Sequence[AnyMetric]) -> dict[str, Any]
 
 @dataclass(slots=True)
 class JudgedModels:
-    """Evaluations of the last and the best version, on the split that rounds are evaluated on.
-
-    Args:
-        validates: at least one silo has a validation split.
-    """
+    """Evaluations of the last and the best version, on the split that rounds are evaluated on."""
 
     validates: bool = False
     _recent: dict[int, Settled] = field(default_factory=dict)
@@ -114,7 +109,6 @@ class JudgedModels:
     _best: Settled | None = None
 
     def settle(self, versions: Sequence[Settled]) -> None:
-        """Record newly scored versions, oldest first."""
         self._recent = {each.score.version: each for each in versions}
         self._last = versions[-1]
 

@@ -16,11 +16,7 @@ from fedsync.evaluation.version_scores import Scores, Settled
 
 @dataclass(slots=True)
 class FinalScores:
-    """Final evaluations by model; no decision depends on them, see `fedsync.evaluation.final_evaluation`.
-
-    Args:
-        measured: metrics of the run; None if unknown, and evaluations are then accepted without a check of metrics.
-    """
+    """Final evaluations by model; no decision depends on them, see `fedsync.evaluation.final_evaluation`."""
 
     measured: tuple[AnyMetric, ...] | None = None
     _asked: dict[Subject, Evaluate] = field(default_factory=dict)

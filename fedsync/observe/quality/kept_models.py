@@ -42,11 +42,7 @@ Save = Callable[[Path, Vector], None]
 
 
 class KeptModels:
-    """Writer of the model files of one run.
-
-    Args:
-        resume: the run is resumed, so the existing best model stays until it is rewritten.
-    """
+    """Writer of the model files of one run."""
 
     def __init__(self, out: Path, save: Save, *, resume: bool = False) -> None:
         self._out = out

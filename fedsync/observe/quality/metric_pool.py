@@ -34,7 +34,6 @@ class MetricPool:
         self._parts: dict[str, tuple[float, int]] = {}
 
     def add(self, metrics: Mapping[str, float], samples: int) -> None:
-        """Add the metrics of an order that processed ``samples`` samples."""
         for name, value in metrics.items():
             total, weight = self._parts.get(name, (0.0, 0))
             if not weight and len(self._parts) == MOST_NAMES:
@@ -68,7 +67,6 @@ def with_tested(
     Args:
         metrics: metrics before the evaluation; not changed.
         tested: number of samples behind each metric, by name; updated in place.
-        evaluation: `fedsync.core.orders.Evaluation.metrics`.
     """
     means = dict(metrics)
     for name, (mean, samples) in evaluation.items():

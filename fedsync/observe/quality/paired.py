@@ -30,9 +30,13 @@ class SeedMean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> SeedMean:
-        half = None if len(values) < 2 else _half(values)
         mean = fmean(values)
-        return cls(mean, None if half is None else mean - half, None if half is None else mean + half, len(values))
+        if len(values) < 2:
+            return cls(mean, None, None, len(values))
+        from scipy import stats
+
+        half = float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))
+        return cls(mean, mean - half, mean + half, len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,6 @@ class PairedTest:
 
     Args:
         difference: mean of second minus first, with its interval; None without common seeds.
-        t: p-value of the paired t-test; None if there was no test.
-        wilcoxon: p-value of the signed-rank test; None if there was no test.
         holm: p-value of the t-test, corrected for all comparisons of the table.
         why: reason that there was no test; "" if there was a test.
     """
@@ -77,9 +79,3 @@ def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
         least = max(least, min(1.0, value * (len(ranked) - rank)))
         found[at] = replace(tests[at], holm=least)
     return found
-
-
-def _half(values: Sequence[float]) -> float:
-    from scipy import stats
-
-    return float(stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)) * stdev(values) / sqrt(len(values))

@@ -26,11 +26,6 @@ FOLDER = "survey"
 def after_survey(spec: RunSpec, survey: str, layout: Layout, aggregator: Aggregator, out: Path) -> RunSpec:
     """Return the run's specification with the survey's result; write `STATISTICS` if sums are not encrypted.
 
-    Args:
-        survey: specification of the survey, as sent to silos.
-        layout: layout of the survey's model.
-        aggregator: aggregator at the end of the survey.
-
     Raises:
         RunError: no silo sent statistics.
         ProtocolError: the silos sent invalid sums.

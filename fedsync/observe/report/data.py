@@ -18,11 +18,10 @@ from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
+from fedsync.observe.fate import read_object
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.lost_silos import expected_of
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.forecast import Predictions
-from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
 from fedsync.observe.shares import EndedOrder
@@ -43,10 +42,7 @@ class OrderSpan:
     """One order of one silo; times in seconds since training began.
 
     Args:
-        begin_s: dispatch of the order.
         end_s: arrival of the update, failure of the order, or end of training.
-        batch_size: samples per local step.
-        done: the order ended with an update.
         compute_s: seconds of training; 0 unless ``done``.
         samples: processed samples; 0 unless ``done``.
         predicted: speed forecast at dispatch [samples/s], or None.
@@ -87,19 +83,12 @@ class RunData:
     """Report data of one run.
 
     Args:
-        label: name of the run in the report.
         summary: as in ``summary.json``; computed from the journal if there is a journal.
-        config: the resolved strategy, as YAML.
-        silos: names of all silos that ever joined.
-        orders: in the order in which they ended.
         overhead_s: overhead in seconds by kind, as silos reported; silos cannot measure transfer and start.
         forecasts: reason that orders have no forecast, or "".
-        ended: the run stopped regularly.
-        results: quality of the models.
         examples: number of training samples of each silo; empty if metrics are sealed.
         unvalidated: silos without a validation split.
         absences: idle time of each silo other than plain waiting, with reasons, in seconds since training began.
-        version: FedSync version of the run; "" if unknown.
     """
 
     label: str
@@ -126,7 +115,6 @@ class RunData:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The resolved strategy; empty if the YAML is invalid."""
         try:
             parsed = yaml.safe_load(self.config)
         except yaml.YAMLError:
@@ -155,19 +143,20 @@ def read_run(folder: Path) -> RunData:
 
 
 def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
-    journal, config = folder / "journal.jsonl", _text(folder / "config.yaml")
+    journal, settings = folder / "journal.jsonl", folder / "config.yaml"
+    config = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if not journal.is_file():
         if summary is None:
             raise ConfigError(str(folder), "no run: neither journal.jsonl nor summary.json is there", "Name its folder")
         _check_whole(folder / "summary.json", summary)
-        return RunData(_label(folder), summary, config)
+        return RunData(folder.resolve().name, summary, config)
     tail, books = Tail(journal), None
     for entry in tail.entries():
         books = books or _Books(tail.header or {})
         books.add(entry)
     if books is None:
         raise ConfigError(str(folder), "the run has not begun", "Wait for its first line in journal.jsonl")
-    return books.close(_label(folder), config, summary)
+    return books.close(folder.resolve().name, config, summary)
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
@@ -192,13 +181,7 @@ class _Books:
 
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
-        self._ledger = Ledger(
-            header.get("target_accuracy"),
-            int(header.get("model_bytes") or 0),
-            on_end=self._end,
-            measured=metrics_of(header.get("config") or {}),
-        )
-        self._ledger.lost.expected = expected_of(header)
+        self._ledger = Ledger.of(header, on_end=self._end, measured=metrics_of(header.get("config") or {}))
         predictions = Predictions.of(header)
         self._forecasts = predictions if isinstance(predictions, str) else ""
         self._predictions = None if isinstance(predictions, str) else predictions
@@ -289,14 +272,6 @@ class _Books:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
-
-
-def _label(folder: Path) -> str:
-    return folder.resolve().name
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:

@@ -1,16 +1,26 @@
-"""Result tables for papers."""
+"""Result tables for papers, as Markdown, LaTeX and CSV.
+
+Names come from silos, so each format escapes its special characters.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
+from fedsync.common.foreign import escape
+from fedsync.observe.exporters.csv_exporter import without_formulas
 from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.page_results import metric_names
-from fedsync.observe.report.results import Findings
-from fedsync.observe.report.text_tables import comma_separated, latex, markdown, plain
+from fedsync.observe.report.results import Findings, distinct
 
-POOLED = "all silos"
+_LATEX = str.maketrans(
+    {letter: rf"\{letter}" for letter in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+)
 
 
 def result_files(run: RunData) -> dict[str, str]:
@@ -23,18 +33,17 @@ def result_files(run: RunData) -> dict[str, str]:
         return {}
     head, rows = result_rows(main)
     caption = f"{run.summary['strategy']}: {main.title}. Value with 95 % interval."
+    columns = ("model", "version", "split", "silo", "metric", "value", "low", "high", "samples")
     return {
         "results.tex": latex(head, rows, caption),
         "results.md": f"{markdown(head, rows)}\n",
-        "results.csv": comma_separated(
-            ("model", "version", "split", "silo", "metric", "value", "low", "high", "samples"), _numbers(run)
-        ),
+        "results.csv": comma_separated(columns, _numbers(run)),
     }
 
 
 def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
-    metrics = metric_names([found.pooled, *found.silos.values()])
-    of = {f"{POOLED}, one shared split": found.pooled} if found.shared else {POOLED: found.pooled, **found.silos}
+    metrics = distinct([found.pooled, *found.silos.values()])
+    of = {"all silos, one shared split": found.pooled} if found.shared else {"all silos": found.pooled, **found.silos}
     rows = [
         [name, *(numbers[each].words if each in numbers else "-" for each in metrics)] for name, numbers in of.items()
     ]
@@ -52,22 +61,17 @@ def seed_files(runs: Sequence[RunData]) -> dict[str, str]:
         return {}
     of = f"Metrics: {seeds.judged(groups)}, samples of all silos pooled. Times: seconds."
     means = [[group.label, str(len(group.runs)), *(seeds.mean_of(group, name) for name in names)] for group in groups]
-    tests = [[name, *seeds.test_row(*test)] for name in names for test in seeds.tests(groups, name)]
+    tests = [[name, *test] for name in names for test in seeds.tests(groups, name)]
     tables = [(f"Mean over seeds with its 95 % interval, Student's t. {of}", ["strategy", "seeds", *names], means)]
     if tests:
         caption = f"Difference to {groups[0].label}, paired by seed, with 95 % interval and p-values. {of}"
         tables.append((caption, ["figure", *seeds.HEAD_TESTS], tests))
+    by_seed = ((group, seed) for group in groups for seed in sorted(group.runs))
+    lines = ((group.label, seed, *(group.values(name).get(seed) for name in names)) for group, seed in by_seed)
     return {
         "seeds.tex": "\n".join(latex(head, rows, caption) for caption, head, rows in tables),
         "seeds.md": "\n\n".join(f"{plain(caption)}\n\n{markdown(head, rows)}" for caption, head, rows in tables) + "\n",
-        "seeds.csv": comma_separated(
-            ("strategy", "seed", *names),
-            (
-                (group.label, seed, *(group.values(name).get(seed) for name in names))
-                for group in groups
-                for seed in sorted(group.runs)
-            ),
-        ),
+        "seeds.csv": comma_separated(("strategy", "seed", *names), lines),
     }
 
 
@@ -77,3 +81,49 @@ def _numbers(run: RunData) -> Iterator[tuple[object, ...]]:
             for metric, each in numbers.items():
                 about = (found.subject, found.version, found.split, silo, metric)
                 yield *about, each.value, each.low, each.high, each.samples or None
+
+
+def plain(text: str) -> str:
+    """Escape a text for Markdown on one line, without HTML or markup."""
+    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())).replace("&#x27;", "'"))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table; the first column has names, the other columns are right-aligned."""
+    first, *others = (f"| {' | '.join(map(plain, cells))} |" for cells in (head, *rows))
+    return "\n".join([first, f"|---|{'---:|' * (len(head) - 1)}", *others])
+
+
+def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """Format a table for a paper that has ``\\usepackage{booktabs}``."""
+    # Braces: LaTeX reads a bracket after the end of a row as the optional vertical space.
+    first, *others = (f"    {' & '.join(f'{{{_latex(cell)}}}' for cell in cells)} \\\\" for cells in (head, *rows))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{{_latex(caption)}}}",
+            rf"  \begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"    \toprule",
+            first,
+            r"    \midrule",
+            *others,
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex(text: str) -> str:
+    return " ".join(text.split()).translate(_LATEX)
+
+
+def comma_separated(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format as CSV; None is an empty cell, and texts that a spreadsheet would read as formulas are escaped."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(without_formulas(row) for row in rows)
+    return file.getvalue()

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
+from fedsync.observe.fate import read_object
 from fedsync.observe.quality.cross_site_matrix import FILE as CROSS_SITE
-from fedsync.observe.report.read_json import read_object
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,
@@ -41,7 +42,6 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     """Read the results of a run.
 
     Args:
-        config: the resolved strategy, or its known part.
         summary: content of ``summary.json``; None if the run has not ended.
 
     Raises:
@@ -49,12 +49,12 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     """
     lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
-    with _Shape(folder / "summary.json"):
+    with _shape(folder / "summary.json"):
         evaluation = (summary or {}).get("evaluation") or {}
         lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
         kept = tuple(_kept(summary or {}, why))
     curves = read_object(folder / "evaluation.json") or {}
-    with _Shape(folder / "evaluation.json"):
+    with _shape(folder / "evaluation.json"):
         findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
     rounds, statistics = _read_rounds(folder / "rounds.jsonl"), _read_statistics(folder / STATISTICS)
     return Results(tuple(findings), rounds, cross_site, kept, frozenset(lower), statistics)
@@ -72,7 +72,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     document = read_object(path)
     if document is None:
         return None
-    with _Shape(path):
+    with _shape(path):
         metrics = document["metrics"]
         lower.update(name for name, metric in metrics.items() if not metric["higher_is_better"])
         return CrossSiteTable(
@@ -110,22 +110,17 @@ def _cells(values: Mapping[str, Any]) -> Estimates:
     return {name: each for name, each in found.items() if each is not None}
 
 
-class _Shape:
-    """Context manager that turns Python errors from a malformed file into a `ConfigError`."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: object) -> None:
-        if isinstance(error, KeyError | TypeError | ValueError | AttributeError | IndexError | OverflowError):
-            problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
-            raise ConfigError(str(self._path), problem, "Run it again") from error
+@contextmanager
+def _shape(path: Path) -> Iterator[None]:
+    """Turn Python errors from a malformed file into a `ConfigError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
+        raise ConfigError(str(path), problem, "Run it again") from error
 
 
 def _rule(config: Mapping[str, Any]) -> str:
-    """Describe the rule that selects the best version, as text."""
     section = config.get("evaluation")
     rule = section.get("best") if isinstance(section, dict) else None
     metric, by = (rule.get("metric"), rule.get("by")) if isinstance(rule, dict) else (None, None)
@@ -149,7 +144,6 @@ def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Itera
 
 
 def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
-    """Yield pooled numbers of the saved models, without intervals, as a fallback."""
     for split in ("test", "validation"):
         for each in kept:
             numbers = each.test if split == "test" else each.metrics
@@ -182,11 +176,10 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
-    """Read the score of each version, by metric; an incomplete last line of a killed run is ignored."""
     rounds: dict[str, list[RoundNumbers]] = {}
     if not path.is_file():
         return rounds
-    with path.open(encoding="utf-8", errors="replace") as file, _Shape(path):
+    with path.open(encoding="utf-8", errors="replace") as file, _shape(path):
         for line in file:
             if not line.endswith("\n"):
                 break
@@ -203,7 +196,7 @@ def _read_statistics(path: Path) -> DataSummary | None:
     document = read_object(path)
     if document is None:
         return None
-    with _Shape(path):
+    with _shape(path):
         classes = tuple(f"{label}: {_told(count)}" for label, count in enumerate(document.get("classes") or ()))
         columns = tuple(
             (
@@ -220,5 +213,4 @@ def _read_statistics(path: Path) -> DataSummary | None:
 
 
 def _told(value: object) -> str:
-    """Format a published count or mean; withheld values are null."""
     return "not told" if value is None else str(value)

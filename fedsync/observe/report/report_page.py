@@ -1,30 +1,89 @@
-"""Report as one self-contained HTML page: styles and figures are inline, and the page loads nothing."""
+"""Report as one self-contained HTML page, from the templates ``page.html`` and ``sections.html``.
+
+Styles and figures are inline, and the page loads nothing. All text from a run is escaped.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.resources import files
-from string import Template
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import count
 from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from fedsync import __version__
 from fedsync.common.foreign import escape
-from fedsync.observe.report import page_results, seeds
+from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.drawing import draw
-from fedsync.observe.report.first_section import opening
-from fedsync.observe.report.html import FigureIds, amount, number, table
-from fedsync.observe.report.style import thin
-from fedsync.observe.report.timeline import timeline
+from fedsync.observe.report.drawing import draw, draw_results
+from fedsync.observe.report.drawing.timeline import timeline
+from fedsync.observe.report.results import (
+    HEAD,
+    CrossSiteTable,
+    Estimate,
+    Estimates,
+    Findings,
+    amount,
+    distinct,
+    fairness,
+    number,
+    short,
+    title_of,
+)
+from fedsync.observe.report.style import Picture, inline, thin, to_svg
+
+_SECTIONS = {
+    "summary": "Summary",
+    "accuracy": "Accuracy",
+    "timeline": "Timeline",
+    "results": "Results",
+    "seeds": "Over seeds",
+    "cross-site": "Every model at every silo",
+    "curves": "ROC and calibration",
+    "learning": "Metrics over rounds",
+    "work": "Batch sizes and speed",
+    "waiting": "Waiting and staleness",
+    "traffic": "Traffic and overhead",
+    "metrics": "Figures of the silos",
+    "end": "How it ended",
+    "configuration": "Configuration",
+}
+"""Titles of the sections; ``sections.html`` has a macro for each."""
 
 TIMELINE_ORDERS = 5000
 """Maximum number of orders in all timelines of a page together: orders are most of the page's bytes."""
 
-MOST_OPENINGS = 12
-"""Maximum number of runs with an opening text; the table has all runs."""
-
 MOST_CHARTS = 8
+MOST_SILOS = 200
+MOST_COLUMNS, SPACIOUS = 40, 8
+"""Maximum number of silos in a heat map, and of silos with intervals inside its cells."""
+SHADES = 7
+"""Number of colours of a heat map, from worst to best; the style sheet defines each colour."""
+
+MEANINGS = {
+    "accuracy": "share of samples whose class is right",
+    "balanced_accuracy": "share that is right, averaged over classes: a rare class counts as much",
+    "f1": "harmonic mean of precision and recall; with more than two classes, averaged over them",
+    "f1_macro": "f1 of each class against the rest, averaged over classes",
+    "sensitivity": "share of the class's samples that are found",
+    "specificity": "share of the other samples that are left alone",
+    "auroc": "chance that a sample of the class scores higher than one of another; 0.5 is guessing",
+    "average_precision": "precision averaged over all thresholds that find one more sample of the class",
+    "brier": "mean squared difference of predicted probabilities and what is true; 0 is perfect",
+    "calibration_error": "how far predicted probabilities are from the shares that come true; 0 is perfect",
+    "dice": "twice the overlap of two areas over the sum of both; 1 is perfect",
+    "iou": "overlap of two areas over what both cover; 1 is perfect",
+    "mae": "mean distance from the true value, in its unit",
+    "rmse": "root of the mean squared distance from the true value, in its unit",
+    "r2": "share of the variance that is explained; 1 is perfect, 0 is no better than the mean",
+    "concordance": "share of comparable pairs that are put in the right order; 0.5 is guessing",
+    "perplexity": "exponential of the mean loss of a token; lower is better",
+    "loss": "what training minimises, averaged over samples; lower is better",
+}
 
 
 def page(runs: Sequence[RunData]) -> str:
@@ -33,46 +92,97 @@ def page(runs: Sequence[RunData]) -> str:
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    sections = [(key, title, body) for key, title, body in _sections(runs) if body]
-    labels = ", ".join(run.label for run in runs)
-    clocks = sorted({run.clock for run in runs})
-    lead = f"Written by FedSync {__version__} from the journal of the run{'s' if len(runs) > 1 else ''}. "
-    lead += f"Times are {' or '.join(clocks)} since training began."
-    folder = files(__package__)
-    return Template((folder / "page.html").read_text(encoding="utf-8")).substitute(
-        version=escape(__version__),
-        title=escape(f"Comparison of {labels}" if len(runs) > 1 else f"Run {labels}"),
-        lead=escape(lead),
-        css=(folder / "page.css").read_text(encoding="utf-8"),
-        contents="\n".join(f'<li><a href="#{key}">{escape(title)}</a></li>' for key, title, _ in sections),
-        sections="\n".join(
-            f'<section id="{key}" aria-labelledby="{key}-title">'
-            f'\n<h2 id="{key}-title">{escape(title)}</h2>\n{body}\n</section>'
-            for key, title, body in sections
-        ),
+    labels, several = ", ".join(run.label for run in runs), len(runs) > 1
+    sections = _sections(runs)
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            version=__version__,
+            title=f"Comparison of {labels}" if several else f"Run {labels}",
+            several=several,
+            clocks=" or ".join(sorted({run.clock for run in runs})),
+            sections=[(key, title, body) for key, title in _SECTIONS.items() if (body := sections(key))],
+        )
     )
 
 
-def _sections(runs: Sequence[RunData]) -> Iterable[tuple[str, str, str]]:
-    """Yield key, title and HTML of every section; an empty HTML means that the section is omitted."""
-    ids = FigureIds()
-    yield "summary", "Summary", _unfinished(runs) + _opening(runs) + _summary(runs)
-    averaged = bool(seeds.groups(runs)) and any("accuracy" in run.results.rounds for run in runs)
-    yield "accuracy", "Accuracy", "" if averaged else ids.figures([draw.progress(runs)])
-    most = max(TIMELINE_ORDERS // len(runs), 200)
-    yield "timeline", "Timeline", "\n".join(ids.figures([timeline(run, most)]) for run in runs)
-    yield "results", "Results", page_results.results(runs)
-    yield "seeds", "Over seeds", page_results.over_seeds(runs)
-    matrices = [page_results.cross_site(run, named=len(runs) > 1) for run in runs]
-    yield "cross-site", "Every model at every silo", "\n".join(filter(None, matrices))
-    yield "curves", "ROC and calibration", page_results.curves(runs, ids)
-    yield "learning", "Metrics over rounds", page_results.over_rounds(runs, ids)
-    yield "work", "Batch sizes and speed", "\n".join(_work(run, ids, named=len(runs) > 1) for run in runs)
-    yield "waiting", "Waiting and staleness", ids.figures([draw.waiting(runs), draw.staleness(runs)])
-    yield "traffic", "Traffic and overhead", ids.figures([draw.traffic(runs)]) + _overhead(runs)
-    yield "metrics", "Figures of the silos", _metrics(runs, ids)
-    yield "end", "How it ended", "\n".join(_end(run) for run in runs)
-    yield "configuration", "Configuration", _differences(runs) + "\n".join(_configuration(run) for run in runs)
+def section(key: str, runs: Sequence[RunData]) -> str:
+    """Return one section as HTML; "" where the runs have nothing for it."""
+    return _sections(runs)(key)
+
+
+def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
+    groups, ids = seeds.groups(runs), count(1)
+
+    def svg(picture: Picture) -> Markup:
+        return Markup(inline(to_svg(picture.figure), f"f{next(ids)}", escape(picture.alt)))  # all text is escaped
+
+    learnt = distinct(run.results.rounds for run in runs)
+    if not groups and any(point.accuracy is not None for run in runs for point in run.points):
+        learnt = [name for name in learnt if name != "accuracy"]  # section "Accuracy" shows it
+    reported = sorted({name for run in runs for name in run.summary.get("metrics", {})})
+    macros = (
+        templates()
+        .get_template("sections.html")
+        .make_module(
+            {
+                "runs": runs,
+                "several": len(runs) > 1,
+                "columns": ["", *(run.label for run in runs)],
+                "groups": groups,
+                "svg": svg,
+                "averaged": bool(groups) and any("accuracy" in run.results.rounds for run in runs),
+                "summary_rows": [(title, *(show(run.summary) for run in runs)) for title, show in _ROWS],
+                "timeline_of": partial(timeline, most_orders=max(TIMELINE_ORDERS // len(runs), 200)),
+                "learnt": learnt,
+                "over_rounds": lambda names: [
+                    draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
+                    for name in names
+                ],
+                "overhead_rows": lambda: _overhead(runs),
+                "silo_figures": lambda: [draw.metric(runs, name) for name in reported[:MOST_CHARTS]],
+                "differences": lambda: _differences(runs),
+            }
+        )
+    )
+    return lambda key: getattr(macros, key.replace("-", "_"))().strip()
+
+
+@cache
+def templates() -> Environment:
+    made = Environment(
+        loader=PackageLoader("fedsync.observe", "report"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(value)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        number=number,
+        short=short,
+        pooled_of=lambda main: {} if main is None else main.pooled,
+        title_of=lambda main: "-" if main is None else main.title,
+    )
+    made.globals.update(
+        draw=draw,
+        draw_results=draw_results,
+        seed_tables=seeds,
+        fairness=fairness,
+        fairness_head=HEAD,
+        meanings=MEANINGS,
+        estimates=estimates,
+        kept_rows=lambda run: [(each.file, each.version, each.why, each.digest or "-") for each in run.results.kept],
+        pooled_rows=_pooled_rows,
+        silo_table=_silo_table,
+        gains=_gains,
+        heat_map=HeatMap.of,
+        titles=lambda subjects: [title_of(each) for each in subjects],
+        by_subject=_by_subject,
+        metric_rows=_metric_rows,
+    )
+    return made
 
 
 _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
@@ -96,88 +206,30 @@ _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 )
 
 
-def _summary(runs: Sequence[RunData]) -> str:
-    rows = [(title, *(show(run.summary) for run in runs)) for title, show in _ROWS]
-    body = table("The whole run, all silos together", ["", *(run.label for run in runs)], rows)
-    return body if len(runs) > 1 else f"<details><summary>All figures</summary>{body}</details>"
-
-
-def _opening(runs: Sequence[RunData]) -> str:
-    parts = []
-    for run in runs[:MOST_OPENINGS]:
-        name = f"<strong>{escape(run.label)}</strong>: " if len(runs) > 1 else ""
-        parts.append(f'<p class="lead">{name}{escape(" ".join(opening(run)))}</p>')
-        parts += [f'<p class="mark">{escape(str(note))}</p>' for note in run.summary["notes"]]
-    return "\n".join(parts)
-
-
-def _unfinished(runs: Sequence[RunData]) -> str:
-    names = [run.label for run in runs if not run.ended]
-    if not names:
-        return ""
-    said = f"Not ended when this was written: {', '.join(names)}. The figures are those up to then."
-    return f'<p class="mark">{escape(said)}</p>\n'
-
-
-def _work(run: RunData, ids: FigureIds, *, named: bool) -> str:
-    figures = ids.figures([draw.batch_sizes(run), draw.speeds(run)])
-    if not run.orders:
-        return ""
-    sizes = {span.batch_size for span in run.orders}
-    notes = [f"Every order had {min(sizes)} samples a step."] if len(sizes) == 1 else []
-    notes += [run.forecasts] if run.forecasts else []
-    title = f"<h3>{escape(run.label)}</h3>" if named else ""
-    return title + "".join(f"<p>{escape(note)}</p>" for note in notes) + figures
-
-
-def _overhead(runs: Sequence[RunData]) -> str:
+def _overhead(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
     kinds = sorted({kind for run in runs for kind, seconds in (run.overhead_s or {}).items() if seconds > 0})
     told = [sum((run.overhead_s or {}).values()) for run in runs]
     whole = [sum(silo["overhead_s"] for silo in run.summary["silos"]) for run in runs]
     if not any(whole):
-        return ""
-    rows = [(kind, *(number((run.overhead_s or {}).get(kind), ".1f") for run in runs)) for kind in kinds]
+        return []
     rest = [max(total - known, 0.0) for total, known in zip(whole, told, strict=True)]
-    rows.append(("not told by silos (transfer, start)", *(f"{seconds:.1f}" for seconds in rest)))
-    rows.append(("overhead in all", *(f"{seconds:.1f}" for seconds in whole)))
-    return table("Overhead of all orders by kind [s]", ["", *(run.label for run in runs)], rows)
+    return [
+        *((kind, *(number((run.overhead_s or {}).get(kind), ".1f") for run in runs)) for kind in kinds),
+        ("not told by silos (transfer, start)", *(f"{seconds:.1f}" for seconds in rest)),
+        ("overhead in all", *(f"{seconds:.1f}" for seconds in whole)),
+    ]
 
 
-def _metrics(runs: Sequence[RunData], ids: FigureIds) -> str:
-    names = sorted({name for run in runs for name in run.summary.get("metrics", {})})
-    charts = ids.figures([draw.metric(runs, name) for name in names[:MOST_CHARTS]])
-    return charts + "\n".join(_metric_table(run) for run in runs if run.summary.get("metrics"))
+def _metric_rows(run: RunData) -> list[tuple[str, ...]]:
+    whole = run.summary["metrics"]
+    of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(run.summary["silos"], draw.MOST_SILOS)]
+    return [(name, *(amount(key, found.get(key)) for key in whole)) for name, found in [("all", whole), *of_silos]]
 
 
-def _metric_table(run: RunData) -> str:
-    whole, silos = run.summary["metrics"], run.summary["silos"]
-    of_silos = [(silo["name"], silo.get("metrics", {})) for silo in thin(silos, draw.MOST_SILOS)]
-    rows = [(name, *(amount(key, found.get(key)) for key in whole)) for name, found in [("all", whole), *of_silos]]
-    return table(f"{run.label}: reported by silos, whole run", ["", *whole], rows)
-
-
-def _end(run: RunData) -> str:
-    reason = run.summary["stopped_by"] or "has not ended"
-    return f"<p><strong>{escape(run.label)}</strong>: {escape(str(reason))}</p>"
-
-
-def _configuration(run: RunData) -> str:
-    if not run.config:
-        return ""
-    config = "\n".join(map(escape, run.config.splitlines()))
-    return (
-        f"<details><summary>{escape(run.label)}: config.yaml, resolved</summary>"
-        f'<pre tabindex="0" aria-label="{escape(run.label)}">{config}</pre></details>'
-    )
-
-
-def _differences(runs: Sequence[RunData]) -> str:
-    if len(runs) < 2:
-        return ""
+def _differences(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
     flat = [dict(_flatten(run.settings)) for run in runs]
-    keys = list(dict.fromkeys(key for one in flat for key in one))
-    rows = [(key, *(one.get(key, "-") for one in flat)) for key in keys if len({one.get(key) for one in flat}) > 1]
-    return table("What differs", ["", *(run.label for run in runs)], rows) if rows else "<p>All the same.</p>"
+    keys = distinct(flat)
+    return [(key, *(one.get(key, "-") for one in flat)) for key in keys if len({one.get(key) for one in flat}) > 1]
 
 
 def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -186,3 +238,100 @@ def _flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
             yield from _flatten(item, f"{prefix}.{key}" if prefix else str(key))
     elif prefix:
         yield prefix, json.dumps(value) if value is None or isinstance(value, bool | list) else str(value)
+
+
+# Rows of estimates.
+
+
+def estimates(columns: Sequence[Estimates]) -> list[list[str]]:
+    return [[metric, *(words(column, metric) for column in columns)] for metric in distinct(columns)]
+
+
+def words(numbers: Estimates, metric: str) -> str:
+    """Format an estimate; a no-break space keeps an interval's ends together on narrow screens."""
+    return numbers[metric].words.replace(", ", ",\u00a0") if metric in numbers else "-"
+
+
+def _pooled_rows(findings: Sequence[Findings]) -> list[list[str]]:
+    pooled = [found.pooled for found in findings]
+    return [["samples", *map(_samples, pooled)], *estimates(pooled)]
+
+
+def _silo_table(found: Findings) -> tuple[list[str], list[list[str]]]:
+    metrics, names = distinct(found.silos.values()), thin(list(found.silos), MOST_SILOS)
+    of = [(silo, found.silos[silo]) for silo in names]
+    rows = [[silo, _samples(numbers), *(words(numbers, metric) for metric in metrics)] for silo, numbers in of]
+    return ["silo", "samples", *metrics], rows
+
+
+def _samples(numbers: Estimates) -> str:
+    most = max((each.support for each in numbers.values()), key=len, default={})
+    if len(most) < 2:
+        return str(sum(most.values())) if most else "-"
+    by_class = ", ".join(f"{label}:\u00a0{count}" for label, count in list(most.items())[:10])
+    return f"{sum(most.values())} ({by_class})"
+
+
+def _by_subject(columns: Mapping[str, Estimates], *, gain: bool = False) -> list[list[str]]:
+    cells = [{subject: _signed(found) for subject, found in each.items()} for each in columns.values()]
+    if not gain:
+        cells = [{subject: words(each, subject) for subject in each} for each in columns.values()]
+    missing = "not estimable" if gain else "-"
+    return [[title_of(each), *(column.get(each, missing) for column in cells)] for each in distinct(columns.values())]
+
+
+def _gains(matrix: CrossSiteTable, metric: str) -> Sequence[list[str]]:
+    """Return each silo's improvement over its own local model by subject; empty without any."""
+    subjects = matrix.gain.get(metric, {})
+    if not any(cell is not None for row in subjects.values() for cell in row.values()):
+        return []
+    return thin([[silo, *(_signed(row.get(silo)) for row in subjects.values())] for silo in matrix.silos], MOST_SILOS)
+
+
+def _signed(cell: Estimate | None) -> str:
+    if cell is None or cell.value is None:
+        return "not estimable"
+    ends = "[no interval]" if cell.low is None or cell.high is None else f"[{cell.low:+.3f}, {cell.high:+.3f}]"
+    return f"{cell.value:+.3f} {ends}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """One metric of all models at all silos, as a table with coloured cells.
+
+    Readers can copy and search the numbers of a table. A table also takes a tenth of a picture's bytes: 20 silos with
+    two own models each make 840 cells.
+    """
+
+    caption: str
+    silos: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Estimate | None]]]
+    worst: float
+    best: float
+
+    @classmethod
+    def of(cls, matrix: CrossSiteTable, metric: str, lower: bool) -> HeatMap:
+        columns = thin(range(len(matrix.silos)), MOST_COLUMNS)
+        shown = [matrix.silos[column] for column in columns]
+        hidden = {silo for silo in matrix.silos if silo not in set(shown)}
+        rows = [
+            (name, [row[column] if column < len(row) else None for column in columns])
+            for name, row in zip(matrix.models, matrix.matrix[metric], strict=False)
+            if not any(name.startswith(f"{silo}, ") for silo in hidden)
+        ]
+        values = [cell.value for _, cells in rows for cell in cells if cell is not None and cell.value is not None]
+        ends = sorted((min(values, default=0.0), max(values, default=0.0)), reverse=lower)
+        caption = f"{metric} of each model (rows) on the test samples of each silo (columns)"
+        caption += "; less is better" if lower else ""
+        caption += f". {len(shown)} of {len(matrix.silos)} silos, evenly spaced" if hidden else ""
+        return cls(caption, shown, rows, *ends)
+
+    @property
+    def spacious(self) -> bool:
+        return len(self.silos) <= SPACIOUS
+
+    def shade(self, value: float) -> int:
+        """Return the colour index, from 0 for the worst to ``SHADES - 1`` for the best."""
+        if self.worst == self.best:
+            return SHADES // 2
+        return min(int((value - self.worst) / (self.best - self.worst) * SHADES), SHADES - 1)

@@ -5,9 +5,10 @@ All parts are optional: a run without evaluations has no results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from statistics import fmean, pvariance
 
 SUBJECTS = {
     "best": "best version",
@@ -24,8 +25,6 @@ class Estimate:
 
     Args:
         value: None if not estimable.
-        low: lower end of the interval; None if not estimable.
-        high: upper end of the interval; None if not estimable.
         support: number of samples, by class if there are classes.
     """
 
@@ -56,11 +55,7 @@ class Findings:
     """Evaluation results of one model on one split.
 
     Args:
-        subject: kind of model, a key of `SUBJECTS`.
         split: ``validation`` or ``test``.
-        version: model version; None if each silo has its own model.
-        pooled: estimates over the samples of all silos together.
-        silos: estimates of each silo; empty if metrics are sealed.
         roc: false and true positive rates of the pooled scores.
         calibration: mean score, share of the class and number of samples, per span of pooled scores.
     """
@@ -80,9 +75,19 @@ class Findings:
         return len(views) > 1 and all(view == views[0] for view in views) and any(self.pooled.values())
 
     @property
+    def model(self) -> str:
+        return title_of(self.subject) + ("" if self.version is None else f" ({self.version})")
+
+    @property
     def title(self) -> str:
-        version = "" if self.version is None else f" ({self.version})"
-        return f"{SUBJECTS.get(self.subject, self.subject)}{version}, {self.split} split"
+        return f"{self.model}, {self.split} split"
+
+    @property
+    def headline(self) -> tuple[str, Estimate] | None:
+        """The first estimate to name: accuracy, or else the first metric; None if nothing is estimable."""
+        known = {name: each for name, each in self.pooled.items() if each.value is not None}
+        name = "accuracy" if "accuracy" in known else next(iter(known), None)
+        return None if name is None else (name, known[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +95,6 @@ class CrossSiteTable:
     """Cross-site matrix: the score of each model at each silo.
 
     Args:
-        silos: columns.
-        models: names of the rows.
         matrix: by metric, row by row; None for a model that the silo did not evaluate.
         gain: by metric, subject and silo: improvement over the silo's own local model.
         pooled: by metric and subject, over the samples of all silos together.
@@ -121,7 +124,6 @@ class KeptVersion:
     """A model version that the run keeps.
 
     Args:
-        subject: ``best`` or ``last``.
         why: selection rule, as text.
         digest: SHA-256 of the model's file in the run's folder; "" if only silos have the model.
         metrics: pooled metrics by name, as found during the run.
@@ -146,8 +148,6 @@ class DataSummary:
     """Published statistics of the data of all silos together; see `fedsync.evaluation.survey.findings`.
 
     Args:
-        rows: number of training samples, as text.
-        classes: number of samples of each class, as text.
         least: counts from 1 to ``least`` - 1 are withheld.
         columns: name, kind, known cells, missing cells, mean and deviation of each column.
     """
@@ -165,9 +165,7 @@ class Results:
     Args:
         findings: most important first.
         rounds: by metric, version by version.
-        kept: the best and the last version, if known.
         lower: metrics of which lower is better.
-        statistics: statistics of the data, if there was a survey.
     """
 
     findings: tuple[Findings, ...] = ()
@@ -179,7 +177,6 @@ class Results:
 
     @property
     def main(self) -> Findings | None:
-        """Main finding: the best version on the test split, or else the next in importance."""
         return self.findings[0] if self.findings else None
 
 
@@ -190,3 +187,78 @@ def short(value: float) -> str:
 
 def number_of(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+
+
+def number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def amount(name: str, value: float | None) -> str:
+    if value is not None and name.endswith("_bytes") and value >= 1e6:
+        return f"{value / 1e6:.2f} MB"
+    return number(value, ".6g")
+
+
+def title_of(subject: str) -> str:
+    return SUBJECTS.get(subject, subject)
+
+
+def distinct(of: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(name for names in of for name in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Fairness:
+    """Spread of a metric over the silos for which the metric is estimable.
+
+    Best and worst respect the direction of the metric: for a loss, the lowest value is the best.
+
+    Args:
+        mean: unweighted mean over silos.
+        variance: population variance over silos.
+    """
+
+    metric: str
+    worst: tuple[str, float]
+    best: tuple[str, float]
+    mean: float
+    variance: float
+    silos: int
+    left_out: int
+
+    @property
+    def gap(self) -> float:
+        return abs(self.best[1] - self.worst[1])
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        silos = str(self.silos) + (f" ({self.left_out} not estimable)" if self.left_out else "")
+        worst, best = (f"{short(value)} ({silo})" for silo, value in (self.worst, self.best))
+        return self.metric, worst, best, short(self.gap), short(self.mean), f"{self.variance:.2g}", silos
+
+
+HEAD = ("metric", "worst silo", "best silo", "gap", "mean of silos", "variance", "silos")
+
+
+def fairness(found: Findings, lower: Iterable[str]) -> list[Fairness]:
+    """Return a row for each metric that at least two silos have.
+
+    Args:
+        lower: metrics of which lower is better.
+
+    Returns:
+        Empty if all silos share one split, because a shared split cannot show differences between silos.
+    """
+    rows: list[Fairness] = []
+    if found.shared:
+        return rows
+    for metric in found.pooled:
+        told = {silo: numbers[metric].value for silo, numbers in found.silos.items() if metric in numbers}
+        values = {silo: value for silo, value in told.items() if value is not None}
+        if len(values) < 2:
+            continue
+        ranked = sorted(values.items(), key=lambda pair: pair[1], reverse=metric in set(lower))
+        spread = list(values.values())
+        left_out = len(found.silos) - len(values)
+        rows.append(Fairness(metric, ranked[0], ranked[-1], fmean(spread), pvariance(spread), len(values), left_out))
+    return rows

@@ -59,7 +59,6 @@ def groups(runs: Sequence[RunData]) -> list[SeedGroup]:
 
 
 def figures(all_groups: Sequence[SeedGroup]) -> list[str]:
-    """Return names of comparable figures: plain figures of a run, and pooled metrics of its main finding."""
     names = dict.fromkeys(_PLAIN)
     for group in all_groups:
         for run in group.runs.values():
@@ -76,17 +75,13 @@ def _figure(run: RunData, figure: str) -> object:
 
 
 def judged(all_groups: Sequence[SeedGroup]) -> str:
-    """Return model and split of the metrics as text; all of them if the runs differ."""
     mains = [run.results.main for group in all_groups for run in group.runs.values()]
     kinds = {f"{SUBJECTS.get(main.subject, main.subject)}, {main.split} split" for main in mains if main is not None}
     return "; ".join(sorted(kinds)) or "last version that was scored"
 
 
 def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for group in all_groups:
-        rows.append((group.label, str(len(group.values(figure))), mean_of(group, figure)))
-    return rows
+    return [(group.label, str(len(group.values(figure))), mean_of(group, figure)) for group in all_groups]
 
 
 def mean_of(group: SeedGroup, figure: str) -> str:
@@ -94,13 +89,13 @@ def mean_of(group: SeedGroup, figure: str) -> str:
     return with_interval(SeedMean.of(values) if values else None)
 
 
-def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, PairedTest]]:
+def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
     first, *others = all_groups
     found = corrected([paired(first.values(figure), other.values(figure)) for other in others])
-    return list(zip([other.label for other in others], found, strict=True))
+    return [_test_row(other.label, test) for other, test in zip(others, found, strict=True)]
 
 
-def test_row(label: str, test: PairedTest) -> tuple[str, ...]:
+def _test_row(label: str, test: PairedTest) -> tuple[str, ...]:
     numbers = [test.t, test.holm, test.wilcoxon]
     words = [f"not tested: {test.why}", "-", "-"] if test.why else [f"{p:.3g}" for p in numbers if p is not None]
     return label, str(test.pairs), with_interval(test.difference), *words

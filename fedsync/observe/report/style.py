@@ -63,8 +63,6 @@ class Picture:
     """A finished figure with title and caption.
 
     Args:
-        alt: text alternative for readers who cannot see the figure.
-        caption: text below the figure, or "".
         wide: the figure needs the full width of the page.
     """
 
@@ -99,6 +97,11 @@ def series(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % SERIES], "linestyle": LINES[(index + index // SERIES) % SERIES]}
 
 
+def marked(index: int, count: int) -> dict[str, Any]:
+    """Return the style of a line of ``count`` points, with about 12 markers."""
+    return {**series(index), "marker": MARKERS[index % SERIES], "markevery": max(count // 12, 1)}
+
+
 def bars(index: int) -> dict[str, Any]:
     return {"facecolor": COLOURS[index % SERIES], "hatch": HATCHES[index % SERIES], "edgecolor": PAPER, "linewidth": 0}
 
@@ -108,11 +111,6 @@ def legend_above(figure: Figure, ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     columns = 4 if max(map(len, labels)) <= 8 else 3 if max(map(len, labels)) <= 14 else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
-
-
-def markers(count: int) -> dict[str, Any]:
-    """Return a marker interval that gives about 12 markers on a line of ``count`` points."""
-    return {"markevery": max(count // 12, 1)}
 
 
 def thin(items: Sequence[Item], most: int) -> Sequence[Item]:
@@ -130,12 +128,7 @@ def name_of(label: str, most: int = 24) -> str:
 
 
 def to_svg(figure: Figure, background: str = "none", title: str | None = None) -> str:
-    """Render a figure as SVG with selectable text; the output is deterministic.
-
-    Args:
-        background: a colour, or ``none``.
-        title: text alternative for readers who cannot see the figure.
-    """
+    """Render a figure as SVG with selectable text; the output is deterministic."""
     from matplotlib import rc_context
 
     buffer = io.StringIO()
@@ -151,8 +144,6 @@ def inline(svg: str, key: str, alt: str) -> str:
     """Convert SVG for embedding in an HTML page, with ids that are unique in the page.
 
     Args:
-        svg: output of `to_svg`.
-        key: unique in the page; letters, digits and dashes.
         alt: text alternative, already escaped for an attribute.
     """
     body = svg[svg.index("<svg") :]

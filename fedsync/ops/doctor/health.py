@@ -90,21 +90,18 @@ def check_approvals(config: SiloStartConfig) -> Check:
     return Check("approvals", True, detail, "See `fedsync silo approve`")
 
 
+@guarded("audit")
 def check_audit_log(config: SiloStartConfig) -> Check:
-
-    def found() -> Check:
-        audit = check_audit(config)
-        if audit.broken:
-            remedy = "Find out who changed it; `fedsync silo audit` says more. To begin another, move it away"
-            return Check("audit", False, audit.broken, remedy)
-        elsewhere = config.audit.head_to
-        if elsewhere is not None and not (Path(elsewhere).is_dir() and os.access(elsewhere, os.W_OK)):
-            stops = "nothing leaves this silo until it is written" if config.audit.required else "no head is kept there"
-            detail = f"the head of the log cannot be written to audit.head_to, {elsewhere}; {stops}"
-            return Check("audit", False, detail, "Mount the folder, and let the silo's user write there")
-        return Check("audit", True, "; ".join([f"{audit.lines} lines", *audit.notes]))
-
-    return guarded("audit", found)
+    audit = check_audit(config)
+    if audit.broken:
+        remedy = "Find out who changed it; `fedsync silo audit` says more. To begin another, move it away"
+        return Check("audit", False, audit.broken, remedy)
+    elsewhere = config.audit.head_to
+    if elsewhere is not None and not (Path(elsewhere).is_dir() and os.access(elsewhere, os.W_OK)):
+        stops = "nothing leaves this silo until it is written" if config.audit.required else "no head is kept there"
+        detail = f"the head of the log cannot be written to audit.head_to, {elsewhere}; {stops}"
+        return Check("audit", False, detail, "Mount the folder, and let the silo's user write there")
+    return Check("audit", True, "; ".join([f"{audit.lines} lines", *audit.notes]))
 
 
 def is_running(state: Path, now: datetime) -> bool:

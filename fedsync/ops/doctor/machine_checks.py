@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ParamSpec
 
 import psutil
 
@@ -19,13 +20,12 @@ from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, can_own
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.flower.registration import node_public_key
+from fedsync.flower.registration import key_digest, node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
 from fedsync.identity.node_keys import read_node_keys
 from fedsync.silo.owner.lockout import Lockout
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+Arguments = ParamSpec("Arguments")
 
 LEAST_DISK_BYTES = 1_000_000_000
 LEAST_MEMORY_BYTES = 500_000_000
@@ -46,6 +46,27 @@ class Check:
     remedy: str = ""
 
 
+def guarded(name: str) -> Callable[[Callable[Arguments, Check]], Callable[Arguments, Check]]:
+    """Turn the errors of a check into a failed result, so that the remaining checks still run."""
+
+    def decorated(check: Callable[Arguments, Check]) -> Callable[Arguments, Check]:
+        @wraps(check)
+        def found(*arguments: Arguments.args, **named: Arguments.kwargs) -> Check:
+            try:
+                return check(*arguments, **named)
+            except ConfigError as error:
+                return Check(name, False, f"{error.place}: {error.problem}", error.remedy)
+            except (FedSyncError, OSError) as error:
+                return Check(name, False, str(error), "See the message")
+            except Exception as error:  # user code of a task, or a foreign key file, may raise anything
+                told = f"{type(error).__name__}: {error}"
+                return Check(name, False, told, "See the message; if it says nothing, report it")
+
+        return found
+
+    return decorated
+
+
 def model_bytes(strategy: StrategyConfig) -> int:
     """Return the size of a strategy's model [bytes].
 
@@ -58,7 +79,6 @@ def model_bytes(strategy: StrategyConfig) -> int:
 
 
 def check_versions() -> Check:
-    """Report the versions of Python and of the libraries that server and silos must share."""
     found = ", ".join(f"{name} {version(name)}" for name in ("fedsync", "flwr", "torch"))
     return Check("versions", True, f"Python {platform.python_version()}, {found}")
 
@@ -88,7 +108,7 @@ def check_certificate(path: Path, name: str, now: datetime) -> Check:
         remedy = "Make another authority, for all silos" if facts.authority else "Run `fedsync certs init DIR --renew`"
         return judge_expiry(name, f"{facts.subject}{hosts}", facts.expires, now, remedy)
 
-    return guarded(name, found)
+    return guarded(name)(found)()
 
 
 def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy: str) -> Check:
@@ -100,14 +120,10 @@ def judge_expiry(name: str, what: str, expires: datetime, now: datetime, remedy:
     return Check(name, left >= LEAST_DAYS, f"{detail}{few}", remedy if few else "")
 
 
+@guarded("key")
 def check_fit(folder: Path) -> Check:
-    """Check that the server's key, its certificate and the authority belong together."""
-
-    def found() -> Check:
-        check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
-        return Check("key", True, "fits the certificate, which the authority signed")
-
-    return guarded("key", found)
+    check_server_certificate(Authority.at(folder).certificate, ServerCertificate.at(folder))
+    return Check("key", True, "fits the certificate, which the authority signed")
 
 
 def check_authority_key(folder: Path) -> Check:
@@ -118,71 +134,52 @@ def check_authority_key(folder: Path) -> Check:
     return Check("authority key", True, f"{key} lies here: whoever takes the server can sign; move it offline")
 
 
+@guarded("node key")
 def check_node_key(path: Path) -> Check:
-    """Check that the silo's node key is valid, and private to its owner."""
-
-    def found() -> Check:
-        keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
-        if not keys:
-            return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
-        return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")
-
-    return guarded("node key", found)
+    keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
+    if not keys:
+        return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
+    return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")
 
 
+@guarded("keys")
 def check_ring(folder: Path, name: str) -> Check:
-    """Check the silo's keys for encrypted runs, and report their epoch."""
+    from fedsync.cipher.keys.keyring import open_ring
 
-    def found() -> Check:
-        from fedsync.cipher.keys.keyring import open_ring
-
-        ring = open_ring(folder)
-        if ring.own.name != name:
-            return Check("keys", False, f"{folder} has the keys of {ring.own.name!r}", f"Name the folder of {name!r}")
-        members = ", ".join(ring.group.members)
-        return Check(
-            "keys", True, f"epoch {ring.group.epoch}, group {ring.group.fingerprint.hex()[:16]}, for {members}"
-        )
-
-    return guarded("keys", found)
+    ring = open_ring(folder)
+    if ring.own.name != name:
+        return Check("keys", False, f"{folder} has the keys of {ring.own.name!r}", f"Name the folder of {name!r}")
+    members = ", ".join(ring.group.members)
+    return Check("keys", True, f"epoch {ring.group.epoch}, group {ring.group.fingerprint.hex()[:16]}, for {members}")
 
 
+@guarded("lock")
 def check_open(folder: Path) -> Check:
     """Check that integrity failures have not locked the silo."""
+    from fedsync.cipher.keys.keyring import open_ring
 
-    def found() -> Check:
-        from fedsync.cipher.keys.keyring import open_ring
-
-        try:
-            Lockout(open_ring(folder)).check()
-        except SiloLocked as error:
-            return Check("lock", False, str(error))
-        return Check("lock", True, "open")
-
-    return guarded("lock", found)
+    try:
+        Lockout(open_ring(folder)).check()
+    except SiloLocked as error:
+        return Check("lock", False, str(error))
+    return Check("lock", True, "open")
 
 
+@guarded("keys")
 def check_server_keys(path: Path) -> Check:
-    """Check the server's key file for encrypted runs, and report its epoch."""
+    from fedsync.cipher.keys.keywrap import read_server_file
 
-    def found() -> Check:
-        from fedsync.cipher.keys.keywrap import read_server_file
-
-        file = read_server_file(path.read_bytes(), str(path))
-        return Check(
-            "keys", True, f"epoch {file.epoch}, group {file.fingerprint.hex()[:16]}, {', '.join(file.senders)}"
-        )
-
-    return guarded("keys", found)
+    file = read_server_file(path.read_bytes(), str(path))
+    return Check("keys", True, f"epoch {file.epoch}, group {file.fingerprint.hex()[:16]}, {', '.join(file.senders)}")
 
 
 def check_silos(config: ServerStartConfig) -> Check:
     """Check that the server accepts the silos' public node keys, and that all keys differ."""
     problems: list[ConfigError] = []
-    owners: dict[bytes, str] = {}
+    owners: dict[str, str] = {}
     for name, path in config.node_keys.items():
         try:
-            point = _point(node_public_key(name, Path(path)))
+            point = key_digest(node_public_key(name, Path(path)))
         except ConfigError as error:
             problems.append(error)
             continue
@@ -196,49 +193,33 @@ def check_silos(config: ServerStartConfig) -> Check:
     return Check("silos", True, ", ".join(config.node_keys) or "none is listed; register their keys otherwise")
 
 
-def _point(key: EllipticCurvePublicKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
+@guarded("state")
 def check_state(folder: Path) -> Check:
-
-    def found() -> Check:
-        if _nearest(folder) != folder:
-            return Check("state", True, f"{folder} will be made")
-        mode = folder.stat().st_mode & 0o777
-        if mode & 0o077:
-            return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
-        return Check("state", True, f"{folder}, mode {mode:04o}")
-
-    return guarded("state", found)
+    if _nearest(folder) != folder:
+        return Check("state", True, f"{folder} will be made")
+    mode = folder.stat().st_mode & 0o777
+    if mode & 0o077:
+        return Check("state", False, f"{folder} has mode {mode:04o}", f"Run `chmod {OWNER_FOLDER:o} {folder}`")
+    return Check("state", True, f"{folder}, mode {mode:04o}")
 
 
+@guarded("disk")
 def check_disk(folder: Path) -> Check:
-
-    def found() -> Check:
-        free = shutil.disk_usage(_nearest(folder)).free
-        detail = f"{_size(free)} free"
-        remedy = f"Free {_size(LEAST_DISK_BYTES)} at least, or choose another state folder"
-        return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
-
-    return guarded("disk", found)
+    free = shutil.disk_usage(_nearest(folder)).free
+    detail = f"{_size(free)} free"
+    remedy = f"Free {_size(LEAST_DISK_BYTES)} at least, or choose another state folder"
+    return Check("disk", True, detail) if free >= LEAST_DISK_BYTES else Check("disk", False, detail, remedy)
 
 
 def check_memory_for(strategy: StrategyConfig | None) -> Check:
     """Run `check_memory` with the model of the strategy, unless only the silos can build the model."""
     if strategy is None or strategy.task.own_loop:
         return check_memory(None)
-    return guarded("memory", lambda: check_memory(model_bytes(strategy)))
+    return guarded("memory")(lambda: check_memory(model_bytes(strategy)))()
 
 
 def check_memory(model: int | None) -> Check:
-    """Check that memory suffices for training.
-
-    Args:
-        model: size of the model [bytes]; None checks only for a minimum.
-    """
+    """Check that memory suffices for training."""
     free = psutil.virtual_memory().available
     wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
     detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")
@@ -247,14 +228,11 @@ def check_memory(model: int | None) -> Check:
     return Check("memory", False, f"{detail}, {_size(wanted)} wanted", "End other programs, or use a larger machine")
 
 
+@guarded("device")
 def check_device(device: str) -> Check:
+    from fedsync.train.machine.device import resolve
 
-    def found() -> Check:
-        from fedsync.train.machine.device import resolve
-
-        return Check("device", True, str(resolve(device, "device")))
-
-    return guarded("device", found)
+    return Check("device", True, str(resolve(device, "device")))
 
 
 def _nearest(folder: Path) -> Path:
@@ -266,15 +244,3 @@ def _nearest(folder: Path) -> Path:
 def _size(count: int) -> str:
     unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
     return f"{count / unit:.1f} {name}"
-
-
-def guarded(name: str, found: Callable[[], Check]) -> Check:
-    """Run a check, and turn its errors into a failed result, so that the remaining checks still run."""
-    try:
-        return found()
-    except ConfigError as error:
-        return Check(name, False, f"{error.place}: {error.problem}", error.remedy)
-    except (FedSyncError, OSError) as error:
-        return Check(name, False, str(error), "See the message")
-    except Exception as error:  # user code of a task, or a foreign key file, may raise anything
-        return Check(name, False, f"{type(error).__name__}: {error}", "See the message; if it says nothing, report it")

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedsync.common.proxies import ProxyRefused, Way
+from fedsync.common.proxies import ProxyRefused, Way, split
 from fedsync.identity.certificates import (
     CertificateReplaced,
     certificate_facts,
@@ -44,76 +44,56 @@ def check_reachable(way: Way) -> Check:
     return Check("server", True, f"{way}{through}, round trip {1000 * min(times):.1f} ms")
 
 
+@guarded("TLS")
 def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
     """Check that the server's certificate is signed by the authority, covers its name, and does not expire soon."""
-
-    def found() -> Check:
-        try:
-            version, facts = prove_server(way, authority, TIMEOUT_S)
-            remedy = "Have the server's operator renew its certificate and restart the server"
-            covers = f"{version}, the certificate covers {way.host}"
-            return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
-        except ssl.SSLCertVerificationError as error:
-            remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
-            return Check("TLS", False, error.verify_message, remedy)
-        except (ProxyRefused, CertificateReplaced) as error:
-            return Check("TLS", False, str(error), error.remedy)
-        except OSError as error:
-            return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
-
-    return guarded("TLS", found)
+    try:
+        version, facts = prove_server(way, authority, TIMEOUT_S)
+        remedy = "Have the server's operator renew its certificate and restart the server"
+        covers = f"{version}, the certificate covers {way.host}"
+        return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
+    except ssl.SSLCertVerificationError as error:
+        remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+        return Check("TLS", False, error.verify_message, remedy)
+    except (ProxyRefused, CertificateReplaced) as error:
+        return Check("TLS", False, str(error), error.remedy)
+    except OSError as error:
+        return Check("TLS", False, f"{error}", "Check that a SuperLink with TLS listens there")
 
 
+@guarded("served")
 def check_served(address: str, certificate: Path, now: datetime, *, running: bool) -> Check:
-    """Check that a running server presents the certificate that is on disk.
-
-    Args:
-        address: loopback address of the server.
-        certificate: file of the server's certificate.
-        now: current time, in UTC.
-    """
-
-    def found() -> Check:
-        if not running:
-            return Check("served", True, "not running")
-        host, _, port = address.rpartition(":")
-        shown = shown_certificate(Way(host.strip("[]"), int(port)), TIMEOUT_S)
-        if shown is None:
-            return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
-        facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
-        if facts.fingerprint != read_certificate(certificate).fingerprint:
-            detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
-            return Check("served", False, detail, remedy)
-        return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
-
-    return guarded("served", found)
+    """Check that a running server presents the certificate that is on disk."""
+    if not running:
+        return Check("served", True, "not running")
+    shown = shown_certificate(Way(*split(address)), TIMEOUT_S)
+    if shown is None:
+        return Check("served", False, f"no certificate is shown at {address}", "See superlink.log")
+    facts, remedy = certificate_facts(shown), "Restart `fedsync server start`; runs go on"
+    if facts.fingerprint != read_certificate(certificate).fingerprint:
+        detail = f"silos are shown another certificate than {certificate}: until {facts.expires:%Y-%m-%d %H:%M}"
+        return Check("served", False, detail, remedy)
+    return judge_expiry("served", "the certificate on the disk", facts.expires, now, "Renew it, then restart")
 
 
+@guarded("clock")
 def check_clock(way: Way, authority: Path, clock: Callable[[], float]) -> Check:
-    """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds.
-
-    Args:
-        authority: certificate to trust.
-        clock: returns seconds since the epoch.
-    """
-
-    def found() -> Check:
-        connection = way.line(trusting(authority), TIMEOUT_S)
-        try:
+    """Compare this machine's clock with the ``Date`` header of a server response, which has whole seconds."""
+    trust = trusting(authority)
+    try:
+        with way.connect(TIMEOUT_S) as raw, trust.wrap_socket(raw, server_hostname=way.host) as secured:
+            connection = http.client.HTTPConnection(way.host, way.port)
+            connection.sock = secured
             before_s = clock()
             connection.request("GET", "/health")
             date = connection.getresponse().getheader("Date")
             after_s = clock()
-            if date is None:
-                return Check("clock", True, "the server does not say what time it is")
-            there_s = parsedate_to_datetime(date).timestamp()
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
-        finally:
-            connection.close()
-        return judge_skew(there_s, before_s, after_s)
-
-    return guarded("clock", found)
+        if date is None:
+            return Check("clock", True, "the server does not say what time it is")
+        there_s = parsedate_to_datetime(date).timestamp()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Check("clock", False, f"no answer to compare with: {error}", "See the lines above")
+    return judge_skew(there_s, before_s, after_s)
 
 
 def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
@@ -127,7 +107,6 @@ def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
 
 
 def check_port(host: str, port: int, *, running: bool) -> Check:
-    """Check that the port is free, or used by this server itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.proxies import Way, way_to
-from fedsync.config.server_start import ServerStartConfig, UpstreamConfig
+from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.identity.certificates import Authority, ServerCertificate
@@ -22,7 +22,6 @@ from fedsync.ops.programs import way_to_server
 
 
 def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
-    """Run the checks that need no configuration file; ``strategy`` as in `check_silo`."""
     yield here.check_versions()
     yield here.check_disk(Path.cwd())
     yield here.check_memory_for(strategy)
@@ -30,12 +29,7 @@ def check_machine(strategy: StrategyConfig | None) -> Iterator[Check]:
 
 
 def check_silo(config: SiloStartConfig, strategy: StrategyConfig | None, now: datetime) -> Iterator[Check]:
-    """Run all checks of a silo, cheap checks first.
-
-    Args:
-        strategy: strategy whose model must fit into memory; None skips this.
-        now: current time, in UTC.
-    """
+    """Run all checks of a silo, cheap checks first."""
     yield here.check_versions()
     yield here.check_code(config)
     if config.authority is not None:
@@ -72,7 +66,10 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield here.check_disk(Path(config.state))
     yield here.check_memory_for(strategy)
     if config.upstream is not None:
-        yield from _check_upstream(config.upstream, now)
+        upstream = config.upstream
+        yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
+        yield here.check_node_key(Path(upstream.node_key))
+        yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
     running = health.is_running(Path(config.state), now)
     yield network.check_port(config.host, config.port, running=running)
     if config.certificates is not None:
@@ -81,12 +78,6 @@ def check_server(config: ServerStartConfig, strategy: StrategyConfig | None, now
     yield health.check_health(Path(config.state), now)
     yield health.check_registration(Path(config.state), now, config.node_keys)
     yield health.check_runs(Path(config.state), now)
-
-
-def _check_upstream(upstream: UpstreamConfig, now: datetime) -> Iterator[Check]:
-    yield here.check_certificate(Path(upstream.authority), "upstream CA", now)
-    yield here.check_node_key(Path(upstream.node_key))
-    yield from _check_way(lambda: way_to(upstream.server, os.environ), upstream.authority, now)
 
 
 def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | None = None) -> Iterator[Check]:

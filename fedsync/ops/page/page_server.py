@@ -70,11 +70,6 @@ HEADERS = {
 class PageServer(ThreadingHTTPServer):
     """HTTP server of one run's page, on loopback.
 
-    Args:
-        port: port to listen on; 0 chooses a free port.
-        steers: the page may send operator commands.
-        asks: sends an operator command to the run.
-
     Raises:
         OSError: the port is in use.
     """
@@ -116,7 +111,6 @@ class PageServer(ThreadingHTTPServer):
             return self._cookie, self._key
 
     def knows(self, cookie: str, key: str) -> bool:
-        """Return True if `enter` issued this cookie and key."""
         # A list, so all comparisons run: the response time does not reveal which value is wrong.
         return all([self._token is None, _same(cookie, self._cookie), _same(key, self._key)])
 
@@ -134,7 +128,6 @@ class PageServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def heard(self, request: socket.socket) -> None:
-        """Cancel the timeout of a request that is complete, or whose connection has ended."""
         with self.lock:
             late = self.reading.pop(request, None)
         if late is not None:
@@ -226,7 +219,6 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def _body(self) -> Any:
-        """Return the request's JSON object; None if the body is too large or not a JSON object."""
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES or self.headers.get("Transfer-Encoding") is not None:
             self.close_connection = True

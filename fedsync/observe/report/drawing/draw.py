@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsync.observe.quality.metric_pool import pooling
 from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
-from fedsync.observe.report.html import amount
+from fedsync.observe.report.results import amount
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
@@ -19,7 +19,7 @@ from fedsync.observe.report.style import (
     bars,
     canvas,
     legend_above,
-    markers,
+    marked,
     name_of,
     series,
     thin,
@@ -78,7 +78,7 @@ def _lines(
         rows = [(at, value) for at, value in values if value is not None]
         kept = thin(rows, MOST_POINTS)
         thinned = thinned or len(kept) < len(rows)
-        style = {**series(index), **markers(len(kept)), "marker": MARKERS[index % SERIES]}
+        style = marked(index, len(kept))
         ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
     ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
     if against == "rounds":
@@ -121,7 +121,7 @@ def batch_sizes(run: RunData) -> Picture | None:
                 mine = thin(
                     sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
                 )
-                style = {**series(index), **markers(len(mine)), "marker": MARKERS[index]}
+                style = marked(index, len(mine))
                 times, sizes = [at for at, _ in mine], [size for _, size in mine]
                 ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
             caption = "A step is an order."

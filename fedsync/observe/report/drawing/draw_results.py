@@ -18,7 +18,7 @@ from fedsync.observe.report.style import (
     Picture,
     canvas,
     legend_above,
-    markers,
+    marked,
     name_of,
     series,
     thin,
@@ -47,7 +47,7 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
     with canvas() as (figure, ax):
         for index, (run, rows) in enumerate(told):
             label = "pooled" if len(runs) == 1 else name_of(run.label)
-            style = {**series(index), **markers(len(rows)), "marker": MARKERS[index % SERIES], "zorder": 3}
+            style = {**marked(index, len(rows)), "zorder": 3}
             ax.plot([row.round for row in rows], [row.pooled for row in rows], label=label, **style)
             if silos and len(runs) <= MOST_BANDS:
                 _spread(ax, rows, index, alone=len(runs) == 1)
@@ -75,7 +75,7 @@ def over_seeds(groups: Sequence[SeedGroup], metric: str) -> Picture | None:
         return None
     with canvas() as (figure, ax):
         for index, (label, _, at, values) in enumerate(told):
-            style = {**series(index), **markers(len(at)), "marker": MARKERS[index % SERIES], "zorder": 3}
+            style = {**marked(index, len(at)), "zorder": 3}
             ax.plot(at, values.mean(axis=0), label=name_of(label), **style)
             if len(told) <= MOST_BANDS:
                 low, high = values.min(axis=0), values.max(axis=0)
@@ -127,7 +127,6 @@ def _spread(ax: Axes, rows: Sequence[RoundNumbers], index: int, *, alone: bool) 
 
 
 def roc(runs: Sequence[RunData]) -> Picture | None:
-    """Draw true against false positive rate of each run's pooled scores; None if there are none."""
     lines = _of_findings(runs, lambda found: found.roc)
     if not lines:
         return None

@@ -83,7 +83,8 @@ def timeline(run: RunData, most_orders: int = 2500) -> Picture | None:
         handles.append(Line2D([], [], label="commit", color=INK, linestyle="", marker="|", markersize=8))
         figure.legend(handles=handles, loc="outside upper center", ncols=columns)
     failed = sum(not span.done for span in kept)
-    absent = ", ".join(f"{_seconds(boxes[kind]):.1f} s {_KINDS[kind].label}" for kind in told[_ALWAYS:])
+    absent_s = {kind: sum(end_s - begin_s for begin_s, end_s, _ in boxes[kind]) for kind in told[_ALWAYS:]}
+    absent = ", ".join(f"{seconds:.1f} s {_KINDS[kind].label}" for kind, seconds in absent_s.items())
     alt = (
         f"Timeline of {run.label}: {len(names)} silos over {shown_s:.1f} s, {len(kept)} orders, {failed} without an "
         f"update, {len(commits)} commits. Of all silos' time {run.summary['wait_fraction']:.0%} was waiting."
@@ -141,10 +142,6 @@ def _boxes(run: RunData, orders: Iterable[OrderSpan], row_of: Mapping[str, int],
         if since_s < end_s:
             rest(silo, end_s)
     return boxes
-
-
-def _seconds(boxes: Iterable[Box]) -> float:
-    return sum(end_s - begin_s for begin_s, end_s, _ in boxes)
 
 
 def _patch(boxes: Iterable[Box], kind: _Kind) -> PathPatch:
