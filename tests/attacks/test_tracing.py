@@ -411,7 +411,7 @@ def test_the_server_keeps_a_number_of_versions_and_of_bytes_for_its_owner_alone(
     kept._most_bytes = 1000
     federation.round()
     assert versions(folder) == [5], "what is larger than the room is not kept, and the run goes on"
-    assert federation.aggregator.kept[1] == 6
+    assert federation.aggregator._chain.newest == 6
 
 
 def test_a_disk_that_takes_nothing_costs_no_round(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,4 +422,4 @@ def test_a_disk_that_takes_nothing_costs_no_round(make: Make, monkeypatch: pytes
 
     monkeypatch.setattr("fedsync.extras.tracing.evidence.write_pieces", full)
     federation.round()
-    assert federation.aggregator.kept[1] == 1 and versions(federation.out / EVIDENCE) == []
+    assert federation.aggregator._chain.newest == 1 and versions(federation.out / EVIDENCE) == []
