@@ -101,14 +101,14 @@ def test_idle_strangers_keep_no_silo_out(up: Served) -> None:
 
 def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
     line = up.joined("a")
-    up.hub.send("a", SiloQuestion("how far", most=100))
     most = MOST_TEXT_BYTES + 1
-    for head, size in [
-        (FrameHead(10, 1).dump(), 111),
-        (FrameHead(10, 1).dump(), 10**9),
-        (FrameHead(10, 99).dump(), BESIDE_BYTES + 11),
-    ]:
+    for number, size in [(1, 111), (2, 10**9), (99, BESIDE_BYTES + 11)]:
+        name = up.hub.send("a", SiloQuestion("how far", most=100)) if number < 99 else None
+        head = FrameHead(10, number).dump()
         assert spoken(up, head_of(line, "POST", "/answers", fedsync_head=head, content_length=size))[9:12] == "413"
+        ended = [(each.name, each.check, each.payload) for each in up.hub.receive(0.1)]
+        assert ended == ([] if name is None else [(name, "length", None)]), "nobody waits for another answer"
+    up.hub.send("a", SiloQuestion("how far", most=100))
     for bad in [
         "",
         "x",
@@ -120,13 +120,13 @@ def test_bodies_are_bounded_by_what_is_asked(up: Served) -> None:
     ]:
         found = spoken(up, head_of(line, "POST", "/answers", fedsync_head=bad, content_length=5), b"12345")
         assert found[9:12] == "400", bad
-    chunked = head_of(line, "POST", "/answers", fedsync_head=FrameHead(5, 1).dump(), transfer_encoding="chunked")
+    chunked = head_of(line, "POST", "/answers", fedsync_head=FrameHead(5, 3).dump(), transfer_encoding="chunked")
     assert spoken(up, chunked, b"5\r\n12345\r\n0\r\n\r\n")[9:12] == "411"
     both = head_of(
-        line, "POST", "/answers", fedsync_head=FrameHead(5, 1).dump(), transfer_encoding="chunked", content_length=5
+        line, "POST", "/answers", fedsync_head=FrameHead(5, 3).dump(), transfer_encoding="chunked", content_length=5
     )
     assert spoken(up, both, b"5\r\n12345\r\n0\r\n\r\n")[9:12] in ("400", "411")
-    less = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 1).dump(), content_length=5)
+    less = head_of(line, "POST", "/answers", fedsync_head=FrameHead(10, 3).dump(), content_length=5)
     assert spoken(up, less, b"12345")[9:12] == "400"
     assert up.hub.receive(0.1) == []
 
@@ -182,7 +182,7 @@ def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_pa
     place = f"/uploads/{question.ticket}"
     told: dict[str, Any] = {"upload_offset": 0, "upload_sha256": "0" * 64}
     assert spoken(up, head_of(other, "HEAD", place))[9:12] == "404"
-    for length, sent in [(most + 1, most + 1), (most, most + 1), (100, 50), (50, 100)]:
+    for length, sent in [(most, most + 1), (100, 50), (50, 100)]:
         told |= {"upload_length": length, "content_length": sent}
         assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "413"
     told |= {"upload_length": 5, "content_length": 5, "upload_offset": 3}
@@ -195,6 +195,11 @@ def test_an_upload_is_its_silo_s_and_no_larger_than_it_may_be(up: Served, tmp_pa
     )
     assert spoken(up, not_whole, b"x")[9:12] == "409"
     assert up.hub.receive(0.1) == []
+    told |= {"upload_length": most + 1, "content_length": most + 1}
+    assert spoken(up, head_of(line, "PUT", place, **told))[9:12] == "413"
+    (answer,) = up.hub.receive(1)
+    assert answer.check == "length" and answer.payload is None, "nobody waits for another answer"
+    assert spoken(up, head_of(line, "HEAD", place))[9:12] == "404"
 
 
 def test_of_two_connections_that_send_one_upload_the_later_counts(up: Served, tmp_path: Path) -> None:

@@ -44,6 +44,11 @@ _CHANGES: Changes = {
             "asyncio.wait_for(anext(stream), 60)",
         ),
         ("an-answer-is-as-large-as-its-silo-likes", "_length(request, head.text + most)", "_length(request, 2**40)"),
+        (
+            "an-answer-that-is-too-large-is-waited-for",
+            "if queued.number == number or queued.ticket == ticket",
+            "if False and queued.ticket == ticket",
+        ),
         ("an-answer-counts-twice", "            del session.queued[head.number]\n", ""),
         ("silos-wait-for-a-run-that-is-over", "410 if self.over else 204", "204"),
         (
@@ -53,8 +58,9 @@ _CHANGES: Changes = {
         ),
         (
             "an-upload-has-any-size",
-            "if total > upload.most or _length(request, upload.most - there)",
-            "if _length(request, 2**40)",
+            "        if total > upload.most:\n            raise self._too_large(session, ticket=upload.path.name)\n"
+            "        if _length(request, upload.most - there)",
+            "        if _length(request, 2**40)",
         ),
         (
             "an-upload-leaves-a-hole",

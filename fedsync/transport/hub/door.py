@@ -185,8 +185,11 @@ class Door:
         queued = session.queued.get(head.number)
         most = BESIDE_BYTES if queued is None else min(queued.question.most, BESIDE_BYTES)
         if head.spec or head.text > (ANSWER_TEXT_BYTES if queued is None else queued.question.most_text):
-            raise HTTPException(413, headers=_CLOSE)
-        length = _length(request, head.text + most)
+            raise self._too_large(session, head.number)
+        try:
+            length = _length(request, head.text + most)
+        except HTTPException as error:
+            raise self._too_large(session, head.number) if error.status_code == 413 else error from None
         if length < head.text:
             raise HTTPException(400, headers=_CLOSE)
         body = b"".join([piece async for piece in _pieces(request, length)])
@@ -209,6 +212,16 @@ class Door:
             del session.queued[head.number]
             self._delivered(queued, SiloAnswer(queued.name, text, beside, relay=bool(head.relay)))
         return Response(status_code=204)
+
+    def _too_large(self, session: HubSession, number: int = 0, ticket: str = "") -> HTTPException:
+        """Refuse an answer that is larger than its question permits, and end the question: nobody waits for another."""
+        with self._lock:
+            for queued in list(session.queued.values()):
+                if queued.number == number or queued.ticket == ticket != "":
+                    del session.queued[queued.number]
+                    problem = "its answer is larger than the question permits"
+                    self._delivered(queued, SiloAnswer(queued.name, problem=problem, check="length"))
+        return HTTPException(413, headers=_CLOSE)
 
     # Blobs and uploads.
 
@@ -251,7 +264,9 @@ class Door:
         there, total = upload.there, _number(request.headers.get("upload-length", ""))
         if upload.whole or request.headers.get("upload-offset") != str(there):
             raise HTTPException(409, headers={"upload-offset": str(there), **_CLOSE})
-        if total > upload.most or _length(request, upload.most - there) != total - there:
+        if total > upload.most:
+            raise self._too_large(session, ticket=upload.path.name)
+        if _length(request, upload.most - there) != total - there:
             raise HTTPException(413, headers=_CLOSE)
         upload.writer += 1
         mine, pieces, waiting = upload.writer, list[bytes](), 0
