@@ -1,6 +1,6 @@
 """Time of a private local step, beside Opacus' own on the same model and batch.
 
-    python bench/cost/private_step.py [--quick] [--out FILE.json]
+    python bench/cost/private_step.py [--quick] [--pairs N] [--out FILE.json]
 
 Opacus: `GradSampleModule` and `DPOptimizer` as `PrivacyEngine` makes them, with a Poisson-sampled batch of the same
 expected size from tensors in memory. Ours: an order of `PrivateTrainer`. Both do the same number of steps, in turn, on
@@ -71,6 +71,7 @@ class FedSyncLoop:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one task, one batch size, three pairs")
+    parser.add_argument("--pairs", type=int, default=15, help="runs of each side in a cell")
     parser.add_argument("--out", type=Path, default=Path("bench/results/private_step.json"))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -81,7 +82,7 @@ def main() -> None:
             slot = SiloSlot("a", 0, 2, 0)
             ours, theirs = FedSyncLoop(task, slot, batch), OpacusLoop(task, slot, batch)
             ours.run(), theirs.run()
-            found = alternated(ours.run, theirs.run, 3 if args.quick else 15)
+            found = alternated(ours.run, theirs.run, 3 if args.quick else args.pairs)
             own_s, other_s = median(found[0]), median(found[1])
             cells.append({"task": name, "batch": batch, "fedsync_s": own_s, "opacus_s": other_s})
     rows = [_row(cell) for cell in cells]
