@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from fedsync.flower.flower_strategy import FedSync
     from fedsync.model.tensor_parts import PartPatterns
     from fedsync.observe.replay import replay
-    from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
+    from fedsync.policies.aggregate.weighers import AggregationPolicy
     from fedsync.policies.balance.balancer_base import BalancerPolicy
     from fedsync.policies.barrier.barrier_base import BarrierPolicy
     from fedsync.policies.features.feature_base import FeaturePolicy
-    from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+    from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
     from fedsync.policies.predict.predictor_base import PredictorPolicy
     from fedsync.policies.schema import register
     from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
@@ -36,12 +36,12 @@ _HOMES = {
     "ProtocolError": "fedsync.common.errors",
     "RunError": "fedsync.common.errors",
     "replay": "fedsync.observe.replay",
-    "AggregationPolicy": "fedsync.policies.aggregate.aggregate_base",
+    "AggregationPolicy": "fedsync.policies.aggregate.weighers",
     "BalancerPolicy": "fedsync.policies.balance.balancer_base",
     "BarrierPolicy": "fedsync.policies.barrier.barrier_base",
     "FeaturePolicy": "fedsync.policies.features.feature_base",
     "PredictorPolicy": "fedsync.policies.predict.predictor_base",
-    "ServerOptimizerPolicy": "fedsync.policies.optimize.optimizer_base",
+    "ServerOptimizerPolicy": "fedsync.policies.optimize.optimizer_policies",
     "register": "fedsync.policies.schema",
     "FedSync": "fedsync.flower.flower_strategy",
     "SiloData": "fedsync.tasks.task_protocol",

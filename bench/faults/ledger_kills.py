@@ -33,7 +33,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.silo.owner.owner_policy import owner_environment
 from fedsync.silo.protocol import Identity, Train, read_reply, write_request
-from fedsync.silo.session.last_order import LastOrders
+from fedsync.silo.session.order_results import LastOrders
 from fedsync.silo.session.service import TrainerService
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 

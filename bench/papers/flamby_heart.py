@@ -34,7 +34,7 @@ from bench.papers.flamby_heart_task import CENTRES, accuracy
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.model.server_optimizer import Adaptive, Moments, ServerOptimizer
-from fedsync.policies.optimize.optimizer_base import FedAdam
+from fedsync.policies.optimize.optimizer_policies import FedAdam
 from fedsync.policies.schema import register
 from fedsync.simulation.run import run_virtual
 

@@ -26,9 +26,9 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.owner import privacy_guard
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
-from fedsync.train.dp_sgd import noise as noise_source
+from fedsync.train.dp_sgd import private_step as noise_source
 from fedsync.train.dp_sgd import private_trainer
-from fedsync.train.dp_sgd.noise import SeededRandom
+from fedsync.train.dp_sgd.private_step import SeededRandom
 from fedsync.train.options import LocalOptions
 
 DELTA, CLIP, RATE = 1e-5, 1.0, 1e-3

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn as models that travel; needs ``scikit-learn``."""
+"""Linear estimators of scikit-learn as torch modules, whose weights FedSync can average; needs ``scikit-learn``."""
 
 from __future__ import annotations
 

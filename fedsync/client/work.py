@@ -27,7 +27,7 @@ _OURS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 class Steps(Protocol):
-    """Counter of local steps; see `fedsync.train.pace.Pace`."""
+    """Counter of local steps; see `fedsync.train.order_clock.Pace`."""
 
     missized: int
     """Number of batches whose size differs from the order's."""

@@ -1,4 +1,4 @@
-"""Specification of a run for silos. It travels with every message, so that any process of a silo can serve the run."""
+"""Specification of a run for silos. Every request to a silo carries it, so that any process there can serve the run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.config.training import LocalConfig, UserConfig
 from fedsync.core.report_checks import MAX_EXAMPLES
 from fedsync.model.layout import Layout
-from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
-from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+from fedsync.policies.aggregate.weighers import AggregationPolicy
+from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
 from fedsync.train.silo_trainer import Throttle

@@ -24,7 +24,7 @@ from fedsync.core.extension import Extension
 from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.balance.balancer_base import FixedBalancer
-from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, OpenableSums, Resting
+from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos, OpenableSums, Resting
 from fedsync.policies.rounds.rounds_base import RoundHook
 from fedsync.policies.schema import Policy
 

@@ -5,7 +5,7 @@ its next update (error feedback). So the sum of the sent updates equals the sum 
 residual. With `Int8` the residual is smaller than the worst-case loss of one update. With `TopK` it grows to about the
 sum of the values that wait to be sent.
 
-- The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.last_order`). So a
+- The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.order_results`). So a
   repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.
 - The residual is stored times n_i / a_i, its factor in a commit (`Weighting`): the next order may have other steps and
   another batch size, and the server weighs the next update by those.

@@ -1,4 +1,4 @@
-"""Recorder of a run's files, written during the run."""
+"""Writer of a run's folder: configuration, journal and rounds during the run, and the summary at its end."""
 
 from __future__ import annotations
 

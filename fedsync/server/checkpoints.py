@@ -62,7 +62,7 @@ _MOST_NAME = 40
 KEPT = 3
 """Number of newest checkpoints that are kept."""
 
-FORMAT = 18
+FORMAT = 19
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
 _DIGEST_BYTES = 32

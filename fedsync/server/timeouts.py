@@ -1,4 +1,4 @@
-"""Timeouts of the Flower driver."""
+"""Timing of the server's driver: timeouts, retries, and the training of predictors in idle time."""
 
 from __future__ import annotations
 

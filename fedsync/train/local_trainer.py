@@ -25,7 +25,7 @@ from fedsync.privacy.release import PrivateSettings
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import MachineProbe, Pace
+from fedsync.train.order_clock import MachineProbe, Pace
 from fedsync.train.postmortem import Postmortem
 from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state

@@ -26,7 +26,7 @@ from fedsync.train.machine import device as devices
 from fedsync.train.machine.memory import BatchCap
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import Pace
+from fedsync.train.order_clock import Pace
 from fedsync.train.precision import Precision
 from fedsync.train.processes.rank import Rank
 from fedsync.train.sampler import Sampler

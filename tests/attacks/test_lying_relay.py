@@ -14,7 +14,7 @@ from fedsync.cipher.encoding.sealed_wire import Envelope
 from fedsync.cipher.suites.suite import Adder, Words
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.extras.relays import region_sum
+from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.sealed_region import SealedRegion
 from tests.cipher.make import INITIAL, Federation, change, close, plan
 
@@ -58,7 +58,7 @@ def _envelopes(federation: Federation) -> list[Envelope]:
 
 
 def _sent(federation: Federation, envelopes: list[Envelope], words: Words) -> None:
-    message = b"".join(region_sum.parts(envelopes, [words], np.empty(0, np.float32)))
+    message = b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
     ids = [envelope.head.members[0].update_id for envelope in envelopes]
     federation.aggregator.put_sum("relay", ids, np.frombuffer(message, np.uint8))
     federation.aggregator.commit(Commit(1, dict.fromkeys(ids, 1 / len(ids))))
@@ -101,7 +101,7 @@ def test_a_relay_passes_off_no_slip_of_another_order_as_one_of_this(kind: str, t
     ids = [each.head.members[0].update_id for each in second]
     for mixed in (first, [first[0], *second[1:]], [*second[:2], second[1]]):
         words = _added([each.words for each in mixed], adder)
-        message = np.frombuffer(b"".join(region_sum.parts(mixed, [words], np.empty(0, np.float32))), np.uint8)
+        message = np.frombuffer(b"".join(sealed_sum.parts(mixed, [words], np.empty(0, np.float32))), np.uint8)
         for named in (ids, [each.head.members[0].update_id for each in mixed]):
             with pytest.raises(ProtocolError):
                 federation.aggregator.put_sum("relay", named, message)
@@ -122,7 +122,7 @@ def test_a_relay_names_no_update_that_its_silo_did_not_sign(tmp_path: Path) -> N
     federation = Federation(plan("pad"), tmp_path, dict.fromkeys("abc", 10))
     envelopes = _envelopes(federation)
     words = _added([each.words for each in envelopes], Adder(federation.plan.form))
-    message = b"".join(region_sum.parts(envelopes, [words], np.empty(0, np.float32)))
+    message = b"".join(sealed_sum.parts(envelopes, [words], np.empty(0, np.float32)))
     slips = slice(24, message.index(words.tobytes()[:64]))
     ids = [envelope.head.members[0].update_id for envelope in envelopes]
     for at in range(slips.start, slips.stop, 97):

@@ -268,7 +268,7 @@ def test_an_answer_that_cannot_be_stored_stays_entered(
         raise OSError(28, "no room")
 
     victim = silo.begin(place / "home")
-    monkeypatch.setattr("fedsync.silo.session.last_order.LastOrders.add", full)
+    monkeypatch.setattr("fedsync.silo.session.order_results.LastOrders.add", full)
     assert silo.train(victim).refused
     assert silo.steps == 1
 

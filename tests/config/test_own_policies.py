@@ -20,9 +20,9 @@ from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Adaptive, HeavyBall, ServerOptimizer
 from fedsync.observe.replay import replay
 from fedsync.observe.run_builder import measuring
-from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.barrier.kinds.ssp import Ssp
-from fedsync.policies.optimize.optimizer_base import FedAdam, ServerOptimizerPolicy
+from fedsync.policies.optimize.optimizer_policies import FedAdam, ServerOptimizerPolicy
 from fedsync.policies.schema import kinds
 from fedsync.simulation.run import run_virtual
 

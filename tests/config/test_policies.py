@@ -13,17 +13,17 @@ from fedsync.core.orders import LocalWork, UpdateMeta
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.core.stopping import StopRules
-from fedsync.policies.aggregate.aggregate_base import Hinge, Polynomial, Scaled, Stale, Toward, WeightedMean
 from fedsync.policies.aggregate.aggregate_kinds import Normalised
-from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace
+from fedsync.policies.aggregate.weighers import Hinge, Polynomial, Scaled, Stale, Toward, WeightedMean
 from fedsync.policies.balance.by_forecast import EqualisingBalancer
-from fedsync.policies.balance.whole import InMultiples
+from fedsync.policies.balance.rounding import InMultiples
+from fedsync.policies.balance.without_forecast import LeaderStraggler, MovePace
 from fedsync.policies.barrier.intervals import FixedInterval
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
 from fedsync.policies.barrier.kinds.sampled import Sampling
-from fedsync.policies.barrier.late import Capped, Quorum
-from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, Resting
+from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos, Resting
+from fedsync.policies.barrier.wrappers.late_orders import Capped, Quorum
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.predictor_base import predictors
 from tests.laws.kinds import cases, configuration, examples

@@ -13,7 +13,7 @@ from fedsync.core.speed.sizing import Sizing
 from fedsync.core.state import Policies
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.predict.predictor_base import Ema
 

@@ -15,7 +15,7 @@ from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
-from fedsync.policies.barrier.wrappers.of_every_run import OpenableSums
+from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders, policies, scored
 
 

@@ -18,7 +18,7 @@ from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Sizing
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import ClusterView, Verdict
-from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.balance.by_forecast import ProportionalBalancer
 from tests.core.make import WORK, Scripted, answer, begin, joined, of_type, orders, policies
 

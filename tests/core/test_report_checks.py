@@ -17,7 +17,7 @@ from fedsync.core.weighting import Share
 from fedsync.evaluation.metrics.metric_types import statistics_of
 from fedsync.evaluation.metrics.moments import BlockSums, Mean
 from fedsync.evaluation.metrics.named import shipped
-from fedsync.policies.aggregate.aggregate_base import WeightedMean
+from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
 from tests.core.make import answer, of_type, orders, policies, scored
 

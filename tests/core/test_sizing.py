@@ -17,8 +17,8 @@ from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Adaptation, Plan, Scale, Sizing
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
+from fedsync.policies.balance.without_forecast import LeaderStraggler, MovePace
 from tests.core.make import Scripted, answer, begin, joined, of_type, orders
 
 WORK = LocalWork(steps=20, batch_size=32, learning_rate=0.1)

@@ -20,7 +20,7 @@ from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.ops.local import run_local
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, Identity
-from fedsync.silo.session.last_order import LastOrders
+from fedsync.silo.session.order_results import LastOrders
 from fedsync.silo.session.session import SiloSession
 from tests.flower.test_overlap import accounted, ages
 

@@ -15,7 +15,7 @@ from fedsync.common.field_docs import meanings
 from fedsync.config.locate import shipped_folder
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.shipped import Options
-from fedsync.policies.optimize.optimizer_base import FedAvgM
+from fedsync.policies.optimize.optimizer_policies import FedAvgM
 from tests.flower.grid import DirectGrid, silos_in_this_process
 
 SHIPPED = [path.stem for path in sorted(shipped_folder().glob("*.yaml"))]

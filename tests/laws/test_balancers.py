@@ -12,9 +12,9 @@ from fedsync.core.orders import SiloFacts
 from fedsync.core.protocols import Bounds, RoundSeen
 from fedsync.core.speed.curve import Curve
 from fedsync.core.views import SiloView
-from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
-from fedsync.policies.balance.whole import InMultiples
+from fedsync.policies.balance.rounding import InMultiples
+from fedsync.policies.balance.without_forecast import LeaderStraggler, MovePace
 from tests.laws.kinds import BATCH_SIZE, STEPS, policies_of
 from tests.laws.test_policies import STOP, Case, of_section
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedsync.policies.barrier.barrier_base import BarrierPolicy
 from fedsync.policies.barrier.kinds.bulk import Absp, Bsp
-from fedsync.policies.barrier.late import Capped, Deadline, LateRule, Quorum
+from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos, Resting
 from fedsync.policies.barrier.wrappers.fraction import Fraction
-from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos, Resting
+from fedsync.policies.barrier.wrappers.late_orders import Capped, Deadline, LateRule, Quorum
 from tests.laws.rounds import Rounds
 
 HURRIED = Absp(sync_ratio=1.0, report_s=0.25)

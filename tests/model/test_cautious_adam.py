@@ -12,7 +12,7 @@ from fedsync.model.cautious_adam import KEPT, LEAST_SHARE, Cautious, Tensor, ten
 from fedsync.model.chunked_arrays import SPAN_BYTES
 from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Moments
-from fedsync.policies.optimize.optimizer_base import CautiousAdam
+from fedsync.policies.optimize.optimizer_policies import CautiousAdam
 from tests.model.test_server_optimizer import vector, walk
 
 MEMORY = ArrayKeeper()

@@ -20,7 +20,7 @@ from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic, find_sync_point
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
-from fedsync.policies.barrier.late import Capped, LateRule, Quorum
+from fedsync.policies.barrier.wrappers.late_orders import Capped, LateRule, Quorum
 from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import load

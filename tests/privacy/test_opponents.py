@@ -10,7 +10,7 @@ from bench.faults.breakages.privacy import MUTANTS
 from bench.privacy.audit_bounds import bound_of_guesses, bound_of_one_run, bound_of_runs, chance, membership
 from bench.privacy.audit_opponents import OPPONENTS, broken, directions
 from fedsync.silo.owner import privacy_guard
-from fedsync.train.dp_sgd import noise, private_trainer
+from fedsync.train.dp_sgd import private_step, private_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -49,13 +49,16 @@ def test_opponents_are_for_breakages_that_there_are_once_each() -> None:
 
 
 def test_a_breakage_ends_with_its_block() -> None:
-    before = [dict(vars(module)) for module in (noise, private_trainer, privacy_guard)]
+    before = [dict(vars(module)) for module in (private_step, private_trainer, privacy_guard)]
     for name in ("noise-comes-again-after-a-crash", "an-evaluation-is-not-counted"):
         with broken(name):
             pass
-    assert [dict(vars(module)) for module in (noise, private_trainer, privacy_guard)] == before
+    assert [dict(vars(module)) for module in (private_step, private_trainer, privacy_guard)] == before
     with broken("noise-comes-again-after-a-crash"):
-        assert private_trainer.SystemRandom().chosen(50, 0.5).tolist() == noise.SystemRandom().chosen(50, 0.5).tolist()
+        assert (
+            private_trainer.SystemRandom().chosen(50, 0.5).tolist()
+            == private_step.SystemRandom().chosen(50, 0.5).tolist()
+        )
     assert private_trainer.SystemRandom is before[0]["SystemRandom"]
 
 

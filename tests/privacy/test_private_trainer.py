@@ -17,7 +17,7 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.dp_sgd import private_trainer
-from fedsync.train.dp_sgd.noise import SeededRandom, SystemRandom
+from fedsync.train.dp_sgd.private_step import SeededRandom, SystemRandom
 from fedsync.train.options import LocalOptions
 from tests.privacy.make import INPUTS, TARGETS, Fixed, Line, clipped, order, slot, trainer
 from tests.train.make import TwoClasses

@@ -13,7 +13,7 @@ from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import OtherVersion, Payload
 from fedsync.silo.protocol import Identity
-from fedsync.silo.session import last_order
+from fedsync.silo.session import order_results
 from fedsync.silo.session.session import SiloSession
 
 ORDERS = [WorkOrder(f"a/{number}", 0, number, 8, 2, 0.1, seed=number, evaluate=False) for number in (1, 2, 3)]
@@ -39,7 +39,7 @@ def test_a_trainer_that_died_goes_on_with_what_was_owed_before(
     expected = [calm.train(order, base).update for order in ORDERS]
     shaken.train(ORDERS[0], base)
     with monkeypatch.context() as full:
-        full.setattr(last_order.LastOrder, "save", _full_disk)
+        full.setattr(order_results.LastOrder, "save", _full_disk)
         with pytest.raises(ConfigError, match="full"):
             shaken.train(ORDERS[1], base)
     np.testing.assert_array_equal(shaken.train(ORDERS[1], base).update, expected[1])

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from fedsync.core.orders import WorkOrder
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train import local_trainer as local
-from fedsync.train import loop, pace
+from fedsync.train import loop, order_clock
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
 
@@ -69,9 +69,9 @@ class Clock:
             return gradients(trainer, rows)
 
         monkeypatch.setattr(Trainer, "_gradients", stepping)
-        for module in (local, loop, pace):
+        for module in (local, loop, order_clock):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now_s)
-        monkeypatch.setattr(pace, "sleep", self._sleep)
+        monkeypatch.setattr(order_clock, "sleep", self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.slept_s.append(seconds)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.train.machine.resources import Resources
-from fedsync.train.pace import MOST_WINDOWS, MachineProbe, Series
+from fedsync.train.order_clock import MOST_WINDOWS, MachineProbe, Series
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.speed.curve import Curve
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
 from fedsync.train import local_trainer as local
-from fedsync.train import loop, pace
+from fedsync.train import loop, order_clock
 from fedsync.train.loop import Trainer
 from fedsync.train.machine import measure as measuring
 from fedsync.train.machine.measure import Measurement, StepTiming, measure, sizes_up_to
@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
             return gradients(trainer, rows)
 
         monkeypatch.setattr(Trainer, "_gradients", stepping)
-        for module in (local, loop, measuring, pace):
+        for module in (local, loop, measuring, order_clock):
             monkeypatch.setattr(module, "perf_counter", lambda: now_s)
 
     return build

@@ -14,7 +14,7 @@ def unchecked(one: str) -> str:
 
 
 SILO: Changes = {
-    "cipher/silo/chain_log.py": (
+    "cipher/silo/replay_log.py": (
         (
             "what-a-silo-came-to-is-not-written-down",
             "                write_private(self._folder / self._file, self._memory.to_bytes())",

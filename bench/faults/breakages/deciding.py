@@ -223,7 +223,7 @@ _POLICIES: Changes = {
             "            else:\n                groups.append(group)\n                late |= at_work",
         ),
     ),
-    "policies/barrier/late.py": (
+    "policies/barrier/wrappers/late_orders.py": (
         (
             "late-updates-that-were-to-be-dropped-are-committed",
             "discard=verdict.discard + dropped,",
@@ -275,7 +275,7 @@ _POLICIES: Changes = {
             "if at_s is None:",
         ),
     ),
-    "policies/barrier/wrappers/of_every_run.py": (
+    "policies/barrier/wrappers/default_wrappers.py": (
         (
             "a-run-begins-before-enough-silos-are-there",
             "if not state.started and len(view.silos) < self.silos:",
@@ -302,7 +302,7 @@ _POLICIES: Changes = {
             "RestingState(rests, view.news, inner), verdict",
         ),
     ),
-    "policies/aggregate/aggregate_base.py": (
+    "policies/aggregate/weighers.py": (
         ("weights-do-not-sum-to-one", "total = sum(amounts)", "total = max(amounts)"),
         ("fedavg-counts-work-instead-of-data", "return float(meta.examples)", "return float(meta.samples)"),
         ("the-servers-rate-is-ignored", "return [self.rate * coefficient for", "return [coefficient for"),
@@ -321,7 +321,7 @@ _POLICIES: Changes = {
     "policies/aggregate/aggregate_kinds.py": (
         ("fednova-follows-whoever-does-most-steps", "return [share * effective / norm for", "return [share for"),
     ),
-    "policies/balance/whole.py": (
+    "policies/balance/rounding.py": (
         ("a-sample-of-the-batch-goes-to-nobody", "    while left > 0:", "    while left > 1:"),
     ),
     "policies/balance/by_forecast.py": (
@@ -336,7 +336,7 @@ _POLICIES: Changes = {
             "np.clip(times.largest(seconds), 0, bounds.cap)",
         ),
     ),
-    "policies/balance/adaptive.py": (
+    "policies/balance/without_forecast.py": (
         (
             "leader-straggler-burdens-the-slowest",
             "{leader: now.sizes[leader] + step, straggler: size - step}",

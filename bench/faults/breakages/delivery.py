@@ -360,7 +360,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "silo/session/last_order.py": (
+    "silo/session/order_results.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",

@@ -33,7 +33,7 @@ _CHANGES: Changes = {
             "self._settings, max(len(rows), 1))",
         ),
     ),
-    "train/dp_sgd/noise.py": (
+    "train/dp_sgd/private_step.py": (
         (
             "noise-is-divided-by-the-batch-twice",
             "alpha=settings.noise * settings.clip)",

@@ -140,7 +140,7 @@ _CHANGES: Changes = {
             "return weighed",
         ),
     ),
-    "extras/relays/region_sum.py": (
+    "extras/relays/sealed_sum.py": (
         (
             "members-are-whoever-a-relay-names",
             "wire.read_slip(payload[at : at + length], wanted)",
@@ -195,7 +195,7 @@ _CHANGES: Changes = {
             "None, plan.chunks, update_id, None,",
         ),
     ),
-    "policies/aggregate/combining.py": (
+    "policies/aggregate/commit_updates.py": (
         ("a-region-counts-as-one-silo", "first: sum(weights[member] for member in whole)", "first: weights[first]"),
         (
             "a-part-of-a-region-s-mean-counts",

@@ -123,10 +123,11 @@ class Inbox:
             self._expected(update_id.rpartition("/")[0], update_id, ordered, self._plan.chunks)
             for update_id, ordered in zip(update_ids, orders, strict=True)
         ]
-        from fedsync.extras.relays import region_sum
 
         payload = self._files.keep(payload)
-        found = region_sum.read(payload, relay, expected, self._plan.clear_values, self._adder)
+        from fedsync.extras.relays import sealed_sum
+
+        found = sealed_sum.read(payload, relay, expected, self._plan.clear_values, self._adder)
         self._check_nonces(relay, found.envelope)
         masks: Masks | None = None
         if self._plan.masked:

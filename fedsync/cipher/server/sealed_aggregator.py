@@ -113,10 +113,10 @@ class EncryptedAggregator:
         return upload_bytes(self._plan)
 
     def sum_bytes(self, members: int) -> int:
-        from fedsync.extras.relays import region_sum
+        from fedsync.extras.relays import sealed_sum
 
         annex = wire.MAX_ANNEX if self._plan.masked else 0
-        return region_sum.most_bytes(members, self.upload_bytes, annex)
+        return sealed_sum.most_bytes(members, self.upload_bytes, annex)
 
     @property
     def seals_figures(self) -> bool:

@@ -31,11 +31,11 @@ from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
-from fedsync.cipher.silo.chain_log import Asked, ChainLog
 from fedsync.cipher.silo.figure_pool import KeptModel, countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
 from fedsync.cipher.silo.reading import CatchUpReader, check_alike, clear_values
+from fedsync.cipher.silo.replay_log import Asked, ChainLog
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales, open_snapshot, seal_snapshot
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_pieces
 from fedsync.cipher.suites.suite import NO_DIGEST, NONCE_BYTES, Member, Sealer

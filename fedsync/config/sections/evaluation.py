@@ -1,4 +1,4 @@
-"""Evaluation and end of a run: metrics, best version, comparison with models trained alone, and stop rules."""
+"""Sections ``evaluation`` and ``stop``: metrics, best version, comparison with models trained alone, and stop rules."""
 
 from __future__ import annotations
 

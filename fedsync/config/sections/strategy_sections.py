@@ -18,12 +18,12 @@ from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.config.training import LocalConfig, PositiveInt, UserConfig
 from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat
 from fedsync.model.tensor_parts import PartPatterns
-from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg, FedNova
+from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.balance.balancer_base import BalancerPolicy
 from fedsync.policies.barrier.barrier_base import Inner
 from fedsync.policies.features.feature_base import FeaturePolicy
-from fedsync.policies.optimize.optimizer_base import ServerOptimizerPolicy
+from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy
 from fedsync.policies.schema import Chosen, PartOfOne, Positive

@@ -1,4 +1,4 @@
-"""Relay in the clear, which sends the server the weighted mean of its region's updates."""
+"""Adder of a region's updates in the clear: one weighted mean for each base version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relay under encryption: adds sealed updates of its region as the server would, also without a key.
+"""Adder of a region's sealed updates: it adds as the server does, also without a key.
 
 Updates may be in one sum if they have the same grid, base version, past and attempt and, with masks, the same context
 and roster. A silo that differs from the others of its region comes in a separate sum, so it costs the others nothing.
@@ -23,7 +23,7 @@ from fedsync.cipher.server.inbox import work_of
 from fedsync.cipher.server.sealed_aggregator import upload_bytes
 from fedsync.cipher.suites.suite import Adder
 from fedsync.common.errors import ProtocolError
-from fedsync.extras.relays import region_sum
+from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.region_sums import RegionSum
 from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.layout import Vector
@@ -120,6 +120,6 @@ class SealedRegion:
         for kept in updates.values():
             clear += np.float32(kept.share / whole) * kept.clear
         words, _ = total(envelopes, self._adder, self._plan.limit)
-        parts = list(region_sum.parts(envelopes, (), clear))
+        parts = list(sealed_sum.parts(envelopes, (), clear))
         nbytes = sum(map(len, parts)) + envelopes[0].words.nbytes
-        return RegionSum(tuple(updates), self._files.write(nbytes, region_sum.parts(envelopes, words, clear)))
+        return RegionSum(tuple(updates), self._files.write(nbytes, sealed_sum.parts(envelopes, words, clear)))

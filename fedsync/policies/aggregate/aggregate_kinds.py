@@ -9,7 +9,7 @@ from fedsync.core import weighting
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver, Weighting, progress
-from fedsync.policies.aggregate.aggregate_base import (
+from fedsync.policies.aggregate.weighers import (
     Constant,
     DiscountedPolicy,
     Polynomial,

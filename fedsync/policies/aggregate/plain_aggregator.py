@@ -19,7 +19,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat
 from fedsync.model.server_optimizer import Backing, Moments, Part, ServerOptimizer
 from fedsync.model.transfer import NO_PAYLOAD, InTheClear, Payload
-from fedsync.policies.aggregate.combining import Combiner, Combining, CommitUpdates, Taken, WaitingUpdates
+from fedsync.policies.aggregate.commit_updates import Combiner, Combining, CommitUpdates, Taken, WaitingUpdates
 
 _NAMES: Names = {
     "model": "_exact",

@@ -18,9 +18,9 @@ from fedsync.core.protocols import Weigher
 from fedsync.core.weighting import Solver
 from fedsync.model.chunked_arrays import spans
 from fedsync.model.layout import Vector
-from fedsync.policies.aggregate.aggregate_base import AggregationPolicy
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
-from fedsync.policies.aggregate.combining import Combiner, CommitUpdates, Rows
+from fedsync.policies.aggregate.commit_updates import Combiner, CommitUpdates, Rows
+from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.schema import Chosen, Count, PositiveInt, register
 
 InnerAggregation = Annotated[AggregationPolicy, Chosen("aggregation")]

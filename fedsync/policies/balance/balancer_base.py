@@ -1,4 +1,4 @@
-"""Base classes of balancers and curves, with the properties that the rest of the system reads."""
+"""Base classes of balancers and curves, and the kinds ``fixed``, ``linear`` and ``affine``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
-from fedsync.policies.balance.whole import InMultiples
+from fedsync.policies.balance.rounding import InMultiples
 from fedsync.policies.schema import Chosen, Policy, PositiveInt, register
 
 

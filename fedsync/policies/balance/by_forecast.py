@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.balancer_base import CurvePolicy, ForecastBalancer, LinearCurve
-from fedsync.policies.balance.whole import check_total, round_shares, round_soonest
+from fedsync.policies.balance.rounding import check_total, round_shares, round_soonest
 from fedsync.policies.schema import Chosen, register
 
 

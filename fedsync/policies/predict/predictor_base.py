@@ -1,4 +1,4 @@
-"""Base class of all predictors, and the two that do not train."""
+"""Base class of all predictors, and the predictors ``memoryless`` and ``ema``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agent of a silo: one process that holds requests at the hubs of all runs that the silo takes part in.
+"""Agent of a silo: one process that keeps a request for questions open at the hub of each of the silo's runs.
 
 The agent has a network, but neither the silo's data nor any training code. It passes questions over a Unix socket to
 the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the ClientApp, which sends it joins.
@@ -6,11 +6,11 @@ the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the Clien
 | state of a session | event | next state |
 |---|---|---|
 | joining | the hub accepts the join | joined; the session's data is on disk |
-| joining | the hub refuses the join | ended: another join arrives if the silo is wanted |
+| joining | the hub refuses the join | waiting for another join, at most ten minutes after the hub's last answer |
 | joined | a question comes | joined: a thread answers it, and the next question is requested at once |
 | joined | the connection breaks | joined, after a pause; or joining, where another join names another hub |
 | joined | the hub has forgotten the session | joining, with another join if there is one; else it waits for a join |
-| joined | the hub reports the end, or does not answer for a day | ended |
+| any | the hub reports the end, or does not answer for a day; before its first answer, for ten minutes | ended |
 
 A restarted agent continues the sessions that are on disk; the hub repeats unanswered questions.
 

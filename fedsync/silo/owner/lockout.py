@@ -7,8 +7,9 @@ another run resets it. For keys in memory the count is in memory.
 |---|---|---|
 | of this epoch, below the limit | exists | open |
 | of this epoch, at the limit | exists | locked |
-| of an earlier epoch | exists | open, and counts from zero: facts learned by forgeries are useless with new keys |
+| of another group, of no later epoch | exists | open, from zero: what forgeries taught is useless with new keys |
 | missing, damaged or of a later epoch | exists | locked: the count was removed, or old keys were restored |
+| readable | missing | the count applies, and the marker is created |
 | missing | missing | new: count and marker are created |
 
 `unlock` resets the count to zero in every state.

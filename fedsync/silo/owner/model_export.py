@@ -145,7 +145,7 @@ def _choose(kept: Sequence[KeptRun], run: str | None, state: str) -> KeptRun:
 
 def _write(out: Path, copies: Sequence[Path], spec: RunSpec, owner: OwnerPolicy | None) -> tuple[int, int | None]:
     """Write the newest copy, with private parts if there is an ``owner``; return its version and the best version."""
-    from fedsync.silo.session.last_order import LastOrders  # imports torch, which takes seconds
+    from fedsync.silo.session.order_results import LastOrders  # imports torch, which takes seconds
 
     with keeper_of(Identity.load(copies[0].parent), spec, owner) as keeper:
         path, newest, plan = kept_state(copies, spec, keeper.layout)

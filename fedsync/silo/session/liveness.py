@@ -6,6 +6,8 @@ answers may still have a thread that waits for ever: then no local step ends, an
 processes use processor time. A busy trainer is never treated as hung, however long a step takes. A thread cannot be
 killed, so the whole trainer ends after it has reported the error; the next message starts another.
 
+A trainer watches its own work by this table:
+
 | work | counts as hung after |
 |---|---|
 | the shipped loop, or an evaluation by it | ten minutes without a sign of life |

@@ -15,7 +15,7 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.model.transfer import OtherVersion, Payload, VersionMismatch
 from fedsync.silo.protocol import Completed, InProgress
-from fedsync.silo.session.last_order import LastOrder
+from fedsync.silo.session.order_results import LastOrder
 
 
 class OrderJob:

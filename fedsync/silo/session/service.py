@@ -14,7 +14,7 @@ these states:
 | failed | `Refused` | the same | begins it | begins it | unknown |
 
 *Refused*: the order's payload did not continue the model version that the silo holds. A new service loads the last
-*done* order from disk (`fedsync.silo.session.last_order`), and the order before it if the two were queued. All other
+*done* order from disk (`fedsync.silo.session.order_results`), and the order before it if the two were queued. All other
 orders are unknown to the service. A service has at most two orders, one queued behind the other. The next order makes
 the older one unknown.
 """

@@ -36,8 +36,8 @@ from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.last_order import LastOrder, LastOrders, OwnModels
 from fedsync.silo.session.local_carryover import LocalCarryover
+from fedsync.silo.session.order_results import LastOrder, LastOrders, OwnModels
 from fedsync.silo.session.own_variate import StepControl
 from fedsync.silo.session.replicas import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings

@@ -1,4 +1,4 @@
-"""Setup of a silo in a run: the facts for its training code, and its training options."""
+"""Builder of a silo's trainer in this process, with the facts and the options that its training code gets."""
 
 from __future__ import annotations
 

@@ -24,7 +24,15 @@ from torch.utils.data import DataLoader
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import WorkOrder
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.dp_sgd.noise import ROWS, check_alone, clipped_sums, gradients_of, noisy_mean, random_of, steady
+from fedsync.train.dp_sgd.private_step import (
+    ROWS,
+    check_alone,
+    clipped_sums,
+    gradients_of,
+    noisy_mean,
+    random_of,
+    steady,
+)
 
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"

@@ -29,8 +29,15 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.dp_sgd import noise
-from fedsync.train.dp_sgd.noise import PrivateRandom, SystemRandom, clipped_sums, gradients_of, noisy_mean, random_of
+from fedsync.train.dp_sgd import private_step
+from fedsync.train.dp_sgd.private_step import (
+    PrivateRandom,
+    SystemRandom,
+    clipped_sums,
+    gradients_of,
+    noisy_mean,
+    random_of,
+)
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
@@ -47,11 +54,11 @@ class PrivateTrainer(Trainer):
     """
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
-        noise.check_options(options)
+        private_step.check_options(options)
         super().__init__(task, slot, options, run)
-        noise.check_layers(self._model)
+        private_step.check_layers(self._model)
         with torch.random.fork_rng():
-            noise.check_rows(task, self._model, self._samples, self._parameters)
+            private_step.check_rows(task, self._model, self._samples, self._parameters)
         self._quick = GradSampleModule(self._model, strict=True)
         self._settings: PrivateSettings | None = None
         self._random: PrivateRandom = SystemRandom()
@@ -158,7 +165,7 @@ def _grouped(persons: NDArray[np.int64], examples: int) -> list[NDArray[np.int64
 
 def _means(single: Tensor, of: NDArray[np.int64], units: int) -> Tensor:
     """Return the mean of each unit's row gradients, [units, ...]."""
-    single = noise.finite(single)
+    single = private_step.finite(single)
     index = torch.from_numpy(of).to(single.device)
     total = torch.zeros((units, *single.shape[1:]), dtype=single.dtype, device=single.device)
     counts = torch.bincount(index, minlength=units).to(single).view(-1, *[1] * (single.dim() - 1))

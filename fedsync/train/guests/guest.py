@@ -32,7 +32,7 @@ from fedsync.train.guests.guest_reply import tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import BatchSizes, Pace
+from fedsync.train.order_clock import BatchSizes, Pace
 from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 
@@ -89,8 +89,8 @@ class GuestTrainer(LocalTrainer):
 
     def make_private(self, settings: PrivateSettings) -> int:
         """See `SiloTrainer`; raises `ConfigError` if the loop does no private steps with ``work.private``."""
-        from fedsync.train.dp_sgd.noise import check_layers
         from fedsync.train.dp_sgd.private_loop import try_loop
+        from fedsync.train.dp_sgd.private_step import check_layers
 
         if self._app.opaque:
             problem = "a loop with opaque=True has no steps that could be private"

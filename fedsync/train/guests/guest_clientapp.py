@@ -52,7 +52,7 @@ from fedsync.train.guests.guest_reply import (
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, open_device
 from fedsync.train.module_parts import MOST_BYTES
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import BatchSizes, Pace
+from fedsync.train.order_clock import BatchSizes, Pace
 
 T = TypeVar("T")
 _ARRAYS, _CONFIG, _PRIVATE = "arrays", "config", "fedsync.private"

@@ -43,7 +43,7 @@ from fedsync.train.loop import Trainer
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.resources import Resources, allowed_processors
 from fedsync.train.options import LocalOptions
-from fedsync.train.pace import MachineProbe
+from fedsync.train.order_clock import MachineProbe
 from fedsync.train.processes.rank import OthersGone, Rank
 from fedsync.train.silo_trainer import Outcome, Throttle, Watch
 

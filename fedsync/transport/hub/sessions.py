@@ -1,6 +1,6 @@
 """Sessions of a hub: each silo's secret, and its unanswered questions. No network code.
 
-| state of a silo | until | next state |
+| state of a silo | event | next state |
 |---|---|---|
 | invited | its first request, with the join's secret | connected; the join admits nobody else |
 | connected | no request is held for ``AWAY_S`` | away: it may return by itself, with its session's secret |
@@ -8,9 +8,10 @@
 | any | a new invitation | invited; the present session continues until the new join is used |
 | any | it is struck off | unknown: its secrets and questions are deleted |
 
-A question is queued until it is answered, delivered to the server once, or dropped by the server: a late answer is
-acknowledged and ignored. So a connection failure loses none. A silo sends the number of its last received question and
-gets the later ones. Numbers of a session only grow, also across a restart of the server.
+A question is queued until its answer arrives, the server drops it, or the silo begins a new session. Each answer is
+delivered to the server once, and a later one is acknowledged and ignored. So a lost connection loses no question. A
+silo sends the number of its last received question and gets the later ones. Numbers of a session only grow, also across
+a restart of the server.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from fedsync.cipher.encoding.sealed_wire import MAX_ANNEX
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.extras.relays.region_sum import most_bytes
 from fedsync.extras.relays.region_sums import RegionSum
 from fedsync.extras.relays.sealed_region import SealedRegion
+from fedsync.extras.relays.sealed_sum import most_bytes
 from fedsync.extras.tracing.evidence import Evidence
 from fedsync.model.transfer import Payload
 from tests.cipher.make import INITIAL, Federation, change, close, plan

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.cipher.silo.chain_log import Asked
+from fedsync.cipher.silo.replay_log import Asked
 from fedsync.core.orders import Split, Subject, WorkOrder
 from tests.cipher.make import order
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedsync.cipher.encoding import sealed_wire as wire
 from fedsync.cipher.silo import replica_state
-from fedsync.cipher.silo.chain_log import ChainLog
+from fedsync.cipher.silo.replay_log import ChainLog
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.model.transfer import OtherVersion
 from tests.cipher.make import Federation, change, order, plan, report

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Weighting, progress
-from fedsync.policies.aggregate.aggregate_base import Toward, WeightedMean
 from fedsync.policies.aggregate.aggregate_kinds import Normalised
+from fedsync.policies.aggregate.weighers import Toward, WeightedMean
 
 
 def metas(*steps: int) -> list[UpdateMeta]:

@@ -20,10 +20,10 @@ from fedsync.core.weighting import Solver
 from fedsync.model.layout import Vector
 from fedsync.model.server_optimizer import HeavyBall
 from fedsync.observe.quality.kept_models import LAST
-from fedsync.policies.aggregate.aggregate_base import WeightedMean
-from fedsync.policies.aggregate.combining import Combiner, CommitUpdates, Rows
+from fedsync.policies.aggregate.commit_updates import Combiner, CommitUpdates, Rows
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.aggregate.robust import Krum, Median, RobustPolicy, TrimmedMean
+from fedsync.policies.aggregate.weighers import WeightedMean
 from fedsync.simulation.run import run_virtual
 from tests.policies.aggregate.stores import vector
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Share, Weighting
-from fedsync.policies.aggregate.aggregate_base import (
+from fedsync.policies.aggregate.weighers import (
     Constant,
     Discount,
     Hinge,

@@ -10,7 +10,7 @@ from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.speed.sizing import Scale, Sizing
 from fedsync.policies.balance.balancer_base import AffineCurve, FixedBalancer, LinearCurve
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
-from fedsync.policies.balance.whole import InMultiples
+from fedsync.policies.balance.rounding import InMultiples
 
 WORK = LocalWork(4, 8, 0.1)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.protocols import Bounds, RoundSeen
-from fedsync.policies.balance.adaptive import LeaderStraggler, MovePace, Search
+from fedsync.policies.balance.without_forecast import LeaderStraggler, MovePace, Search
 
 NAMES = ("a", "b", "c")
 BALANCER = LeaderStraggler(fast=MovePace(5, 3), fine=MovePace(1, 4))

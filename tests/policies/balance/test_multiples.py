@@ -9,7 +9,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.protocols import Balancer, Bounds
 from fedsync.core.speed.curve import Curve
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
-from fedsync.policies.balance.whole import InMultiples
+from fedsync.policies.balance.rounding import InMultiples
 
 
 def plan(

@@ -8,7 +8,7 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.protocols import Bounds, RoundSeen
-from fedsync.policies.balance.adaptive import SpendEvenly
+from fedsync.policies.balance.without_forecast import SpendEvenly
 from fedsync.privacy.accounting import fits
 from fedsync.privacy.release import Release
 

@@ -17,8 +17,8 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
-from fedsync.policies.barrier.late import Quorum
 from fedsync.policies.barrier.wrappers.fraction import Fraction
+from fedsync.policies.barrier.wrappers.late_orders import Quorum
 from fedsync.simulation.run import run_virtual
 from fedsync.train.weights import initial_model
 from tests.laws.rounds import Rounds

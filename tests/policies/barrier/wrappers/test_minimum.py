@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedsync.core.orders import SiloFacts
 from fedsync.core.views import ClusterView, SiloView, Verdict
-from fedsync.policies.barrier.wrappers.of_every_run import MinimumSilos
+from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
-from fedsync.policies.barrier.wrappers.of_every_run import Rest, Resting, RestingState
+from fedsync.policies.barrier.wrappers.default_wrappers import Rest, Resting, RestingState
 from tests.policies.barrier.make import silo, view
 
 

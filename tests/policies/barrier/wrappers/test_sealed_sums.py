@@ -4,7 +4,7 @@ from typing import Any
 
 from fedsync.core.views import ClusterView, Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
-from fedsync.policies.barrier.wrappers.of_every_run import OpenableSums
+from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
 from tests.policies.barrier.make import meta, silo, view
 
 

@@ -10,7 +10,15 @@ from fedsync.core.actions import Discard, HaltEarly
 from fedsync.core.orders import UpdateMeta, WorkOrder
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
-from fedsync.policies.barrier.late import Capped, Deadline, DeadlineState, LateRule, LateState, Quorum, Required
+from fedsync.policies.barrier.wrappers.late_orders import (
+    Capped,
+    Deadline,
+    DeadlineState,
+    LateRule,
+    LateState,
+    Quorum,
+    Required,
+)
 from tests.policies.barrier.make import begins, commits, meta, race, silo, view
 from tests.simulation.fake import Result
 

@@ -1,4 +1,4 @@
-"""Files of a silo that outlast an order: its last finished order, and the models that it trains for itself.
+"""Results of orders on a silo's disk: the answer to the last order, and models that the silo trains for itself.
 
 The last order is its answer and the start of the next order in the data, in one `VectorFile`. So after a crash the
 order is either done, and a repeated request gets the answer without a second training, or it never happened. The update

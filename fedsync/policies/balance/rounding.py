@@ -1,4 +1,4 @@
-"""Helpers of balancers: the check of a total, whole numbers, and batch sizes in multiples."""
+"""Rounding of batch sizes to whole numbers or multiples, within bounds and with a given total."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 Gradients of single rows need suitable options and layers, and a loss that is a mean over independent rows.
 
-The server knows the seed of a run, so a real silo takes both from the operating system's generator: 32 bytes of it are
-the key of a ChaCha20 stream for one order. Virtual time may use the order's seed, because nothing leaves.
+The server knows the seed of a run, so a real silo takes noise and units from the operating system's generator: 32
+bytes of it are the key of a ChaCha20 stream for one order. Virtual time may use the order's seed, because nothing
+leaves.
 """
 
 from __future__ import annotations

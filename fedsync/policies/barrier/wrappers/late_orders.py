@@ -1,4 +1,4 @@
-"""Base of barriers that hide late silos from an inner barrier.
+"""Barriers ``capped``, ``quorum`` and ``deadline``, which hide late silos from an inner barrier, and their base.
 
 ``capped``, ``quorum`` and ``deadline`` decide which orders are *late*. A late order continues, but the inner barrier
 neither sees its silo nor waits for it. Its update is dropped by name, or joins the next commit like a fresh update.

@@ -1,4 +1,4 @@
-"""Updates of a commit in the clear: pending updates, and aggregations that combine single ones instead of adding."""
+"""Pending updates in the clear, and the base of aggregations that need each update, such as median and Krum."""
 
 from __future__ import annotations
 

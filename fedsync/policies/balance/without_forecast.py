@@ -1,4 +1,4 @@
-"""Batch sizes by what silos did or may do: samples that move from the slowest silo to the fastest, and budgets."""
+"""Balancers without speed forecasts: ``leader-straggler`` by round times, and ``spend-evenly`` by privacy budgets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedsync.core.speed.curve import Curve
 from fedsync.core.speed.sizing import Sizing
 from fedsync.policies.balance.balancer_base import SharingBalancer
 from fedsync.policies.balance.by_forecast import ProportionalBalancer
-from fedsync.policies.balance.whole import in_multiples
+from fedsync.policies.balance.rounding import in_multiples
 from fedsync.policies.schema import PositiveInt, Settings, Share, register
 
 

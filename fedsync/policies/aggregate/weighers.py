@@ -1,4 +1,4 @@
-"""Base classes of all aggregations, weights of updates in a commit, and discounts of stale updates.
+"""Weights of updates in a commit, discounts of stale updates, and the base classes of all aggregations.
 
 Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
 algorithms are compositions:
@@ -28,7 +28,7 @@ from fedsync.core.weighting import PRECISION_UNIT, Share, Solver, Weighting
 from fedsync.policies.schema import Chosen, Count, NonNegative, Policy, register
 
 if TYPE_CHECKING:
-    from fedsync.policies.aggregate.combining import Combiner
+    from fedsync.policies.aggregate.commit_updates import Combiner
 
 
 class Discount(Policy):

@@ -10,7 +10,7 @@ import pytest
 from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import file_part
 from fedsync.silo.protocol import Completed
-from fedsync.silo.session.last_order import LastOrder, LastOrders
+from fedsync.silo.session.order_results import LastOrder, LastOrders
 from tests.memory import traced
 
 ORDER = WorkOrder("a/3", 2, 3, 16, 5, 0.1, seed=9, budget_s=1.5)

@@ -1,4 +1,4 @@
-"""Wrappers around every run's barrier: enough silos at the start, pauses of failing silos, sums that silos can open."""
+"""Wrappers that FedSync adds itself: enough silos at the start, pauses of failing silos, sums that silos can open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs beside the silo's keys: the newest versions that it reached in each run, with their D, and evaluated models.
+"""Logs beside the silo's keys against replays: digests D of each run's newest versions, and models already evaluated.
 
 A silo follows one chain of a run. Its memory of the chain is in the trainer's folder, which may be cleared, and a
 server can ask for several. The logged D prevent a second chain. They are on disk before the model of their version is

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from fedsync.cipher.keys.keyring import Ring
-from fedsync.cipher.silo import chain_log
-from fedsync.cipher.silo.chain_log import KEPT_RUNS, KEPT_VERSIONS, MOST_NAMES, ChainLog
+from fedsync.cipher.silo import replay_log
+from fedsync.cipher.silo.replay_log import KEPT_RUNS, KEPT_VERSIONS, MOST_NAMES, ChainLog
 from fedsync.common.errors import ConfigError
 
 
@@ -95,7 +95,7 @@ def test_a_new_epoch_forgets_all_and_an_old_one_nothing(folder: Path) -> None:
 
 
 def test_where_no_more_can_be_noted_nothing_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_log, "_MAX_OVER_BYTES", 32)
+    monkeypatch.setattr(replay_log, "_MAX_OVER_BYTES", 32)
     for number in range(KEPT_RUNS + 5):
         log(folder, run=digest(number)).enter(CHAINS)
     assert len(list((folder / "chains").iterdir())) == KEPT_RUNS + 5
