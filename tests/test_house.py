@@ -5,8 +5,8 @@ from pathlib import Path
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=76275, code=41820, docstrings=14275, largest_folder=20, names_twice=0),
-    "fedsync/extras": Size(lines=1910, code=995, docstrings=380, largest_folder=6, names_twice=0),
+    "fedsync": Size(lines=67760, code=38750, docstrings=11170, largest_folder=19, names_twice=0),
+    "fedsync/extras": Size(lines=5040, code=2690, docstrings=1000, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 

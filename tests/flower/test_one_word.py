@@ -90,7 +90,7 @@ def raising(error: Exception) -> Callable[..., NoReturn]:
 PLACES: dict[str, tuple[Any, str, Request]] = {
     "the message is read": (messages, "read_request", Describe()),
     "the payload is unpacked": (messages, "unpack", EvaluateModel(0)),
-    "the app is looked for": (client_app, "_bundle", Describe()),
+    "the app is looked for": (client_app, "announced", Describe()),
     "the node's configuration is read": (answers, "identify", Describe()),
     "its owner's approval is looked for": (answers, "check_approved", Describe()),
     "the trainer's folder is looked for": (answers, "trainer_folder", EvaluateModel(0)),
@@ -165,7 +165,7 @@ JOINING: dict[str, tuple[Any, str]] = {
     "the message is read": (messages, "read_join"),
     "the join is read": (Join, "parse"),
     "the owner is asked": (client_app, "trusted"),
-    "the app is looked for": (client_app, "_bundle"),
+    "the app is looked for": (client_app, "announced"),
     "the state folder is looked for": (client_app, "state_folder"),
     "it is handed over": (client_app, "hand_over"),
 }

@@ -211,7 +211,7 @@ SILO: Changes = {
         ),
         (
             "two-masked-sums-in-one-version",
-            "if self._plan.masked and len(envelopes) != 1:",
+            "if len(sums) != 1:",
             "if False:",
         ),
         (

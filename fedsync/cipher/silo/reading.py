@@ -147,15 +147,19 @@ class CatchUpReader:
     # Authenticate.
 
     def _entry(self, entry: LinkEntry, envelopes: Sequence[wire.Envelope]) -> ReadEntry:
-        if self._plan.masked and len(envelopes) != 1:
-            raise ProtocolError(SERVER, "reveals", f"{len(envelopes)} sums under masks of one round")
         sums = tuple(self._authenticator.authenticate(one, SERVER) for one in envelopes)
         if self._plan.noise is not None and len(sums) != 1:
             raise ProtocolError(SERVER, "members", f"{len(sums)} sums, each with a part of a version's noise")
         clear = clear_values(entry.clear, self._plan.clear_values)
         content = added_content([one.head for one in sums], as_bytes(clear).data)
-        unmasker = Unmasker(bytes(entry.reveals), sums[0].head.members) if self._plan.masked else None
+        unmasker = self._unmasker(entry, sums) if self._plan.masked else None
         return ReadEntry(entry.version, content, sums, clear, unmasker)
+
+    @staticmethod
+    def _unmasker(entry: LinkEntry, sums: Sequence[Authentic]) -> Unmasker:
+        if len(sums) != 1:
+            raise ProtocolError(SERVER, "reveals", f"{len(sums)} sums under masks of one round")
+        return Unmasker(bytes(entry.reveals), sums[0].head.members)
 
     # Place.
 

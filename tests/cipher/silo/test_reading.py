@@ -133,7 +133,7 @@ def test_masks_of_one_round_are_on_one_sum() -> None:
     masked = reader("masked")
     sums = tuple(envelope for _ in range(2) for envelope in adding(1, of("a/1")).entries[0].sums)
     with pytest.raises(ProtocolError, match="2 sums under masks"):
-        masked._entry(LinkEntry(1, (b"", b""), reveals=b""), sums)
+        masked._unmasker(LinkEntry(1, (b"", b""), reveals=b""), sums)
 
 
 # Calibrations, which silos that lie have sealed.
