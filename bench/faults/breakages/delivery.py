@@ -16,7 +16,7 @@ TESTS = (
     "tests/server/test_checkpoints.py",
     "tests/flower/test_sealed_checkpoints.py",
     "tests/server/test_driver.py",
-    "tests/silo/test_last_order.py",
+    "tests/silo/test_order_results.py",
     "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
 
