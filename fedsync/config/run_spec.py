@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 class SealedSurvey(Section):
     """Result of the survey before the run, encrypted for the silos: the specification of its own run, as JSON; whether
-    each
-    column is numeric; and the catch-up with the encrypted sums, from the beginning, base64.
+    each column is numeric; and the catch-up with the encrypted sums, from the beginning, base64.
     """
 
     spec: str

@@ -67,8 +67,7 @@ class TargetConfig(Section):
         """Return the rule, given the metrics of the run.
 
         Raises `ConfigError` if the run does not compute the metric, the bound is in the wrong direction, or no value of
-        the
-        metric reaches it, or every value does.
+        the metric reaches it, or every value does.
         """
         place, higher = "stop.target", is_higher(self.metric, metrics, "stop.target.metric")
         bound = self.at_least if higher else self.at_most

@@ -23,8 +23,7 @@ _MEMBERS = 2
 
 def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfig | None:
     """Return the survey before a run, or None. It fails if it ends with fewer silos than may begin; ``silos`` are those
-    of
-    the silo file that are present at the start.
+    of the silo file that are present at the start.
     """
     task = config.task
     asked = task.survey() if isinstance(task, CsvConfig) else None

@@ -60,8 +60,7 @@ class CodePlace:
         """Run the file and return the named object; ``run`` has the files that were run before, and gets this one.
 
         With ``call``, the object will be called, which the silo's owner must allow by its name. Raises `ConfigError`,
-        with
-        ``key``, if the file does not exist, its execution fails, or it does not define the name.
+        with ``key``, if the file does not exist, its execution fails, or it does not define the name.
         """
         from fedsync.common.sandbox.named_code import run_file
 

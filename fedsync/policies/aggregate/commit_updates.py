@@ -42,8 +42,7 @@ class WaitingUpdates:
     """Pending updates of one run, by id; ``wire`` is the format of single updates.
 
     A region's sum is the weighted mean of its members, float32 [values], kept under the first of their ids. A sum
-    counts
-    only as a whole: if a member is discarded, or missing in the commit of the others, no member counts.
+    counts only as a whole: if a member is discarded, or missing in the commit of the others, no member counts.
     """
 
     def __init__(self, wire: WireFormat) -> None:
