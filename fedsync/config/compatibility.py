@@ -18,9 +18,7 @@ _MANY = "many: bsp, a-bsp, fsp or elastic"
 
 
 def check_together(config: StrategySections) -> None:
-    """Check that the sections of a strategy do not contradict each other. Raises `ValueError` if sections contradict
-    each other; one line for each contradiction, with its remedy.
-    """
+    """Raise `ValueError` if sections of a strategy contradict each other: a line for each, with its remedy."""
     found = [problem for problem, wrong in _policies(config).items() if wrong]
     for check in (_balance, _statistics, _survival, _encrypted, _steps, _controls, _rounds, _masked, _sealed, private):
         try:
