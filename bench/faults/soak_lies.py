@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from fedsync.ops import programs
 from fedsync.silo.agent import agent, answers
 from fedsync.silo.protocol import Ask, Identity, read_reply
 from fedsync.transport.line import HubLine, ReceivedQuestion
+from fedsync.transport.questions import HEAD, FrameHead
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"
 """Name of the file, and the variable of the environment that says where it is."""
@@ -62,10 +62,18 @@ def lying(connect: Callable[[Identity], Ask]) -> Callable[[Identity], Ask]:
 
 
 class UnboundedLine(HubLine):
-    """A line that sends more than the server wants."""
+    """A line that sends more than the server wants, also where the server expects no upload."""
 
-    def answer(self, asked: ReceivedQuestion, *arguments: Any, **options: Any) -> None:
-        super().answer(replace(asked, most=MAX_SEALED_BYTES), *arguments, **options)
+    def answer(
+        self, asked: ReceivedQuestion, text: str, payload: Payload | None = None, *, relay: bool = False
+    ) -> None:
+        if payload is None or asked.ticket or payload.nbytes <= asked.most:
+            super().answer(replace(asked, most=MAX_SEALED_BYTES), text, payload, relay=relay)
+            return
+        head = FrameHead(len(text.encode()), asked.number)
+        self._checked(
+            self._said("POST", "/answers", {**self._known(), HEAD: head.dump()}, text.encode() + payload.tobytes())
+        )
 
 
 def main() -> None:
