@@ -115,9 +115,7 @@ class RunSpec(SparingSection):
         )
 
     def encryption_plan(self, layout: Layout) -> EncryptionPlan | None:
-        """How updates of a model with this layout are encrypted; None in the clear. Raises `ConfigError` as
-        `EncryptionPlan`.
-        """
+        """Encryption of updates with this layout; None in the clear. Raises `ConfigError` if `EncryptionPlan` does."""
         sealed = sealing(self.cipher)
         if sealed is None:
             return None

@@ -364,7 +364,7 @@ class Cursor:
         epoch: completed passes over the data.
         position: samples of the current pass already taken.
         state: JSON that the silo's own training code keeps between orders.
-        private: model parts that stay at the silo; see `fedsync.train.private.PrivateParts`.
+        private: model parts that stay at the silo; see `fedsync.train.module_parts.PrivateParts`.
     """
 
     epoch: int = 0

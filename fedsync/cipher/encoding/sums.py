@@ -96,7 +96,7 @@ def summed(statistic: Statistic, slots: Slots) -> tuple[float, ...]:
 
 
 def fault_of(evaluation: Evaluation, evaluators: int, statistics: Sequence[Statistic]) -> str:
-    """Why this many silos cannot have found this evaluation together; empty if they can."""
+    """Reason why this many silos cannot have found this evaluation together; empty if they can."""
     for one in statistics:
         sums = evaluation.sums[one.key]
         most = MAX_CELL if one.whole else math.ldexp(1.0, LIMB_BITS * _LIMBS - 1 - _POINT)

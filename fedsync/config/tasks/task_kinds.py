@@ -344,7 +344,7 @@ class _OwnFileSection(TaskSection):
 
 
 class CustomConfig(_OwnFileSection):
-    """Your own Python file with one `fedsync.tasks.Task`; see docs/your-task.md."""
+    """Your own Python file with one `fedsync.Task`; see docs/your-task.md."""
 
     kind: Literal["custom"]
     options: dict[str, Any] = Field(default_factory=dict)

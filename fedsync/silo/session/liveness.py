@@ -46,6 +46,18 @@ _PROBES = 6
 
 _END_S = 20.0
 
+LOOK_S = 5.0
+"""Pause between two checks [s]."""
+
+PATIENCE_S = 600.0
+"""Time without a sign of life after which the shipped loop counts as hung [s]."""
+
+UNWANTED_S = 60.0
+"""The same limit for work whose result nobody waits for [s]."""
+
+_LEAST_SHARE = 0.02
+"""Share of a processor that counts as a sign of life. Progress replies take less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signs:
@@ -201,19 +213,6 @@ class Trainers:
         silent = Seen(pid, "silent", datetime.now(UTC).isoformat(timespec="seconds"))
         before = self._seen.get(folder.name)
         return silent if before is None or replace(before, since=silent.since) != silent else before
-
-
-LOOK_S = 5.0
-"""Pause between two checks [s]."""
-
-PATIENCE_S = 600.0
-"""Time without a sign of life after which the shipped loop counts as hung [s]."""
-
-UNWANTED_S = 60.0
-"""The same limit for work whose result nobody waits for [s]."""
-
-_LEAST_SHARE = 0.02
-"""Share of a processor that counts as a sign of life. Progress replies take less."""
 
 
 @dataclass(frozen=True, slots=True)
