@@ -230,15 +230,19 @@ def account(run: Run, newest: int, *, lied: bool) -> str:
         return f"lost without a word: {sorted(arrived - set(used) - dropped)}"
     if not run.federation.sealed:
         return ""
-    versions = run.federation.versions()
-    return "" if newest in versions else f"the silos have versions {versions}"
+    versions = []
+    for version in run.federation.versions():
+        if version == newest:
+            return ""
+        versions.append(version)
+    return f"the silos have versions {versions}"
 
 
 def one(fault: str, federation: Federation, options: argparse.Namespace, seed: int) -> Outcome:
     """A run, a fault in it, and what became of it."""
     rng = random.Random(f"{fault} {seed}")
     rounds: int = options.rounds
-    at_commit, delay_s = rng.randint(1, rounds - 2), rng.uniform(0.0, 1.0)
+    at_commit, delay_s = rng.randint(1, rounds - 2), rng.uniform(0.0, 0.5)
     begin_s, resumed = time.monotonic(), federation.resumed
     settings = ["task={kind: digits}", f"local.steps={options.steps}", f"stop.rounds={rounds}"]
     settings += ["local.batch_size=32", "local.threads=1"]
@@ -253,6 +257,7 @@ def one(fault: str, federation: Federation, options: argparse.Namespace, seed: i
     if not problem and fault in FAULTS:
         time.sleep(delay_s)
         FAULTS[fault](run, rng)
+        problem = "it was over before its fault" if run.look() == rounds else ""
     problem = problem or run.see_through() or account(run, rounds + (config.policies().tally > 0), lied=fault in LIES)
     seconds, resumed = time.monotonic() - begin_s, federation.resumed - resumed
     return Outcome(code(), fault, seed, at_commit, resumed, run.by_hand, run.longest_s, seconds, problem)
@@ -381,7 +386,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first run of each fault")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--silos", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300, help="local steps an order")
+    parser.add_argument("--steps", type=int, default=100, help="local steps an order")
     parser.add_argument("--at-once", type=int, default=2, help="federations side by side")
     every = [NONE, *FAULTS, *LIES]
     parser.add_argument("--faults", nargs="*", default=every, help="parts of their names; all by default")

@@ -223,14 +223,12 @@ class Federation:
             return [psutil.Process(each.pid) for each in self._supervisors]
         return []
 
-    def versions(self) -> list[int]:
-        """Of the models that silos keep of their latest run."""
-        found = []
+    def versions(self) -> Iterator[int]:
+        """Of the models that silos keep of their latest run, each read when it is asked for (some four seconds)."""
         for name in self.names:
             with contextlib.suppress(FedSyncError):
                 config = SiloStartConfig.load(self.folder / f"{name}.yaml")
-                found.append(export_kept(config, self.folder / "models").version)
-        return found
+                yield export_kept(config, self.folder / "models").version
 
     @property
     def resumed(self) -> int:
