@@ -6,8 +6,8 @@ from bench.cost.path import measure
 from fedsync.cli import Runtime
 
 MOST = {
-    (Runtime.VIRTUAL, "plain"): (53, 308),
-    (Runtime.VIRTUAL, "bfv"): (77, 555),
+    (Runtime.VIRTUAL, "plain"): (45, 308),
+    (Runtime.VIRTUAL, "bfv"): (69, 555),
     (Runtime.LOCAL, "plain"): (111, 650),
     (Runtime.LOCAL, "bfv"): (137, 916),
 }

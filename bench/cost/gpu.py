@@ -32,12 +32,11 @@ from bench.common import alternated, beside, figure, line, print_table, save, wr
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
-from fedsync.train.machine.device import resolve, synchronise
+from fedsync.train.machine.device import Precision, PrecisionName, resolve, synchronise
 from fedsync.train.machine.measure import Measurement, measure
 from fedsync.train.options import LocalOptions
-from fedsync.train.precision import Precision, PrecisionName
-from fedsync.train.sampler import Sampler
 
 SLOT = SiloSlot("silo-0", 0, 1, 7)
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)

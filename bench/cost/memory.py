@@ -35,8 +35,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
 from fedsync.core.orders import WorkOrder
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import map_file, pieces, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, map_file, pieces, spans
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator

@@ -29,9 +29,9 @@ from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid
 from fedsync.tasks.task_protocol import SiloSlot, Task
+from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Sampler
 
 SLOT = SiloSlot("silo-0", 0, 5, 7)
 

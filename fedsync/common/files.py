@@ -1,14 +1,15 @@
-"""Atomic file writes, and secrets: files of mode 0600 in folders of mode 0700, for their owner alone."""
+"""Atomic file writes, checksums, and secrets: files of mode 0600 in folders of mode 0700, for their owner alone."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from fedsync.common.errors import ConfigError
 
@@ -257,3 +258,32 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_DIGEST_BYTES = 32
+
+Data = TypeVar("Data", bytes, memoryview)
+
+
+def checksum(*pieces: bytes | memoryview) -> bytes:
+    """Return the SHA-256 of consecutive pieces, 32 bytes."""
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.digest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digested(body: bytes) -> bytes:
+    """Return the digest, 32 bytes, followed by ``body``."""
+    return checksum(body) + body
+
+
+def undigested(data: Data) -> Data | None:
+    """Return the body, or None if it does not match its digest."""
+    body = data[_DIGEST_BYTES:]
+    return body if hashlib.sha256(body).digest() == data[:_DIGEST_BYTES] else None

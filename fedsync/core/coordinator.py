@@ -47,7 +47,6 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, FedSyncError, PolicyError, ProtocolError
 from fedsync.core.actions import Action, Commit, Discard, KeepBest, Note, Rollback, Savepoint, Stop, WakeAt
-from fedsync.core.checkpoint_state import COORDINATOR, fill, named
 from fedsync.core.events import (
     Evaluated,
     Event,
@@ -66,7 +65,7 @@ from fedsync.core.releasing import fail_order, give_up_orders, hurry, lose, rele
 from fedsync.core.report_checks import check_facts, check_report, usable
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Plan
-from fedsync.core.state import CoordinatorState, Policies
+from fedsync.core.state import COORDINATOR, CoordinatorState, Policies, fill, named
 from fedsync.core.views import ClusterView, SiloView, Verdict
 from fedsync.evaluation import final_evaluation as closing
 from fedsync.evaluation.version_scores import Scores
@@ -131,7 +130,7 @@ class Coordinator:
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
-        """Return the run's state by name, for a checkpoint; see `fedsync.core.checkpoint_state`."""
+        """Return the run's state by name, for a checkpoint; see `fedsync.core.state`."""
         return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

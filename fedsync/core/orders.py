@@ -260,7 +260,7 @@ class WorkReport:
         batch_cap: largest batch that fits the silo's memory, if it ran out of memory; None otherwise.
         evaluation: evaluation of the base model, if the order requested it.
         metrics: other figures, which decide nothing, for example ``{"peak_memory_bytes": 1e9}``. The name ends in the
-            unit; `fedsync.observe.quality.metric_pool` defines the pooling.
+            unit; `fedsync.observe.rounds` defines the pooling.
         pooled: if figures are sealed, pooled figures of the commits that came with the order.
         presence: the silo's remaining time; None if unchanged.
         precision: weight of the update in a private run; see `fedsync.privacy.release.PrivateSettings.precision`.

@@ -35,7 +35,7 @@ from fedsync.flower.result import FinalModel, RunResult, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import CommonForm, PartsError
 from fedsync.model.transfer import DurableAggregator

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsync.common.errors import SERVER, ProtocolError
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, WireFormat, check_length, check_magnitudes
 from fedsync.model.transfer import OtherVersion, Payload

@@ -34,8 +34,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.layout import Layout, Vector, matches
 from fedsync.model.server_optimizer import TINY, Adaptive, Backing, Moments, Part, ServerOptimizer, bounded
 

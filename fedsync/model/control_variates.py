@@ -40,7 +40,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsync.common.errors import SERVER
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import check_length, check_magnitudes
 from fedsync.model.server_optimizer import LARGEST, Backing, Moments, Part, ServerOptimizer

@@ -26,9 +26,8 @@ from fedsync.common.errors import SERVER, PolicyError, ProtocolError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import WorkOrder, WorkReport
 from fedsync.core.weighting import Weighting
-from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import HeldModel
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import ControlledModel, key_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, Wire

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common.errors import ProtocolError
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 

@@ -24,8 +24,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.layout import Layout, Vector
 
 LARGEST = 2.0**63

@@ -18,9 +18,18 @@ from fedsync.model.plain_replica import RECEIVED
 from fedsync.observe.lost_silos import LostSilo, LostSilos, expected_of
 from fedsync.observe.quality.evaluations import JudgedModels
 from fedsync.observe.quality.final_scores import FinalScores
-from fedsync.observe.quality.metric_pool import MetricPool, pooled, with_tested
-from fedsync.observe.rounds import Round, Rounds
-from fedsync.observe.shares import EndedOrder, SiloTotals, WaitingUpdate, missized_notes, shares_of
+from fedsync.observe.rounds import (
+    EndedOrder,
+    MetricPool,
+    Round,
+    Rounds,
+    SiloTotals,
+    WaitingUpdate,
+    missized_notes,
+    pooled,
+    shares_of,
+    with_tested,
+)
 from fedsync.observe.steered import SteeredRun
 
 _LATEST = 64

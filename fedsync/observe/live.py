@@ -20,7 +20,7 @@ from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_o
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural, read_summary
-from fedsync.observe.shares import EndedOrder
+from fedsync.observe.rounds import EndedOrder
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import new_table, silo_table
 from fedsync.observe.tail import Tail

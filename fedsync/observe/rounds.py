@@ -1,5 +1,6 @@
-"""Rounds of a run in its ledger: all rounds, or only the newest rounds of a long run; and the figures of a round.
+"""Rounds of a run, the work of each silo in them, and the figures that silos report.
 
+A ledger holds all rounds, or only the newest rounds of a long run.
 Removed rounds leave their count and an outline: time, loss and accuracy of selected rounds. The outline first has every
 round, then every second, every fourth and so on. So memory does not grow with the length of the run.
 """
@@ -8,9 +9,209 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, overload
+from typing import Literal, NamedTuple, Protocol, overload
 
-from fedsync.observe.shares import SiloShare
+from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport, fast_dataclass
+
+MOST_NAMES = 256
+"""Maximum number of names in a pool, because a silo could send new names with every order."""
+
+
+def pooling(name: str) -> Literal["largest", "sum", "mean"]:
+    """Return how values of several orders or silos are pooled, from the name of a figure, which ends in its unit.
+
+    | name | pooled | example |
+    |---|---|---|
+    | begins with ``peak_`` or ``max_`` | largest | ``peak_memory_bytes`` |
+    | ends in ``_s``, ``_j``, ``_wh``, ``_bytes`` or ``_count``, without ``_per_`` | sum | ``energy_j`` |
+    | any other | mean, weighted by samples | ``gradient_norm``, ``tokens_per_s`` |
+    """
+    if name.startswith(("peak_", "max_")):
+        return "largest"
+    return "sum" if name.endswith(("_s", "_j", "_wh", "_bytes", "_count")) and "_per_" not in name else "mean"
+
+
+class MetricPool:
+    """Pooled metrics of several orders."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[float, int]] = {}
+
+    def add(self, metrics: Mapping[str, float], samples: int) -> None:
+        for name, value in metrics.items():
+            total, weight = self._parts.get(name, (0.0, 0))
+            if not weight and len(self._parts) == MOST_NAMES:
+                continue
+            match pooling(name):
+                case "largest":
+                    self._parts[name] = (max(value, total) if weight else value, 1)
+                case "sum":
+                    self._parts[name] = (total + value, 1)
+                case "mean":
+                    self._parts[name] = (total + value * samples, weight + samples)
+
+    def values(self) -> dict[str, float]:
+        """Return the pooled metrics by name; safe to call while another thread adds."""
+        return {name: total / weight for name, (total, weight) in sorted(self._parts.copy().items())}
+
+
+class _Reported(Protocol):
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
+def with_tested(
+    metrics: Mapping[str, float], tested: dict[str, int], evaluation: Mapping[str, tuple[float, int]]
+) -> dict[str, float]:
+    """Add an evaluation to a version's metrics; evaluation metrics are always means over test samples.
+
+    Args:
+        metrics: metrics before the evaluation; not changed.
+        tested: number of samples behind each metric, by name; updated in place.
+    """
+    means = dict(metrics)
+    for name, (mean, samples) in evaluation.items():
+        before = tested.get(name, 0)
+        tested[name] = before + samples
+        means[name] = mean if not before else means[name] + (mean - means[name]) * samples / tested[name]
+    return means
+
+
+def pooled(parts: Iterable[_Reported]) -> dict[str, float]:
+    pool = MetricPool()
+    for part in parts:
+        if part.metrics:
+            pool.add(part.metrics, part.samples)
+    return pool.values()
+
+
+_MOST_NAMED = 20
+
+
+@fast_dataclass
+@dataclass(frozen=True, slots=True)
+class SiloShare:
+    """Contribution of one silo to a round; ``wait_s`` is the time from the update's arrival to the commit.
+
+    ``metrics`` are figures that the silo reported; see `fedsync.observe.rounds`.
+    """
+
+    batch_size: int
+    steps: int
+    samples: int
+    compute_s: float
+    overhead_s: float
+    wait_s: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class WaitingUpdate:
+    """An update that waits for its commit; ``busy_s`` is the duration of its order at the silo."""
+
+    meta: UpdateMeta
+    report: WorkReport
+    batch_size: int
+    at_s: float
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndedOrder:
+    """A finished order; times as in the journal. ``report`` is None if the order failed or training ended first."""
+
+    silo: str
+    order: WorkOrder
+    begin_s: float
+    end_s: float
+    report: WorkReport | None
+
+
+@dataclass(slots=True)
+class SiloTotals:
+    """Totals of one silo over a run; ``busy_s`` is compute plus overhead.
+
+    ``taken`` counts orders that ended because an operator dropped the silo; such orders are not failures.
+    """
+
+    orders: int = 0
+    failures: int = 0
+    taken: int = 0
+    steps: int = 0
+    samples: int = 0
+    compute_s: float = 0.0
+    busy_s: float = 0.0
+    batch_size: int = 0
+    order: WorkOrder | None = None
+    queued: WorkOrder | None = None
+    since_s: float = 0.0
+    metrics: MetricPool = field(default_factory=MetricPool)
+
+    def begin(self, order: WorkOrder, at_s: float) -> None:
+        if self.order is None:
+            self.order, self.since_s = order, at_s
+        else:
+            self.queued = order
+        self.batch_size = order.batch_size
+
+    def answered(self, update_id: str) -> WorkOrder | None:
+        """Return the order with this update_id, and make it the running order; None if the silo has no such order."""
+        if self.queued is not None and self.queued.update_id == update_id:
+            self.order, self.queued = self.queued, self.order
+        return self.order if self.order is not None and self.order.update_id == update_id else None
+
+    def end(self, at_s: float) -> float:
+        begin_s, self.since_s = self.since_s, at_s
+        self.order, self.queued = self.queued, None
+        self.busy_s += at_s - begin_s
+        return begin_s
+
+
+def missized_notes(silos: Mapping[str, SiloTotals]) -> list[str]:
+    """Return a note with the silos whose batches differ from the ordered size; empty if all silos have one size."""
+    if len({silo.batch_size for silo in silos.values()}) == 1:
+        return []
+    steps = {name: silo.metrics.values().get(MISSIZED, 0) for name, silo in sorted(silos.items())}
+    named = [
+        f"{name} ({n:.0f} of {silos[name].steps} steps)" for name, n in steps.items() if 10 * n > silos[name].steps
+    ]
+    if not named:
+        return []
+    said = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+    return [f"batches do not have the ordered size, so balancing does not reach them: {said}; the silo's log says why"]
+
+
+def shares_of(arrivals: list[WaitingUpdate], at_s: float) -> dict[str, SiloShare]:
+    """Return every silo's share of a commit at ``at_s``; several updates of a silo are summed, with the last wait."""
+    shares: dict[str, SiloShare] = {}
+    for arrival in arrivals:
+        name, report = arrival.meta.silo, arrival.report
+        overhead_s, wait_s = max(arrival.busy_s - report.compute_s, 0.0), at_s - arrival.at_s
+        share = SiloShare(
+            arrival.batch_size, report.steps, report.samples, report.compute_s, overhead_s, wait_s, report.metrics
+        )
+        before = shares.get(name)
+        shares[name] = share if before is None else _added(before, share)
+    return shares
+
+
+def _added(first: SiloShare, second: SiloShare) -> SiloShare:
+    last = min(first, second, key=lambda share: share.wait_s)
+    return SiloShare(
+        last.batch_size,
+        first.steps + second.steps,
+        first.samples + second.samples,
+        first.compute_s + second.compute_s,
+        first.overhead_s + second.overhead_s,
+        last.wait_s,
+        pooled((first, second)),
+    )
+
 
 MOST_OUTLINED = 2048
 

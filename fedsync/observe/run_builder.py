@@ -13,7 +13,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.state import Policies
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import DurableAggregator
 from fedsync.observe.exporters.exporter_base import open_exporters

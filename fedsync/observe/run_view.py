@@ -20,7 +20,7 @@ from fedsync.observe.live import LiveRun
 from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural
 from fedsync.observe.report.style import thin
-from fedsync.observe.shares import EndedOrder
+from fedsync.observe.rounds import EndedOrder
 from fedsync.observe.tail import Tail
 
 MOST_SILOS, MOST_SPANS, MOST_POINTS, MOST_DECISIONS, MOST_COMMITS = 200, 24, 300, 40, 200

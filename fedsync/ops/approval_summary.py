@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedsync.common.checksums import file_digest
 from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.files import file_digest
 from fedsync.common.sandbox.code_review import code_below
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import FedSyncError
 from fedsync.common.files import OWNER_FILE, settle_file, write_pieces
-from fedsync.model.array_keeper import is_large
-from fedsync.model.chunked_arrays import digest, link_file, map_file, pieces
+from fedsync.model.chunked_arrays import digest, is_large, link_file, map_file, pieces
 
 LASTING_BYTES = 2**14
 """Minimum size of an array with its own file under encryption [bytes], where many checkpoints share the same sums.

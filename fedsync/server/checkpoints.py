@@ -9,7 +9,7 @@ other updates, and must not use their stored state. So the run gets a new identi
 begins anew. An encrypted run ends if a checkpoint cannot be written, so there silos continue unless one is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
-Objects that change during a run define their own names (`fedsync.core.checkpoint_state`). Frozen values are written as
+Objects that change during a run define their own names (`fedsync.core.state`). Frozen values are written as
 their class and their fields by name. Large arrays have their own files (`fedsync.server.array_files`), which the line
 of JSON names; only new arrays are written.
 

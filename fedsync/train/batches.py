@@ -1,4 +1,4 @@
-"""Batches on the device, made from sample numbers."""
+"""Batches of a silo's data on the device: the samples of each, and how many of them fit in memory at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, tee
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +15,75 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from fedsync.client.lasting import Collate, LastingLoader, Piece, fetch
+from fedsync.common.rng import Stream, derive_seed, generator
+from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import Batch
+from fedsync.train.machine.device import is_out_of_memory
+
+T = TypeVar("T")
+
+_ALL = slice(None)
+
+
+class Sampler:
+    """Sampler that walks over one seeded permutation of the samples after another; each silo has its own.
+
+    Stateless except for a cache: cursor and count determine the samples. A failed order can therefore be repeated,
+    and the samples that an early stop left out come first in the next order.
+
+    Source: A-BSP, section 3.3.1 (unprocessed data first).
+    """
+
+    def __init__(self, examples: int, seed: int, silo: str) -> None:
+        self._examples = examples
+        self._seed = seed
+        self._silo = silo
+        self._epoch = -1
+        self._order: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+
+    def take(self, cursor: Cursor, count: int) -> tuple[NDArray[np.int64], Cursor]:
+        """Return the next ``count`` sample numbers, int64 [count], and the cursor after them.
+
+        The numbers are a view of the permutation: do not write to them. A batch may span epochs. A cursor past the
+        end, from before the silo lost data, starts the next epoch. Raises ValueError if ``count`` is below 1.
+        """
+        if count < 1:
+            raise ValueError(f"a batch needs at least one sample, not {count}")
+        epoch, position = cursor.epoch, cursor.position
+        parts, left = [], count
+        while left:
+            part = self._permutation(epoch)[position : position + left]
+            parts.append(part)
+            left -= len(part)
+            epoch, position = epoch + 1, 0
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)), self.after(cursor, count)
+
+    def after(self, cursor: Cursor, count: int) -> Cursor:
+        """Return the cursor after ``count`` more samples, without drawing them."""
+        if not count:
+            return cursor
+        start = cursor if cursor.position < self._examples else Cursor(cursor.epoch + 1)
+        epochs, position = divmod(start.position + count, self._examples)
+        return Cursor(start.epoch + epochs, position)
+
+    def walk(self, cursor: Cursor, batch_size: int, piece: int, own: slice = _ALL) -> Iterator[Piece]:
+        """Yield batches without end: of each the rows ``own``, in pieces of at most ``piece``, each with its own seed.
+
+        For reading ahead. Use a separate sampler, because a sampler caches only one permutation.
+        """
+        seed = derive_seed(self._seed, Stream.FETCHING, self._silo)
+        while True:
+            at = seed + cursor.epoch * self._examples + cursor.position
+            rows, cursor = self.take(cursor, batch_size)
+            first, last, _ = own.indices(batch_size)
+            for start in range(first, last, piece):
+                yield Piece((at + start) % 2**63, rows[start : min(start + piece, last)].tolist())
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        if epoch != self._epoch:
+            self._order = generator(self._seed, Stream.SAMPLER, self._silo, epoch).permutation(self._examples)
+            self._epoch = epoch
+        return self._order
 
 
 class Batches(ABC):
@@ -206,3 +274,95 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [map_tensors(item, change) for item in value]
     return value
+
+
+_PRECISION = 16
+
+
+def largest_fit(fits: Callable[[int], bool], most: int, go_on: Callable[[], bool]) -> int | None:
+    """Find the largest size up to ``most`` that fits, to within a sixteenth: doubling from 1, then bisection.
+
+    ``go_on`` is called before each size but the first; False ends the search. Returns a size that was tried and fits, 0
+    if size 1 does not fit, or None if no size has failed.
+    """
+    fitting, failing = 0, 1
+    while fits(failing):
+        if failing == most or not go_on():
+            return None
+        fitting, failing = failing, min(2 * failing, most)
+    while failing - fitting > max(1, fitting // _PRECISION) and go_on():
+        middle = (fitting + failing) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            failing = middle
+    return fitting
+
+
+class BatchCap:
+    """Limit on the number of samples that fit the memory at once, learned from failures.
+
+    `largest` is the largest piece worth trying [samples], None until memory runs out. It halves at each failure and
+    never grows, because an order that fails now and then costs more than constantly small pieces.
+    """
+
+    def __init__(self) -> None:
+        self.largest: int | None = None
+
+    def search(
+        self, work: Callable[[int], object], reset: Callable[[], None], most: int, go_on: Callable[[], bool]
+    ) -> int | None:
+        """Find `largest` by whole steps over a number of samples; see `largest_fit`.
+
+        ``reset`` undoes the effects of ``work`` and frees memory. Raises any error of ``work``, except out-of-memory
+        errors for more than one sample.
+        """
+
+        def fits(size: int) -> bool:
+            done = False
+            try:
+                work(size)
+                done = True
+            except (RuntimeError, MemoryError) as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+            except ValueError:
+                # Batch normalisation refuses a single sample; this says nothing about memory.
+                if size > 1:
+                    raise
+                done = True
+            # Not inside the handler: see `work_off`.
+            reset()
+            return done
+
+        found = largest_fit(fits, most, go_on)
+        if found is not None:
+            self.largest = found if self.largest is None else min(self.largest, found)
+        return found
+
+    def piece(self, count: int, pieces: int = 1) -> int:
+        """Number of samples to work off at once, so that ``count`` samples make at least ``pieces`` pieces."""
+        size = -(-count // pieces)
+        return size if self.largest is None else min(size, self.largest)
+
+    def work_off(
+        self, rows: Tensor, work: Callable[[Tensor, float], T], reset: Callable[[], None], pieces: int = 1
+    ) -> list[T]:
+        """Return the results of ``work`` on at least ``pieces`` pieces of ``rows``, int64 [n >= 1], that fit.
+
+        ``work`` gets a piece and its share of ``rows``. If memory runs out, ``reset`` undoes its effects, and it is
+        called again for all rows, in smaller pieces, as long as there are any. All other errors are raised.
+        """
+        count = len(rows)
+        while True:
+            size = self.piece(count, pieces)
+            try:
+                if size == count:
+                    return [work(rows, 1.0)]
+                return [work(piece, len(piece) / count) for piece in torch.split(rows, size)]
+            except (RuntimeError, MemoryError) as error:
+                if size == 1 or not is_out_of_memory(error):
+                    raise
+            # Outside the handler: inside, the error's traceback still holds the tensors that were too large.
+            reset()
+            self.largest = size // 2

@@ -17,12 +17,12 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, Diverged, FedSyncError, PolicyError
 from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder, WorkReport
 from fedsync.core.report_checks import check_evaluation, usable
-from fedsync.evaluation.metrics.gain import JudgedSamples
+from fedsync.evaluation.metrics.gain import JudgedSamples, LocalGains
 from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
-from fedsync.train.guests.guest_code import guarded
+from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import MachineProbe, Pace
@@ -349,3 +349,52 @@ class LocalTrainer(ABC):
         yield
         devices.synchronise(self._device)
         overhead_s[kind] = perf_counter() - start_s
+
+
+class GuardedTrainer:
+    """`SiloTrainer` around a `LocalTrainer`; raises `UserCodeError` for errors in user code."""
+
+    def __init__(self, make: Callable[[], LocalTrainer]) -> None:
+        with guarded():
+            self._trainer = make()
+            self.facts: TrainerFacts = self._trainer.facts()
+        self._gains = LocalGains()
+
+    @guarded()
+    def initial_model(self) -> Vector:
+        return self._trainer.initial_model()
+
+    @guarded()
+    def save_model(self, path: Path, model: Vector) -> None:
+        self._trainer.save_model(path, model)
+
+    @guarded()
+    def find_batch_cap_on_gpu(self) -> int | None:
+        return self._trainer.find_batch_cap_on_gpu()
+
+    @guarded()
+    def make_private(self, settings: PrivateSettings) -> int:
+        return self._trainer.make_private(settings)
+
+    @guarded()
+    def run(
+        self,
+        order: WorkOrder,
+        base: Vector,
+        cursor: Cursor,
+        throttle: Throttle | None = None,
+        watch: Watch | None = None,
+        correction: Vector | None = None,
+    ) -> Outcome:
+        return self._trainer.run(order, base, cursor, throttle, watch, correction)
+
+    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
+        return self._trainer.try_evaluate(model, cursor, split)
+
+    @guarded()
+    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
+        found = self._trainer.evaluate(model, cursor, split)
+        return self._gains.told(subject, found, self._trainer.judged if gains else None)
+
+    def where(self, thread: int) -> str:
+        return line_of(thread)

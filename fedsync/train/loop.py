@@ -19,17 +19,15 @@ from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.batches import Batches, batches_of
+from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
 from fedsync.train.check_task import FEW, check_data, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.machine import device as devices
-from fedsync.train.machine.memory import BatchCap
+from fedsync.train.machine.device import Precision
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import Pace
-from fedsync.train.precision import Precision
 from fedsync.train.processes.rank import Rank
-from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights, build_model, initial_model
 
 _EVALUATION_BATCH, _BY_WORKERS = 512, 64

@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.evaluation.metrics.named import NOTHING, Wanted
-from fedsync.train.precision import PrecisionName
+from fedsync.train.machine.device import PrecisionName
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import httpx
 import numpy as np
 
 from fedsync.common.backoff import Backoff
-from fedsync.common.checksums import file_digest
 from fedsync.common.errors import SERVER, ProtocolError, RunError
+from fedsync.common.files import file_digest
 from fedsync.model.chunked_arrays import spans
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of

@@ -154,7 +154,7 @@ def test_a_sum_that_cannot_be_made_costs_one_answer_and_not_all_that_come(monkey
         raise ConfigError("disk", "it is full", "Make room")
 
     with monkeypatch.context() as patch, pytest.raises(ConfigError):
-        patch.setattr("fedsync.model.array_keeper.ArrayKeeper.make", full)
+        patch.setattr("fedsync.model.chunked_arrays.ArrayKeeper.make", full)
         ask(relay, request())
     ask(relay, request(collect("a"), collect("b")))
     silos.answers(3, [1, 2])

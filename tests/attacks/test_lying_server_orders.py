@@ -15,7 +15,7 @@ import numpy as np
 from fedsync.cipher.encoding.catch_up import Start
 from fedsync.core.orders import Cursor, Evaluation, Window, WorkOrder, WorkReport
 from fedsync.silo.protocol import Describe, EvaluateModel, Hello, Train
-from fedsync.train.sampler import Sampler
+from fedsync.train.batches import Sampler
 from tests.attacks.adversary import FEATURES, Federation
 from tests.attacks.conftest import Make
 from tests.attacks.forgery import EMPTY, beginning, give

@@ -24,8 +24,7 @@ from fedsync.cipher.suites.suite import PAD, Adder, Words
 from fedsync.core.actions import Commit
 from fedsync.core.weighting import Weighting
 from fedsync.extras.tracing.evidence import Evidence
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import file_part
+from fedsync.model.chunked_arrays import ArrayKeeper, file_part
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import Payload
 from tests.cipher.make import order, report

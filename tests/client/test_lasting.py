@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from fedsync.client.lasting import LastingLoader, Piece
 from fedsync.core.orders import Cursor
-from fedsync.train.sampler import Sampler
+from fedsync.train.batches import Sampler
 
 EXAMPLES = 40
 

@@ -16,10 +16,10 @@ from fedsync.common.errors import ConfigError, Diverged, RunError
 from fedsync.core.orders import Cursor, Evaluation
 from fedsync.core.speed.curve import Curve
 from fedsync.evaluation.metrics.named import Wanted
+from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest import MOST_STATE, GuestTrainer
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Sampler
 from fedsync.train.silo_trainer import Throttle
 from tests.train.make import EXAMPLES, Clock, TwoClasses, order, slot
 

@@ -12,9 +12,9 @@ from fedsync.client import Silo, SiloApp, Work
 from fedsync.client.sklearn import SklearnModel
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
+from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.sampler import Sampler
 from tests.train.make import order
 
 X, Y = load_iris(return_X_y=True)

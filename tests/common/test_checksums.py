@@ -1,6 +1,6 @@
 """Damage is noticed wherever it is."""
 
-from fedsync.common.checksums import digested, undigested
+from fedsync.common.files import digested, undigested
 
 
 def test_what_was_written_comes_back_and_nothing_else_does() -> None:

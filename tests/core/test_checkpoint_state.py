@@ -3,11 +3,10 @@
 import hashlib
 from dataclasses import fields
 
-from fedsync.core.checkpoint_state import COORDINATOR
 from fedsync.core.speed.fitting import CurveBook
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation
-from fedsync.core.state import CoordinatorState, FailurePolicy
+from fedsync.core.state import COORDINATOR, CoordinatorState, FailurePolicy
 from fedsync.core.stopping import Passes
 from fedsync.core.views import Roster
 from fedsync.evaluation.metric_votes import Claims

@@ -47,4 +47,4 @@ def cut_off(strategy: FedSync, version: int, node: int = 1) -> None:
 
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models, updates and sums have files of their own, as those of large models have."""
-    monkeypatch.setattr("fedsync.model.array_keeper.LARGE_BYTES", 1000)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.LARGE_BYTES", 1000)

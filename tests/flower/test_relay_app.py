@@ -16,8 +16,7 @@ from fedsync.extras.relays.relay_messages import RegionRequest, read_region_repl
 from fedsync.flower import client_app
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import file_part
+from fedsync.model.chunked_arrays import ArrayKeeper, file_part
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
 from fedsync.silo.agent.answers import ask_relay

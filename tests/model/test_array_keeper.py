@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import file_part, map_file
+from fedsync.model.chunked_arrays import ArrayKeeper, file_part, map_file
 
 MIB = 2**20
 
@@ -80,7 +79,7 @@ def test_a_disk_that_takes_no_more_is_said_and_leaves_nothing(tmp_path: Path, mo
 
     with pytest.raises(ConfigError, match="No space left on device"):
         keeper.write(2 * MIB, parts())
-    monkeypatch.setattr("fedsync.model.array_keeper.map_file", full)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         keeper.keep(values)
     with pytest.raises(ConfigError, match="No space left on device"):
@@ -92,7 +91,7 @@ def test_memory_has_to_do_where_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper, values = ArrayKeeper(tmp_path / "kept", or_memory=True), whole(MIB)
-    monkeypatch.setattr("fedsync.model.array_keeper.map_file", full)
+    monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", full)
     for kept in (keeper.keep(values), keeper.make(np.float32, MIB, lambda start, stop: values[start:stop])):
         np.testing.assert_array_equal(kept, values)
         assert file_part(kept) is None and not kept.flags.writeable

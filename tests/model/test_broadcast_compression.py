@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ProtocolError
-from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.broadcast_compression import HEAD_BYTES, HeldModel, PublicModel, differences_kept, download_bytes
-from fedsync.model.chunked_arrays import SPAN_BYTES
+from fedsync.model.chunked_arrays import SPAN_BYTES, ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, WireFormat
 from fedsync.model.transfer import OtherVersion, Payload

@@ -7,9 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.cautious_adam import KEPT, LEAST_SHARE, Cautious, Tensor, tensors_of
-from fedsync.model.chunked_arrays import SPAN_BYTES
+from fedsync.model.chunked_arrays import SPAN_BYTES, ArrayKeeper
 from fedsync.model.layout import Layout
 from fedsync.model.server_optimizer import Moments
 from fedsync.policies.optimize.optimizer_policies import CautiousAdam

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ProtocolError
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.control_variates import ControlledModel, ControlVariates, key_of
 from fedsync.model.server_optimizer import Backing, Moments
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsync.model.array_keeper import ArrayKeeper
 from fedsync.model.cautious_adam import Cautious, Tensor
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.control_variates import ControlVariates
 from fedsync.model.layout import Vector
 from fedsync.model.server_optimizer import (

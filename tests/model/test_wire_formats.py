@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.common.errors import ProtocolError
-from fedsync.model.array_keeper import LARGE_BYTES, ArrayKeeper
-from fedsync.model.chunked_arrays import digest, file_part
+from fedsync.model.chunked_arrays import LARGE_BYTES, ArrayKeeper, digest, file_part
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import BLOCK, FP32, MAX_MAGNITUDE, Bf16, Fp16, Int8, TopK, WireFormat, round_fixed
 
@@ -68,7 +67,7 @@ def test_in_a_file_a_payload_has_the_same_bytes_and_in_memory_where_the_disk_is_
     vector = values(3_000_001)
     payload = wire.encode(vector, np.random.default_rng(1))
     if full:
-        monkeypatch.setattr("fedsync.model.array_keeper.map_file", no_space)
+        monkeypatch.setattr("fedsync.model.chunked_arrays.map_file", no_space)
     filed = wire.encode(WorkedOut(vector), np.random.default_rng(1), ArrayKeeper(tmp_path / "kept", or_memory=True))
     np.testing.assert_array_equal(filed, payload)
     assert (file_part(filed) is None) == (full or payload.nbytes < LARGE_BYTES)

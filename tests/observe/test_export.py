@@ -22,8 +22,7 @@ from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
 from fedsync.observe.exporters.exporter_base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.recorder import Recorder
-from fedsync.observe.rounds import Round, RoundFeed
-from fedsync.observe.shares import SiloShare
+from fedsync.observe.rounds import Round, RoundFeed, SiloShare
 from tests.observe.runs import A_ROUND, METRICS, two_silos
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from fedsync.observe.quality.metric_pool import MOST_NAMES, MetricPool
-from fedsync.observe.rounds import Figure, Round, figures
-from fedsync.observe.shares import SiloShare
+from fedsync.observe.rounds import MOST_NAMES, Figure, MetricPool, Round, SiloShare, figures
 
 
 @pytest.mark.parametrize(

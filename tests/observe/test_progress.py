@@ -12,8 +12,7 @@ from fedsync.core.stopping import StopRules
 from fedsync.flower import run_log
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.rounds import Round, Rounds
-from fedsync.observe.shares import SiloShare
+from fedsync.observe.rounds import Round, Rounds, SiloShare
 from fedsync.observe.terminal import Terminal
 from tests.core.make import answer, joined, orders, policies
 

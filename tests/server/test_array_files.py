@@ -18,9 +18,8 @@ import pytest
 
 from fedsync.core.actions import Commit
 from fedsync.core.journal import JOURNAL
-from fedsync.model import array_keeper
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import digest, file_part, map_file
+from fedsync.model import chunked_arrays
+from fedsync.model.chunked_arrays import ArrayKeeper, digest, file_part, map_file
 from fedsync.model.layout import Layout, Vector
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.server import array_files
@@ -32,7 +31,7 @@ VALUES = 300
 
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_keeper, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(chunked_arrays, "LARGE_BYTES", 1000)
 
 
 class Killed(BaseException):
@@ -190,9 +189,9 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.server.test_array_files import Server, vector
-from fedsync.model import array_keeper
+from fedsync.model import chunked_arrays
 
-array_keeper.LARGE_BYTES = 1000
+chunked_arrays.LARGE_BYTES = 1000
 server = Server(Path(sys.argv[1]))
 server.save(0)
 for version in range(1, 100_000):

@@ -8,8 +8,8 @@ import torch
 
 from fedsync.core.orders import Cursor
 from fedsync.train.batches import CollatedBatches, CudaLane, PrefetchedBatches
+from fedsync.train.machine.device import PrecisionName
 from fedsync.train.options import LocalOptions
-from fedsync.train.precision import PrecisionName
 from tests.train.make import order, trainer
 from tests.train.test_batches import Listed
 from tests.train.test_precision import Pictures

@@ -10,9 +10,9 @@ from fedsync.common.errors import ConfigError, Diverged
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions, optimizers
-from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Clock, Dropping, TwoClasses, order, slot, trainer
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedsync.core.orders import Cursor
 from fedsync.tasks.task_protocol import Batch
-from fedsync.train.machine.memory import largest_fit
+from fedsync.train.batches import largest_fit
 from fedsync.train.options import LocalOptions
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, trainer
 

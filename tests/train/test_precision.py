@@ -9,8 +9,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.tasks.networks import LstmClassifier
 from fedsync.tasks.task_protocol import Batch
+from fedsync.train.machine.device import Precision, PrecisionName
 from fedsync.train.options import LocalOptions
-from fedsync.train.precision import Precision, PrecisionName
 from tests.train.make import Cramped, TwoClasses, order, trainer
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

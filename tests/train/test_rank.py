@@ -15,10 +15,10 @@ from fedsync.evaluation.metrics.named import Wanted
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.train.batches import Sampler
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions, Schedule
 from fedsync.train.processes.rank import Rank
-from fedsync.train.sampler import Sampler
 from fedsync.train.silo_trainer import Outcome, Watch
 from tests.train.make import Cramped, TwoClasses, order, slot, trainer
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsync.core.orders import Cursor
-from fedsync.train.sampler import Sampler
+from fedsync.train.batches import Sampler
 
 
 @given(

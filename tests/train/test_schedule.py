@@ -11,8 +11,8 @@ from torch import nn
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
+from fedsync.train.batches import Sampler
 from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
-from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, slot, trainer
 

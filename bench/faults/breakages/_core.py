@@ -182,6 +182,14 @@ CORE: Changes = {
             "return working >= least or 0 < working == len(silos)",
             "return working >= 1",
         ),
+        (
+            "a-restored-run-gives-orders-their-old-names-again",
+            '"found_caps", "issued", "leaders"),',
+            '"found_caps", "leaders"),',
+        ),
+        ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
+        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "alarm_set"', '"halted", "alarm_set"'),
+        ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
     "core/views.py": (
         (
@@ -210,16 +218,6 @@ CORE: Changes = {
             "if len(self._news) > 2 * len(self) + _SPARE_NEWS:",
             "if len(self._news) > 1e9 * len(self) + _SPARE_NEWS:",
         ),
-    ),
-    "core/checkpoint_state.py": (
-        (
-            "a-restored-run-gives-orders-their-old-names-again",
-            '"found_caps", "issued", "leaders"),',
-            '"found_caps", "leaders"),',
-        ),
-        ("a-restored-run-forgets-the-best", '"issued", "leaders"),', '"issued"),'),
-        ("a-restored-run-forgets-its-alarm", '"halted", "alarms", "alarm_set"', '"halted", "alarm_set"'),
-        ("a-restored-run-forgets-who-evaluated-what", '    "scores.newest": "scores._newest",\n', ""),
     ),
     "core/stopping.py": (
         (

@@ -29,7 +29,7 @@ _CHANGES: Changes = {
         ("a-silo-is-asked-for-what-nobody-can-have", "self._bytes > NOBODY_HAS_BYTES", "self._bytes > 2**70"),
         ("a-group-s-memory-is-taken-for-the-machine-s", "total, *limits]", "total]"),
     ),
-    "train/precision.py": (
+    "train/machine/device.py": (
         ("half-floats-are-not-tried", "self._dtype is None or self._device.type", "True or self._device.type"),
         (
             "trying-half-floats-leaves-traces-in-the-model",

@@ -19,8 +19,8 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import ProtocolError
-from fedsync.core.checkpoint_state import Names, fill, named
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.core.state import Names, fill, named
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 

@@ -29,9 +29,9 @@ from fedsync.cipher.suites.suite import Adder, Member
 from fedsync.common import foreign
 from fedsync.common.errors import LaterVersion, PolicyError, ProtocolError, RunError
 from fedsync.core.actions import Commit
-from fedsync.core.checkpoint_state import Names, fill, named
 from fedsync.core.orders import Subject, WorkOrder
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.core.state import Names, fill, named
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector, as_bytes
 from fedsync.model.transfer import NO_PAYLOAD, Payload
 

@@ -48,8 +48,7 @@ from fedsync.cipher.suites.suite import Member, Sealer
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import PooledFigures, Subject
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.server_optimizer import Backing, ServerOptimizer

@@ -43,8 +43,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, PolicyError, ProtocolError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.orders import Evaluation, PooledFigures, Subject, WorkOrder, WorkReport
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import digest
+from fedsync.model.chunked_arrays import ArrayKeeper, digest
 from fedsync.model.layout import Vector, as_bytes
 from fedsync.model.transfer import OtherVersion, Payload
 

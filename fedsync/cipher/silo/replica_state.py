@@ -34,9 +34,8 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.cipher.silo.figure_pool import FOLDER, FigurePool, KeptModel, Panel, file_of, remove_others
 from fedsync.cipher.silo.history import History, digest_of
 from fedsync.common import foreign
-from fedsync.common.checksums import checksum, undigested
 from fedsync.common.errors import SERVER, ProtocolError, SpoiledSum
-from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.common.files import OWNER_FILE, checksum, undigested, write_pieces
 from fedsync.core.orders import Evaluation, Score
 from fedsync.model.chunked_arrays import map_file
 from fedsync.model.layout import Vector, as_bytes

@@ -36,9 +36,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedsync.common.checksums import file_digest
 from fedsync.common.errors import ConfigError, OwnerRefusal
-from fedsync.common.files import write_atomically
+from fedsync.common.files import file_digest, write_atomically
 from fedsync.common.sandbox.path_sandbox import open_data
 
 REVIEW = "code-review.json"

@@ -8,8 +8,7 @@ import numpy as np
 
 from fedsync.common.errors import ProtocolError
 from fedsync.extras.relays.region_sums import RegionSum
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import WireFormat
 from fedsync.model.transfer import Payload

@@ -47,7 +47,7 @@ from fedsync.extras.relays.relay_messages import (
     read_region_request,
     write,
 )
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import MAX_LAYOUT_TEXT, MAX_TEXT, AskModel, Request, Train, read_reply, read_request

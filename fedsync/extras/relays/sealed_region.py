@@ -25,7 +25,7 @@ from fedsync.cipher.suites.suite import Adder
 from fedsync.common.errors import ProtocolError
 from fedsync.extras.relays import sealed_sum
 from fedsync.extras.relays.region_sums import RegionSum
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 

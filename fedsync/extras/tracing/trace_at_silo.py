@@ -16,8 +16,8 @@ from fedsync.cipher.masking.mask_round import pair_seeds
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.suites import open_suite
 from fedsync.cipher.suites.suite import MASKED
-from fedsync.common.checksums import undigested
 from fedsync.common.errors import SERVER, ConfigError, ProtocolError
+from fedsync.common.files import undigested
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.extras.tracing.consent import Consent, Consents, give_consent

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsync.common import foreign
-from fedsync.common.checksums import file_digest
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import write_atomically
+from fedsync.common.files import file_digest, write_atomically
 from fedsync.core.actions import KeepBest
 from fedsync.evaluation.version_scores import stated
 from fedsync.model.layout import Vector

@@ -24,7 +24,7 @@ from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
-from fedsync.observe.shares import EndedOrder
+from fedsync.observe.rounds import EndedOrder
 from fedsync.observe.tail import Tail
 
 FIGURES = frozenset(

@@ -9,11 +9,10 @@ import numpy as np
 
 from fedsync.common.errors import PolicyError, ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.core.checkpoint_state import Names, fill, named
 from fedsync.core.orders import Subject, WorkOrder
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.core.state import Names, fill, named
 from fedsync.model.broadcast_compression import PublicModel
-from fedsync.model.chunked_arrays import give_back, spans
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back, spans
 from fedsync.model.control_variates import ControlledModel, key_of, serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import FP32, MAX_MAGNITUDE, Wire, WireFormat

@@ -10,9 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.common.checksums import file_digest, undigested
 from fedsync.common.errors import ConfigError, RunError
-from fedsync.common.files import write_atomically
+from fedsync.common.files import file_digest, undigested, write_atomically
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.evaluation.version_scores import stated

@@ -14,8 +14,7 @@ import numpy as np
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
 
 CARRIED = "carried"

@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsync.common import foreign
-from fedsync.common.checksums import digested, undigested
 from fedsync.common.codec import decode, encode
 from fedsync.common.errors import SERVER, ProtocolError
-from fedsync.common.files import OWNER_FILE, write_pieces
+from fedsync.common.files import OWNER_FILE, digested, undigested, write_pieces
 from fedsync.core.orders import Cursor, Subject, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector

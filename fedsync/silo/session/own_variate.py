@@ -22,8 +22,7 @@ import numpy as np
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder, WorkReport
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import give_back
+from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import WorkOrder
-from fedsync.model.array_keeper import ArrayKeeper
+from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.transfer import Replica

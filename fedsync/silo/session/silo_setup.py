@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from fedsync.client.app import Silo
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
-from fedsync.evaluation.metrics.gain import LocalGains
-from fedsync.model.layout import Vector
-from fedsync.privacy.release import PrivateSettings
 from fedsync.silo.protocol import Identity
-from fedsync.train.guests.guest_code import guarded, line_of
-from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
+from fedsync.train.guests.guest_code import guarded
+from fedsync.train.local_trainer import GuardedTrainer, ModelKeeper
 from fedsync.train.machine.device import resolve
 from fedsync.train.options import LocalOptions
-from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
 
 
 def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> GuardedTrainer:
@@ -62,52 +55,3 @@ def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions
         evaluate_config=spec.evaluate_config,
     )
     return silo, spec.silos, options
-
-
-class GuardedTrainer:
-    """`SiloTrainer` around a `LocalTrainer`; raises `UserCodeError` for errors in user code."""
-
-    def __init__(self, make: Callable[[], LocalTrainer]) -> None:
-        with guarded():
-            self._trainer = make()
-            self.facts: TrainerFacts = self._trainer.facts()
-        self._gains = LocalGains()
-
-    @guarded()
-    def initial_model(self) -> Vector:
-        return self._trainer.initial_model()
-
-    @guarded()
-    def save_model(self, path: Path, model: Vector) -> None:
-        self._trainer.save_model(path, model)
-
-    @guarded()
-    def find_batch_cap_on_gpu(self) -> int | None:
-        return self._trainer.find_batch_cap_on_gpu()
-
-    @guarded()
-    def make_private(self, settings: PrivateSettings) -> int:
-        return self._trainer.make_private(settings)
-
-    @guarded()
-    def run(
-        self,
-        order: WorkOrder,
-        base: Vector,
-        cursor: Cursor,
-        throttle: Throttle | None = None,
-        watch: Watch | None = None,
-        correction: Vector | None = None,
-    ) -> Outcome:
-        return self._trainer.run(order, base, cursor, throttle, watch, correction)
-
-    def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
-        return self._trainer.try_evaluate(model, cursor, split)
-
-    @guarded()
-    def judge(self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool) -> Evaluation:
-        found = self._trainer.evaluate(model, cursor, split)
-        return self._gains.told(subject, found, self._trainer.judged if gains else None)
-
-    def where(self, thread: int) -> str:
-        return line_of(thread)

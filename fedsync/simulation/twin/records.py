@@ -15,8 +15,7 @@ from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.orders import SiloFacts, WorkReport
 from fedsync.model.plain_replica import RECEIVED
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import Round
-from fedsync.observe.shares import EndedOrder
+from fedsync.observe.rounds import EndedOrder, Round
 
 TRAVEL = "travel"
 """Kind of overhead: duration of an order beyond everything that its silo reports."""

@@ -27,13 +27,13 @@ from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring, SumsByKey
+from fedsync.train.batches import Sampler
 from fedsync.train.guests.guest_code import own_code
 from fedsync.train.guests.guest_reply import tested, whole
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.module_parts import ModelParts, parts_of
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import BatchSizes, Pace
-from fedsync.train.sampler import Sampler
 from fedsync.train.weights import Weights
 
 if TYPE_CHECKING:

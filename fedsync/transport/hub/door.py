@@ -32,8 +32,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fedsync.common import foreign
-from fedsync.common.checksums import file_digest
 from fedsync.common.errors import ProtocolError
+from fedsync.common.files import file_digest
 from fedsync.model.chunked_arrays import SPAN_BYTES, give_back, map_file, spans
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub.blobs import Blobs, Upload

@@ -11,8 +11,8 @@ from fedsync.cipher.encoding.catch_up import LinkKind
 from fedsync.cipher.encoding.tally import BINS, HeaderForm, Tally
 from fedsync.cipher.silo.history import History
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
-from fedsync.common.checksums import digested
 from fedsync.common.errors import ConfigError
+from fedsync.common.files import digested
 from fedsync.model.chunked_arrays import file_part
 
 COUNTERS = np.zeros((2, BINS), dtype=np.int64)

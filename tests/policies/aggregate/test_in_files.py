@@ -8,8 +8,7 @@ import pytest
 
 from fedsync.common.errors import ProtocolError
 from fedsync.core.actions import Commit
-from fedsync.model.array_keeper import ArrayKeeper
-from fedsync.model.chunked_arrays import SPAN_BYTES, file_part, map_file
+from fedsync.model.chunked_arrays import SPAN_BYTES, ArrayKeeper, file_part, map_file
 from fedsync.model.layout import Vector
 from fedsync.model.plain_wire import Bf16, Wire
 from fedsync.model.server_optimizer import Adaptive

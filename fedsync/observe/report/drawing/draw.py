@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedsync.observe.quality.metric_pool import pooling
 from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
 from fedsync.observe.report.results import amount
 from fedsync.observe.report.style import (
@@ -24,6 +23,7 @@ from fedsync.observe.report.style import (
     series,
     thin,
 )
+from fedsync.observe.rounds import pooling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
