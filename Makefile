@@ -1,13 +1,14 @@
-# Two commands do everything on a fresh clone: `make demo` and `make test`.
+# Two commands work on a fresh clone: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COLLECTED := $(VENV)/collected.txt
 
 # Each process of a run would compile FedSync anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test examples full coverage ready lint compiled house docs bench soak clean
+.PHONY: demo test slow examples full coverage ready lint house docs bench soak clean
 .DELETE_ON_ERROR:
 
 # PyTorch first and pinned: the plain name would bring gigabytes of CUDA along.
@@ -26,9 +27,13 @@ demo: $(STAMP)
 # and files begin in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# What each change runs: every promise once.
-test: ready
-	$(PYTEST) -m "not full and not examples"
+# What each change runs: all tests but those that take about a second or more.
+test: $(COLLECTED)
+	$(PYTEST) -m "not slow and not full and not examples"
+
+# The tests that take about a second or more: most of them are federations, some of real processes. CI runs them, too.
+slow: $(COLLECTED)
+	$(PYTEST) -m "slow and not full and not examples"
 
 # What needs libraries that FedSync itself does without: adapters to them, and the examples of examples/.
 examples: $(STAMP)
@@ -48,12 +53,12 @@ full: ready
 coverage: $(STAMP)
 	$(PYTEST) --cov --cov-report=term
 
-# mypy has one processor, and tests are compiled on the other: else each of the four processes would compile them all.
+# Tests are compiled once: else each of the four processes would compile them all. Meanwhile mypy has the other processor.
 ready: $(STAMP)
-	$(MAKE) --jobs 2 lint compiled
+	$(MAKE) --jobs 2 lint $(COLLECTED)
 
-compiled: $(STAMP)
-	$(BIN)/python -m pytest --collect-only -m "not examples" > $(VENV)/collected.txt || { tail $(VENV)/collected.txt; false; }
+$(COLLECTED): $(STAMP) $(shell find tests -name '*.py')
+	$(BIN)/python -m pytest --collect-only -m "not examples" > $@ || { tail $@; rm $@; false; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -226,6 +226,7 @@ def test_the_rules_cover_every_part_and_the_reader_sees_imports() -> None:
     assert ("fedsync.tasks.task_protocol", False) not in seen, "that one is for type checkers"
 
 
+@pytest.mark.slow
 def test_imports_of_fedsync_point_one_way() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{found.line}: {part_of(path)} must not import {found.module}"
@@ -283,6 +284,7 @@ def of_flower(module: str) -> bool:
     return module.partition(".")[0] == "flwr"
 
 
+@pytest.mark.slow
 def test_only_what_flower_documents_is_used_of_it() -> None:
     """A stock release, and the next one, may change all else."""
     files = [path for folder in ("fedsync", "server", "client") for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -329,6 +331,7 @@ def test_folders_stay_small_and_no_file_has_the_name_of_another() -> None:
     assert names_twice(FILES) == set()
 
 
+@pytest.mark.slow
 def test_no_class_has_the_name_of_another() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in FILES:
@@ -345,6 +348,7 @@ def test_no_strategy_names_an_import_path() -> None:
     assert named == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [
@@ -362,6 +366,7 @@ def test_light_things_load_no_heavy_module(statement: str) -> None:
     assert loaded(statement) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "more"), [("fedsync.flower.server_app", {"uvicorn", "starlette"}), ("fedsync.flower.client_app", set())]
 )
@@ -379,6 +384,7 @@ def loaded(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_extras_are_loaded_where_they_are_chosen_and_nowhere_else() -> None:
     found = {
         (room, str(path.relative_to(ROOT / "fedsync")))

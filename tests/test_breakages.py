@@ -16,6 +16,7 @@ SUITES = suites()
 EVERY = [mutant for suite in SUITES.values() for mutant in suite.mutants]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_mutant_is_a_change_of_the_code_as_it_is(suite: str) -> None:
     """One place, still Python, and not only another comment."""

@@ -62,6 +62,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(cli, "app", app)
 
 
+@pytest.mark.slow
 def test_compare_prints_ratios_to_the_first(tmp_path: Path) -> None:
     silos = tmp_path / "two.yaml"
     silos.write_text("silos: [{name: a, speed: 50000.0}, {name: b, speed: 25000.0}]")

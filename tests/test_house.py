@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
@@ -11,6 +13,7 @@ MOST = {
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
 
 
+@pytest.mark.slow
 def test_the_house_gets_no_larger() -> None:
     sizes = house(others=False)
     for part, most in MOST.items():

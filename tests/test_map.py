@@ -96,6 +96,7 @@ def direct(each: Wanted, stop: str) -> Result:
     return carry_out(Job(job.kind, job.strategy, job.sets, silos))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "trained", "replayed"),
     [
@@ -120,6 +121,7 @@ def test_replayed_seconds_are_those_of_the_run_itself(
         assert (seen.seconds, seen.rounds) == (pytest.approx(found["seconds"], rel=1e-9), found["round"])
 
 
+@pytest.mark.slow
 def test_a_run_whose_silos_do_other_work_is_trained(tmp_path: Path) -> None:
     """Batch sizes follow speeds, and the first round ends early only where overhead is small."""
     replay = Replay("digits", 0.4, runner(tmp_path))
@@ -130,6 +132,7 @@ def test_a_run_whose_silos_do_other_work_is_trained(tmp_path: Path) -> None:
     assert (replay.trained, replay.replayed) == (3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ALIKE)
 def test_on_equal_machines_it_does_what_fedavg_does(tmp_path: Path, strategy: str) -> None:
     """Versions, instants and the model, bit by bit: so FedAvg's training serves it, too."""

@@ -23,6 +23,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return zipfile.ZipFile(file).namelist()
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_fedsync_alone(wheel: list[str]) -> None:
     assert {name.split("/")[0].split("-")[0] for name in wheel} == {"fedsync"}
 

@@ -30,6 +30,7 @@ OPTIONAL = (
 """Parts of the names of files that a plain BSP run has no use for."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runtime", "cipher"), MOST)
 def test_the_road_of_one_order_gets_no_longer(runtime: Runtime, cipher: str) -> None:
     found = measure(runtime, cipher)

@@ -115,6 +115,7 @@ def fabricated(number: int) -> Seconds:
     return lambda point, seed: known[point, seed]
 
 
+@pytest.mark.slow
 def test_a_search_with_bounds_finds_what_one_without_does() -> None:
     """Point, score, and whether it is interior, whatever comes first and however tight the least seconds are."""
     whole, done = 0, 0
@@ -224,6 +225,7 @@ def test_a_digest_is_of_the_whole_configuration_and_of_nothing_else() -> None:
     assert len({each.digest() for each in [*same, *others]}) == 5
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_is_the_beginning_of_the_whole_one() -> None:
     """Bounds at the version that reaches the target, and before it."""
     cell, side = Cell("contention", 1.0), Side("a-bsp")
@@ -237,6 +239,7 @@ def test_a_run_that_is_given_up_is_the_beginning_of_the_whole_one() -> None:
     assert given_up["trace"] == found["trace"][: len(given_up["trace"])] != []
 
 
+@pytest.mark.slow
 def test_silos_that_would_find_the_same_score_a_version_once(tmp_path: Path) -> None:
     from bench.papers.target_evaluations import shared
     from fedsync.simulation.run import run_virtual

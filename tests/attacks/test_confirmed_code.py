@@ -76,6 +76,7 @@ def approve(federation: Federation, code: Path, **owner: Any) -> None:
     Approvals(folder).decide(with_code(run.digest, found), approve=True, code=found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["app", "beside", "package", "inner"])
 def test_code_that_changes_after_the_approval_does_not_run(make: Make, code: Path, name: str) -> None:
     federation, owner = make(owner={"approve": "never"}), {"code_files": [str(code / "app.py")]}
@@ -104,6 +105,7 @@ def test_signed_code_runs_without_being_listed(make: Make, code: Path) -> None:
     assert list(code.rglob("done"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["app", "beside", "package", "inner"])
 def test_signed_code_that_changes_does_not_run(make: Make, code: Path, name: str) -> None:
     Review(code_below(code), {}).sign(ALICE).write(code)
@@ -124,6 +126,7 @@ def forged(code: Path) -> dict[str, Review | None]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["none", "no-signature", "of-somebody-else", "of-other-files", "under-the-reviewers-key"]
 )

@@ -169,6 +169,7 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
             yield ast.unparse(node.func), node
 
 
+@pytest.mark.slow
 def test_all_loggers_and_consoles_are_made_in_one_place() -> None:
     wrong = []
     for path in set(FILES) - MEANS:

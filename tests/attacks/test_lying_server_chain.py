@@ -66,6 +66,7 @@ def forged(federation: Federation) -> bytes:
     return aggregate(federation, honest, 1, words=words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_no_game_with_authentic_sums_moves_the_model(game: str, two_rounds: Federation) -> None:
     """Whoever joins gets this in place of the honest chain."""
@@ -77,6 +78,7 @@ def test_no_game_with_authentic_sums_moves_the_model(game: str, two_rounds: Fede
     assert heard.refused and silo.replica.holds == -1, "all or nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_no_game_behind_an_honest_chain_moves_the_model(game: str, two_rounds: Federation) -> None:
     """The same for a silo that followed honestly so far."""

@@ -127,6 +127,7 @@ def test_nothing_else_imports_by_a_name() -> None:
     assert found == IMPORTERS.keys()
 
 
+@pytest.mark.slow
 def test_nothing_is_unpickled_but_by_those_that_look_at_each_name() -> None:
     wrong = []
     for path in FILES:

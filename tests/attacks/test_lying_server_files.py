@@ -79,6 +79,7 @@ def test_no_other_way_leads_to_a_key(way: str, make: Make) -> None:
     assert shared(words, key.read_text()[:4000]) < LEAST, words[:300]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["table", "csv"])
 @pytest.mark.parametrize("body", ["Jane Doe HIV+,1", "1.5,Jane Doe HIV+", "1.5,2,Jane Doe HIV+", ",Jane Doe HIV+"])
 def test_no_cell_of_an_open_file_is_quoted(kind: str, body: str, make: Make) -> None:

@@ -204,6 +204,7 @@ def test_an_evaluation_that_is_not_finite_is_told_as_any_other(
     assert found[0].samples == found[1].samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score_noise", [None, 4.0])
 def test_evaluations_at_learning_rate_zero_cost_what_they_tell(silo: Silo, score_noise: float | None) -> None:
     """The orders train on nothing, and ask about many models that differ a little."""

@@ -115,6 +115,7 @@ LIES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_joiner_does_not_take_one_silo_s_word_for_the_model(lie: str, make: Make) -> None:
     federation = make()

@@ -62,6 +62,7 @@ def file(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[P
         yield path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("silo", "export", "--out", "out"), ("evaluate",)])
 def test_training_code_gets_nothing_but_the_data(
     command: tuple[str, ...], file: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,6 +79,7 @@ def test_training_code_gets_nothing_but_the_data(
 RESULTS = {"evaluate": ("evaluated.json",), "report": ("report.html", "model-card.md")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", RESULTS)
 def test_results_in_a_folder_that_others_wrote_are_written_through_no_link(command: str, tmp_path: Path) -> None:
     """``evaluated.json`` in a run's folder could be a link to any file of the user's."""

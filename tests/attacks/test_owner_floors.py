@@ -30,6 +30,7 @@ def run_of(federation: Federation, said: dict[str, Any]) -> RunSpec:
     return federation.spec(task=task, aggregation=weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cipher", "said", "floors"),
     [

@@ -40,6 +40,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_no_program_imports_what_lies_in_its_folder(program: list[str], tmp_path: Path) -> None:
     for library in LIBRARIES:
@@ -57,6 +58,7 @@ def test_neither_do_those_that_programs_start() -> None:
     assert said.stdout.strip() == "1"
 
 
+@pytest.mark.slow
 def test_every_command_begins_with_it() -> None:
     wrong = []
     for path in sorted((ROOT / "fedsync").rglob("*.py")):

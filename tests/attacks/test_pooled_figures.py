@@ -209,6 +209,7 @@ def test_one_silo_s_nonsense_is_told_by_nobody_and_costs_no_update(asked: Asking
     assert state.history.records.counted(1) == 1 and state.best is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", [Subject.BEST, Subject.LOCAL, Subject.TUNED])
 @pytest.mark.parametrize("more", ["abcd", "abcde"])
 def test_answers_of_two_sets_of_silos_are_not_both_told(later: Subject, more: str, asked: Asking) -> None:

@@ -125,6 +125,7 @@ def _let_in(listener: socket.socket) -> None:
             return
 
 
+@pytest.mark.slow
 def test_a_client_that_the_server_sends_gets_nothing(tmp_path: Path, port: int) -> None:
     secret = tmp_path / "keys" / "berlin.key"
     secret.parent.mkdir()
@@ -160,6 +161,7 @@ def test_a_client_that_the_server_sends_gets_nothing(tmp_path: Path, port: int) 
     assert secret.read_text() == "secret" and (inbox / "a.join").exists()
 
 
+@pytest.mark.slow
 def test_flowers_program_runs_in_the_room_with_all_of_its_threads(tmp_path: Path, port: int) -> None:
     home, inbox, secret = tmp_path / "room", tmp_path / "inbox", tmp_path / "secret"
     inbox.mkdir()

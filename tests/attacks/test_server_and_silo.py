@@ -57,6 +57,7 @@ WORK: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", WORK)
 def test_other_work_for_others_isolates_nobody(work: str, make: Make) -> None:
     """The sum of one silo's update and of others that moved nothing is that silo's update."""
@@ -120,6 +121,7 @@ def test_nobody_signs_two_lists_and_nobody_reveals_to_few(make: Make) -> None:
     assert federation.silos["silo-c"].ask(Question(), question).refused, "shares out of another silo's annex"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [(FRIEND, VICTIM), (VICTIM,), (FRIEND, VICTIM, "silo-c")])
 def test_a_roster_of_the_server_s_making_isolates_nobody(kept: tuple[str, ...], make: Make) -> None:
     """Fewer in the roster than there are silos, so that fewer are in the sum."""

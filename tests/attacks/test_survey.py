@@ -145,6 +145,7 @@ def test_a_survey_of_another_task_is_refused(surveying: Callable[..., Federation
     assert refusal(federation.silo("silo-b", surveyed(federation, spec=clear))) is Refusal.INTEGRITY
 
 
+@pytest.mark.slow
 def test_silos_that_were_told_different_sums_do_not_add_up(surveying: Callable[..., Federation]) -> None:
     federation = surveying(4)
     federation.round()

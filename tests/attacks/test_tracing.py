@@ -156,6 +156,7 @@ def accused(done: Traced) -> dict[str, tuple[str, ...]]:
     return {one.silo: one.faults for one in done.findings if one.faults}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS)
 def test_the_silo_that_went_beyond_the_clipping_limit_is_found(cipher: str, make: Make) -> None:
     federation = spoiled(make, cipher)
@@ -166,6 +167,7 @@ def test_the_silo_that_went_beyond_the_clipping_limit_is_found(cipher: str, make
     assert all(0 < one <= 1 for one in largest.values()), "how large the honest ones are is told relative to the limit"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiler", SPOILERS)
 def test_each_way_to_spoil_a_version_is_named(spoiler: str, make: Make) -> None:
     # Of three silos that say which grid it is, the server leaves out the one that says otherwise.
@@ -176,6 +178,7 @@ def test_each_way_to_spoil_a_version_is_named(spoiler: str, make: Make) -> None:
     assert list(found) == [LIAR] and SPOILERS[spoiler][1] in found[LIAR]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS)
 def test_an_honest_version_accuses_nobody(cipher: str, make: Make) -> None:
     federation = honest(make, cipher)
@@ -195,6 +198,7 @@ def refused(federation: Federation, given: Sequence[tuple[str, bytes]], version:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_nothing_is_given_out_without_a_majority(make: Make) -> None:
     federation = spoiled(make, count=4)
     given = consents(federation, federation.names[:2])
@@ -249,6 +253,7 @@ def test_nobody_consents_for_another(make: Make) -> None:
         assert "0 of 3" in refused(federation, [("it", junk)])
 
 
+@pytest.mark.slow
 def test_an_honest_silo_is_not_accused_by_what_the_server_exchanges(make: Make) -> None:
     """The server gives one silo's update in the place of another's, an older one, or one that the liar forged."""
     federation = spoiled(make)
@@ -266,6 +271,7 @@ def test_an_honest_silo_is_not_accused_by_what_the_server_exchanges(make: Make) 
         assert why == {OTHER: "what the server gave out is not what the silo signed"}
 
 
+@pytest.mark.slow
 def test_a_server_that_withholds_an_update_is_seen(make: Make) -> None:
     federation = spoiled(make)
     file = disclosed(federation, consents(federation))
@@ -278,6 +284,7 @@ def test_a_server_that_withholds_an_update_is_seen(make: Make) -> None:
     }
 
 
+@pytest.mark.slow
 def test_owners_and_examiner_refuse_other_updates_than_made_the_version(make: Make) -> None:
     """The server shows what went into version 1 as version 2, so that another update is opened than was meant."""
     federation = honest(make)
@@ -306,6 +313,7 @@ def test_owners_and_examiner_refuse_other_updates_than_made_the_version(make: Ma
 # Masks come off with their owner's consent only.
 
 
+@pytest.mark.slow
 def test_under_masks_an_update_stays_closed_whose_owner_does_not_consent(make: Make) -> None:
     federation = spoiled(make, "masked", count=5)
     willing = [name for name in federation.names if name not in (LIAR, OTHER)]
@@ -356,6 +364,7 @@ def short() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_the_commands_find_the_spoiler_with_keys_under_a_passphrase(
     make: Make, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,7 @@ def order(steps: int = 3, name: str = "u1") -> WorkOrder:
     )
 
 
+@pytest.mark.slow
 def test_a_users_code_gets_nothing_but_the_data(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -220,6 +221,7 @@ def test_a_users_code_gets_nothing_but_the_data(
     assert variable == "42", "the owner's own variables are there"
 
 
+@pytest.mark.slow
 def test_it_trains_and_judges_as_in_the_sessions_own_process(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -257,6 +259,7 @@ def test_an_order_is_halted_and_told_how_far_it_is(
     assert far.run(order(2, "u2"), far.initial_model(), Cursor(), watch=lambda *_: True).report.steps == 2
 
 
+@pytest.mark.slow
 def test_several_processes_train_together_in_the_room(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -266,6 +269,7 @@ def test_several_processes_train_together_in_the_room(
     np.testing.assert_allclose(*updates, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_that_stands_says_where(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -289,6 +293,7 @@ def test_one_that_stands_says_where(
     assert "ended by signal 9" in str(failed[0])
 
 
+@pytest.mark.slow
 def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -309,6 +314,7 @@ def test_what_its_code_raises_is_the_codes_and_what_ends_it_is_started_again(
         ending.run(order(), ending.initial_model(), Cursor())
 
 
+@pytest.mark.slow
 def test_data_that_changed_meanwhile_are_not_trained_on(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess]
 ) -> None:
@@ -373,6 +379,7 @@ def alive_in(place: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["end", "end of a stopped one", "guard", "process"])
 def test_nothing_of_a_room_outlives_it(
     place: Path, monkeypatch: pytest.MonkeyPatch, started: list[TrainingProcess], killed: str

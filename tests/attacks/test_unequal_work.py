@@ -85,6 +85,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "weight"), [("more steps", "silo"), ("more steps", "samples"), ("larger batches", "samples")]
 )

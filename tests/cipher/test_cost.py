@@ -20,6 +20,7 @@ KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_has_the_keys_of_the_contract_and_nothing_else_is_printed() -> None:
     """As a process of its own, for the library prints past Python."""
     command = [sys.executable, "bench/cost/cipher.py", "--params", "50000", "--silos", "2"]

@@ -60,6 +60,7 @@ def test_at_most_five_lines_are_changed(tmp_path: Path) -> None:
     stock_app(tmp_path, CHANGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["plain", "pad", "bfv"])
 def test_batches_follow_the_speeds_and_nothing_changes_under_encryption(cipher: str, tmp_path: Path) -> None:
     config = strategy_of(stock_app(tmp_path, CHANGES), f"cipher={{kind: {cipher}}}")

@@ -43,6 +43,7 @@ def test_the_lines_of_the_flower_app_are_all_it_takes(tmp_path: Path, monkeypatc
     assert rows[-1]["accuracy"] > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["plain", "pad"])
 def test_the_example_trains_and_batches_follow_the_speeds(
     cipher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,6 +63,7 @@ def test_the_example_trains_and_batches_follow_the_speeds(
     assert Path("runs/own-loop/model.pt").exists()
 
 
+@pytest.mark.slow
 def test_the_private_example_trains_and_tells_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))
     before, mark, after = blocks["client_app.py"].partition("@app.train()")

@@ -56,6 +56,7 @@ def test_all_silos_of_a_run(run: Path) -> None:
     ) == pytest.approx(summary["loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: bfv}"])
 def test_columns_are_standardised_as_in_the_run(tmp_path: Path, cipher: str) -> None:
     """By what all silos found out before it, whichever of them are asked; and of both models of a sealed run too."""
@@ -126,6 +127,7 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_a_real_silo_evaluates_on_its_own_data(run: Path, tmp_path: Path, state: Path) -> None:
     """Which share of the data it has, its trainer's folder says."""
     file = tmp_path / "silo.yaml"

@@ -31,6 +31,7 @@ def test_an_argument_is_described() -> None:
     assert "Strategy or silo file: a path, or a shipped name." in plain(["validate"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_argument_and_option_is_described(words: list[str]) -> None:
     command = get_command(app)

@@ -26,6 +26,7 @@ def test_the_line_that_enters_the_folder_can_be_pasted(tmp_path: Path) -> None:
     assert f"  cd {tmp_path / 'plain'}\n" in call("new", tmp_path / "plain")
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_project_validates_and_learns_until_its_target_is_reached(tmp_path: Path, kind: TaskKind) -> None:
     project = made(tmp_path / "deep" / "project", kind)

@@ -31,6 +31,7 @@ def silos(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_plan_is_printed_and_a_run_goes_on_without_a_silo_that_has_spent_its_budget(
     silos: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ TARGET = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0, delta: 1.0e-3, 
 """Scores alone cost more than cleveland has."""
 
 
+@pytest.mark.slow
 def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goes_on(
     silos: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_hav
         call("run", *arguments, "--set", TARGET, "--set", "stop.rounds=2")
 
 
+@pytest.mark.slow
 def test_a_run_s_end_tells_what_each_simulated_silo_has_spent(silos: Path, tmp_path: Path) -> None:
     """For cleveland against its budget, which the run's target exceeds; for others at the run's delta."""
     out = tmp_path / "run"
@@ -114,6 +117,7 @@ def test_a_run_s_end_tells_what_each_simulated_silo_has_spent(silos: Path, tmp_p
     assert "protects nobody" in " ".join(end.split())
 
 
+@pytest.mark.slow
 def test_a_run_without_privacy_has_no_line_about_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = [HEART / "strategy.yaml", "--silos", HEART / "silos.yaml", "--out", out, "--runtime", "virtual"]
@@ -146,6 +150,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("privacy", "least", "problem"), PLANS.values(), ids=PLANS)
 def test_a_plan_without_enough_silos_is_no_valid_one(
     privacy: dict[str, Any], least: int, problem: str, silos: Path, tmp_path: Path
@@ -162,6 +167,7 @@ def test_a_plan_that_some_silos_leave_is_valid_and_names_them(plan: str, silos: 
     assert "no errors" in words and "hungarian" not in words.partition("Warning")[2]
 
 
+@pytest.mark.slow
 def test_sums_of_more_silos_than_are_left_open_no_version(silos: Path, tmp_path: Path) -> None:
     """Encrypted sums need as many silos as the run begins with, unless the strategy says how many."""
     for members, enough in ((None, False), (3, True)):

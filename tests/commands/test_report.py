@@ -9,6 +9,7 @@ from tests.commands.call import call
 from tests.observe.runs import two_silos
 
 
+@pytest.mark.slow
 def test_a_report_lies_in_the_folder_of_its_run(tmp_path: Path) -> None:
     two_silos(tmp_path)
     assert "report.html" in call("report", tmp_path)

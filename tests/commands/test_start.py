@@ -46,6 +46,7 @@ def test_a_run_is_begun_or_resumed(arguments: list[str], tmp_path: Path) -> None
         call("server", "run", "--server", tmp_path / "server.yaml", *arguments)
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_run_takes_nothing(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     (tmp_path / "server.yaml").write_text(f"{{insecure: true, host: 127.0.0.1, port: {port}, state: s}}")

@@ -46,6 +46,7 @@ def test_an_entry_survives_the_way_through_json(entry: JournalEntry) -> None:
     assert loads(JournalEntry, text, own=True) == entry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*typing.get_args(Event), *typing.get_args(Action)])
 @settings(max_examples=30)  # of each type: entries of all of them are drawn above
 @given(data=st.data())

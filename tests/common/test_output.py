@@ -14,6 +14,7 @@ def fedsync(folder: Path, arguments: str, redirected: str) -> subprocess.Complet
     return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirected", ["> /dev/full", "| head -1", "<&- >&- 2>&-", "2> /dev/full"])
 def test_a_run_goes_on_whatever_becomes_of_its_output(tmp_path: Path, redirected: str) -> None:
     done = fedsync(tmp_path, RUN, redirected)
@@ -23,6 +24,7 @@ def test_a_run_goes_on_whatever_becomes_of_its_output(tmp_path: Path, redirected
     assert first.startswith('{"format"'), "no other output takes the place of a closed one"
 
 
+@pytest.mark.slow
 def test_a_result_that_is_lost_is_an_error_of_one_line(tmp_path: Path) -> None:
     done = fedsync(tmp_path, "schema", "> /dev/full")
     assert done.returncode != 0
@@ -30,6 +32,7 @@ def test_a_result_that_is_lost_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_a_run_with_one_line(tmp_path: Path) -> None:
     """A limit of 512 bytes a file is as good as a full disk."""
     done = subprocess.run(

@@ -55,6 +55,7 @@ def test_addresses_and_networks_are_excepted(monkeypatch: pytest.MonkeyPatch) ->
     assert way_to("11.1.2.3:9092", variables).proxy == THROUGH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("address", ["localhost:9092", "127.0.0.1:9092", "[::1]:9092", "127.0.0.2:9092"])
 @pytest.mark.parametrize("named", [None, URL])
 def test_this_machine_is_reached_through_no_proxy(

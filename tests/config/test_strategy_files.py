@@ -206,6 +206,7 @@ NO_VALUES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "problem"), NO_VALUES, ids=[value[:12] for value, _ in NO_VALUES])
 def test_what_yaml_can_make_nothing_of_is_one_mistake_in_a_file_and_on_the_command_line(
     tmp_path: Path, value: str, problem: str

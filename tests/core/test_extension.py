@@ -123,6 +123,7 @@ def test_features_of_our_own_are_there_from_the_moment_at_which_they_are_needed(
     assert other.paused and other.state()["extensions"] == coordinator.state()["extensions"]
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_feature_that_it_does_not_use() -> None:
     code = (
         "import sys, tempfile; from pathlib import Path; from fedsync.cli import Runtime, runner\n"

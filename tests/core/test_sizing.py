@@ -342,6 +342,7 @@ def test_a_newcomer_in_mid_round_gets_the_mean_and_does_not_begin_a_round() -> N
     assert of_type(entry, Note) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [Scale.BATCH, Scale.STEPS])
 @pytest.mark.parametrize("balancer", [PROPORTIONAL, EqualisingBalancer()], ids=["proportional", "equalise"])
 @given(speeds=st.lists(st.floats(1, 1e4), min_size=2, max_size=6))

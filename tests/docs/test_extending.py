@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.e2e.deployed import SMALL
@@ -68,6 +69,7 @@ def feature_run(folder: Path, plugin: str, extensions: str, rounds: int, **chang
     return [json.loads(line) for line in (folder / "run" / "journal.jsonl").read_text().splitlines()[1:]]
 
 
+@pytest.mark.slow
 def test_the_energy_rule_ends_a_run(tmp_path: Path) -> None:
     """Nobody measures energy in virtual time, so the rule counts 1 J an update in the second run."""
     energy = "[{kind: energy, limit_j: 5}]"
@@ -79,6 +81,7 @@ def test_the_energy_rule_ends_a_run(tmp_path: Path) -> None:
     assert config["extensions"] == [{"kind": "energy", "limit_j": 5.0}]
 
 
+@pytest.mark.slow
 def test_the_web_hook_hears_of_each_best_version(tmp_path: Path) -> None:
     posted: list[dict[str, Any]] = []
 

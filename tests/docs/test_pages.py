@@ -64,6 +64,7 @@ def test_every_word_of_a_refusal_is_explained_as_the_log_explains_it() -> None:
     assert "\n".join(rows) in (DOCS / "deployment" / "refusals.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_exist_with_their_options(page: Path) -> None:
     for command in commands(page):

@@ -71,6 +71,7 @@ def fronted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
             process.wait(timeout=60)
 
 
+@pytest.mark.slow
 def test_strangers_get_no_further_than_nginx(fronted: Fronted) -> None:
     assert fronted.ask("POST", "/v1/control/list-nodes") == 404, "operators work on the server's machine"
     assert fronted.ask("POST", "/v1/runtime/pull-task-input") == 404, "apps are on the server's machine"
@@ -82,6 +83,7 @@ def test_strangers_get_no_further_than_nginx(fronted: Fronted) -> None:
     assert fronted.ask("POST", "/v1/fleet/pull-messages", **kind) == 401, "the SuperLink asks for a node's proof"
 
 
+@pytest.mark.slow
 def test_a_silo_works_through_the_one_port(fronted: Fronted) -> None:
     silo = fedsync("silo", "start", "--silo", "silo.yaml", cwd=fronted.folder)
     try:

@@ -83,6 +83,7 @@ class _Killer:
         server.kill()
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_death_of_what_forks_its_silos_of_a_trainer_and_of_its_server(tmp_path: Path) -> None:
     config = StrategyConfig.load("fedavg", QUICK)
     cluster = ClusterConfig.model_validate({"silos": SILOS})
@@ -118,6 +119,7 @@ def test_a_run_survives_the_death_of_what_forks_its_silos_of_a_trainer_and_of_it
     assert {event.silo for event in events if isinstance(event, SiloLost)} == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_no_process_and_commits_nothing_of_the_silos_that_are_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

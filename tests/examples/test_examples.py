@@ -14,6 +14,7 @@ QUICK = ("heart", "sklearn")
 EVERYWHERE = [pytest.param(name, marks=() if name in QUICK else pytest.mark.examples) for name in SCORES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["virtual", "encrypted"])
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_in_virtual_time(name: str, run: str, example: Path, monkeypatch: pytest.MonkeyPatch) -> None:

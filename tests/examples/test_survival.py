@@ -25,6 +25,7 @@ def carried_out(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not end.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["survival"])
 def test_the_analysis_is_near_that_of_the_pooled_table(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (example / "README.md").read_text(encoding="utf-8")
@@ -47,12 +48,14 @@ def test_the_analysis_is_near_that_of_the_pooled_table(example: Path, monkeypatc
     assert f"chi-squared {found['log_rank']['statistic']:.2f}" in readme and f"gives {statistic:.2f}" in readme
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["survival"])
 def test_the_model_puts_patients_in_order(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     carried_out(commands(example)["model"], monkeypatch)
     assert json.loads(Path("runs/model/summary.json").read_text())["accuracy"] > 0.57
 
 
+@pytest.mark.slow
 def test_the_data_are_those_that_the_script_makes(tmp_path: Path) -> None:
     script = tmp_path / "make_data.py"
     script.write_text((FOLDER / "survival" / "make_data.py").read_text())

@@ -17,6 +17,7 @@ def seen(arima: Arima, speeds: list[float]) -> ArimaState:
     return state
 
 
+@pytest.mark.slow
 def test_it_forecasts_what_statsmodels_forecasts_with_the_same_parameters() -> None:
     """Fitted to 120 speeds, ten more appended: as `append` without a new fit."""
     arima = Arima(d=1, samples=120)

@@ -265,6 +265,7 @@ def sums_of_parts(seed: int) -> Numbers:
     return np.maximum(parts + 0.1 * parts.mean() * rng.normal(0, 1, parts.shape), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Maximum number of iterations")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_non_negative_factorisation_finds_what_scikit_learn_finds(seed: int) -> None:

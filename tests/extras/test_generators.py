@@ -78,6 +78,7 @@ def test_blobs_are_as_far_apart_as_is_said() -> None:
     assert by_nearest_mean(near, near) < 0.4
 
 
+@pytest.mark.slow
 def test_sparse_rows_follow_a_linear_truth() -> None:
     source = SparseSource(2000, features=200, nonzeros=10, informative=20, noise=0.1, target="number")
     samples, _ = source.read()

@@ -51,6 +51,7 @@ def test_training_draws_nothing_from_pytorch_and_repeats(kind: type[Recurrent]) 
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 @KINDS
 def test_after_a_constant_speed_the_promise_is_still_a_ratio(kind: type[Recurrent]) -> None:
     """The average's error is 0; what counts in its place is 1e-12 of the squared speed, whatever the unit is."""

@@ -146,6 +146,7 @@ def model() -> Payload:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_of_what_is_raised_leaves_the_silo(
     place: str, model: Payload, monkeypatch: pytest.MonkeyPatch, tmp_path: Any

@@ -118,6 +118,7 @@ def failures(out: Path) -> list[str]:
     return [f"{event.update_id}: {event.reason}" for event in found if isinstance(event, WorkFailed)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("barrier", "section"),
     [
@@ -173,6 +174,7 @@ def test_of_two_orders_that_a_trainer_has_lost_the_one_from_the_newest_version_i
     assert fates["b/3"] == ["discarded"] and fates["b/4"] == ["committed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["wire={up: int8, down: bf16}", "cipher={kind: pad, bits: 16}"])
 def test_a_server_that_died_gives_up_both_orders_of_each_silo_and_goes_on(
     section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

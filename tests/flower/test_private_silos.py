@@ -21,6 +21,7 @@ def _identity() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_a_silo_whose_budget_has_no_room_at_the_start_is_named_and_the_others_train(tmp_path: Path) -> None:
     """One evaluation alone costs more than it has."""
     entries = [{"name": name, "speed": 1e6} for name in "abc"]

@@ -19,6 +19,7 @@ def behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("url", URLS)
 def test_flowers_processes(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_httpx_goes({}, url, monkeypatch) == "proxy.example.org:3128", "this is what is to be kept from them"

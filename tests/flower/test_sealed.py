@@ -62,6 +62,7 @@ def _start(
     return run, [trainer._session.replica.model for trainer in trainers.values()]  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
 def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -79,6 +80,7 @@ def test_an_encrypted_run_ends_with_the_model_of_a_plain_one(
     assert sealed.run_summary is not None and sealed.run_summary["accuracy"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["pssp", "fsp", "a-bsp", "fedbuff"])
 def test_every_way_to_synchronise_works_encrypted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
@@ -91,6 +93,7 @@ def test_every_way_to_synchronise_works_encrypted(
         np.testing.assert_allclose(model, models[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_server_s_files_and_messages_have_no_key_and_no_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +124,7 @@ def test_the_server_s_files_and_messages_have_no_key_and_no_update(
     assert not (tmp_path / "run" / "model.pt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", ["sealed", "plain"])
 def test_what_a_silo_finds_is_in_none_of_its_messages_unless_that_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str
@@ -162,6 +166,7 @@ def test_a_server_without_its_key_file_says_so(tmp_path: Path, monkeypatch: pyte
         FedSync(config, SILOS, out=tmp_path, timing=TIMING).start(DirectGrid(3))
 
 
+@pytest.mark.slow
 def test_masked_updates_add_up_on_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, models = _start(tmp_path, monkeypatch, "fedavg", "cipher={kind: masked}")
     assert run.run_summary is not None and run.run_summary["rounds"] == 3
@@ -171,6 +176,7 @@ def test_masked_updates_add_up_on_flower(tmp_path: Path, monkeypatch: pytest.Mon
     assert moved.max() > 1e-3, "three commits have counted"
 
 
+@pytest.mark.slow
 def test_a_silo_that_does_not_reveal_costs_the_round_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +209,7 @@ def _folders(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.setattr(answers, "connect", lambda identity: connect(identity, make))
 
 
+@pytest.mark.slow
 def test_a_silo_that_is_restarted_with_a_damaged_copy_is_sent_the_model_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +256,7 @@ def _lacking(holds: int, kind: type) -> Answer:
 FOUR = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c", "d")]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "liar"),
     [

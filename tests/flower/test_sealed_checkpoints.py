@@ -53,6 +53,7 @@ def _all_came_to_one_model(silos: Collection[str]) -> None:
         np.testing.assert_array_equal(copy.model, copies[0].model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "silos_kept"), [("bfv", True), ("bfv", False), ("masked", True)], ids=["bfv", "all died", "masked"]
 )
@@ -70,6 +71,7 @@ def test_an_encrypted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     replay(out / JOURNAL)
 
 
+@pytest.mark.slow
 def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_sealed_sum_is_written_once_though_many_checkpoints_have_it(
     assert len(sums) >= 4 and min(sums) >= LASTING_BYTES and max(sums) < 2**20, "none of them is large"
 
 
+@pytest.mark.slow
 def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ def test_an_encrypted_run_that_died_before_it_could_save_goes_on_with_what_silos
     replay(out / JOURNAL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bfv", "masked"])
 def test_an_encrypted_run_goes_on_from_before_what_silos_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
@@ -126,6 +130,7 @@ def test_an_encrypted_run_goes_on_from_before_what_silos_have(
     replay(out / JOURNAL)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +150,7 @@ def test_a_server_that_was_set_back_to_a_backup_says_so_and_the_way_on(
         strategy_in(out, cipher, keys=keys, resume=True).start(DirectGrid(3))
 
 
+@pytest.mark.slow
 def test_an_encrypted_run_sends_nothing_that_is_in_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

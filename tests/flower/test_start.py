@@ -248,6 +248,7 @@ def test_a_run_whose_silos_have_the_users_own_app_ends_and_names_the_missing_lin
     assert len(grid.pushed) == 2 and missing not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "evaluating"), [(1.0, 5), (0.6, 3), (0.59, 2), (0.1, 2), (0.0, 0)])
 def test_a_part_of_the_silos_evaluates_each_version(part: float, evaluating: int, tmp_path: Path) -> None:
     """Five silos, three versions that orders bring; the last version all evaluate, unless nobody does."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedsync.observe.run_builder import measuring
 from fedsync.server.checkpoints import FOLDER, FORMAT, _newest_first, _read, digest
@@ -58,6 +59,7 @@ def written(folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.mark.slow
 def test_who_changes_what_a_checkpoint_holds_raises_its_format(tmp_path: Path) -> None:
     with silos_in_this_process():
         assert written(tmp_path) == GOLDEN.read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from fedsync.observe.replay import replay
 from tests.golden.journals import BOOKS, BY_HAND, FOLDER, journal, names, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_a_golden_journal_is_reproduced_byte_for_byte(name: str, tmp_path: Path) -> None:
     """The header, which names the version of FedSync, may differ. To change it on purpose, see journals.py."""

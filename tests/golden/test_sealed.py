@@ -66,6 +66,7 @@ def everything(patch: pytest.MonkeyPatch) -> dict[str, dict[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_round_has_the_bytes_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     found = everything(monkeypatch)
     assert found == json.loads(GOLDEN.read_text(encoding="utf-8"))

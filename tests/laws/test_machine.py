@@ -218,6 +218,7 @@ LEAST = {
 """How often a law has to be put to the test in a run, in the mean."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY, ids=name_of)
 def test_whatever_a_driver_may_tell(case: Case) -> None:
     runs = 8 if case[0] == "barrier" else 4

@@ -197,11 +197,13 @@ def kept(case: int, change: Change, broken: str) -> None:
 every_case = pytest.mark.parametrize("case", range(len(EVERY)), ids=map(name_of, EVERY))
 
 
+@pytest.mark.slow
 @every_case
 def test_what_happens_later_is_decided_later(case: int) -> None:
     kept(case, later(), "time shifted by a constant shifts the actions")
 
 
+@pytest.mark.slow
 @every_case
 def test_permuted_silos_permute_the_actions_of_what_is_symmetric(case: int) -> None:
     """What does not say so breaks the law: otherwise it could say so."""
@@ -213,6 +215,7 @@ def test_permuted_silos_permute_the_actions_of_what_is_symmetric(case: int) -> N
             kept(case, permuted(names), "")
 
 
+@pytest.mark.slow
 @every_case
 def test_twice_the_speed_halves_the_times_of_what_is_scale_free(case: int) -> None:
     """What does not say so breaks the law: otherwise it could say so."""
@@ -226,6 +229,7 @@ def test_twice_the_speed_halves_the_times_of_what_is_scale_free(case: int) -> No
 CLOCKS = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time")
 
 
+@pytest.mark.slow
 @every_case
 def test_two_runs_in_one_process_know_nothing_of_each_other_nor_of_the_world(
     case: int, monkeypatch: pytest.MonkeyPatch

@@ -49,6 +49,7 @@ def test_a_predictor_forecasts_a_speed_from_the_first_sample_on(case: Case, seen
         state = after
 
 
+@pytest.mark.slow
 @of_section("predictor")
 @given(speed=st.floats(1e-3, 1e9), times=st.integers(1, 40))
 def test_a_predictor_expects_a_constant_speed_to_stay(case: Case, speed: float, times: int) -> None:
@@ -66,6 +67,7 @@ silos = st.builds(
 )
 
 
+@pytest.mark.slow
 @of_section("balancer")
 @given(views=st.lists(silos, min_size=1, max_size=8))
 def test_a_balancer_shares_exactly_the_work_of_all(case: Case, views: list[SiloView]) -> None:
@@ -80,6 +82,7 @@ def test_a_balancer_shares_exactly_the_work_of_all(case: Case, views: list[SiloV
         assert sum(share.steps for share in work.values()) == STEPS * len(views)
 
 
+@pytest.mark.slow
 @of_section("balancer")
 @given(views=st.lists(silos, min_size=1, max_size=8))
 def test_a_balancer_is_a_function(case: Case, views: list[SiloView]) -> None:
@@ -92,6 +95,7 @@ positive = st.integers(1, 10**9)
 metas = st.builds(UpdateMeta, st.just("a/1"), st.just("a"), st.integers(0, 50), positive, positive, positive, positive)
 
 
+@pytest.mark.slow
 @of_section("aggregation")
 @given(metas=st.lists(metas, min_size=1, max_size=6), later=st.integers(1, 50))
 def test_coefficients_are_positive_and_finite_however_stale_the_updates(
@@ -108,6 +112,7 @@ def test_coefficients_are_positive_and_finite_however_stale_the_updates(
         assert coefficients == pytest.approx(_by_three_sums(weigher.weighting, metas), rel=1e-9)
 
 
+@pytest.mark.slow
 @of_section("aggregation")
 @given(metas=st.lists(metas, min_size=1, max_size=6), later=st.integers(1, 50))
 def test_coefficients_are_those_of_the_papers(case: Case, metas: list[UpdateMeta], later: int) -> None:

@@ -19,6 +19,7 @@ AT_ONCE = replace(corners(5)["at once"].scenario, sealed=True)
 ROUNDS = {"rounds": 9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", [CORNER.scenario, AT_ONCE], ids=["one by one", "at once"])
 @pytest.mark.parametrize("tally", [2, 4], ids=["two of four are heard", "all are heard"])
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -111,6 +111,7 @@ def decided(outcome: Outcome) -> Iterator[JournalEntry]:
         yield JournalEntry(entry.at_s, (), entry.actions, entry.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, BACK])
 def test_no_decision_changes_and_all_silos_have_one_model(name: str, tmp_path: Path) -> None:
     plain = run(name, "{}", tmp_path / "plain")

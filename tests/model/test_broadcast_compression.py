@@ -140,6 +140,7 @@ def test_what_the_server_should_not_send_is_refused_and_changes_nothing(lie: str
     np.testing.assert_array_equal(silo.model, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", FORMATS, ids=NAMES)
 def test_the_next_version_of_a_large_model_takes_next_to_nothing(wire: WireFormat, tmp_path: Path) -> None:
     """Neither the difference nor what travels of it is ever there as a whole."""

@@ -205,6 +205,7 @@ def test_whatever_the_sums_are_all_stays_finite(kind: str) -> None:
         assert np.isfinite(step).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer",
     [HeavyBall(0.9, 1.0), Adaptive("adam", 0.1, 0.9, 0.9, 1e-3), *CAUTIOUS, Delayed(0.9, 3, 0, 1)],

@@ -59,6 +59,7 @@ class WorkedOut:
         return self._vector[span].copy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("wire", FORMATS[1:], ids=NAMES[1:])
 def test_in_a_file_a_payload_has_the_same_bytes_and_in_memory_where_the_disk_is_full(

@@ -66,6 +66,7 @@ def test_books_that_let_rounds_go_say_what_those_say_that_keep_all() -> None:
     assert [row.round for row in few.rounds[-3:]] == [298, 299, 300]
 
 
+@pytest.mark.slow
 def test_the_books_do_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(book_rounds, "MOST_OUTLINED", 16)
     sizes = [len(pickle.dumps(followed(KEEP, commits)[0])) for commits in (2_020, 4_020)]

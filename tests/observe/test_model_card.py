@@ -73,6 +73,7 @@ def test_a_run_whose_metrics_nobody_could_ask_for_says_so(
     assert (UNASKED in page([run])) == noted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, 5.0])
 def test_scores_with_noise_are_called_so_beside_the_scores(tmp_path: Path, noise: float | None) -> None:
     privacy = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0, "score_noise": noise}

@@ -68,6 +68,7 @@ def pages(runs: list[RunData]) -> dict[int, str]:
     return {1: page(runs[:1]), 2: page(runs)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_page_is_well_formed_and_complete(pages: dict[int, str], count: int) -> None:
     read = Reader(pages[count])
@@ -137,6 +138,7 @@ def test_what_differs_between_runs_is_listed(pages: dict[int, str]) -> None:
     assert "local.steps 4" not in words
 
 
+@pytest.mark.slow
 def test_what_comes_from_a_run_is_escaped(runs: list[RunData]) -> None:
     evil = '</style><script>alert("x")</script><img src=x onerror=y>$mathdefault$&'
     silos = [{**silo, "name": evil} for silo in runs[0].summary["silos"][:1]]
@@ -161,6 +163,7 @@ def test_a_run_without_a_journal_still_has_a_page(runs: list[RunData]) -> None:
     assert {"summary", "metrics"} <= set(read.ids)
 
 
+@pytest.mark.slow
 def test_a_long_run_is_thinned_and_says_so(runs: list[RunData]) -> None:
     spans = tuple(OrderSpan("ab"[i % 2], i, i + 1.0, 8 + i % 5, True, 0.5, 100, 90.0) for i in range(20_000))
     points = tuple(Point(i, float(i), 1.0 / (i + 1), i / 20_000, (i % 9,)) for i in range(20_000))
@@ -173,6 +176,7 @@ def test_a_long_run_is_thinned_and_says_so(runs: list[RunData]) -> None:
     assert "of 20000.0 s" in words
 
 
+@pytest.mark.slow
 def test_the_page_is_the_same_each_time(runs: list[RunData], pages: dict[int, str]) -> None:
     assert page(runs) == pages[2]
 
@@ -205,6 +209,7 @@ def test_losses_stand_in_where_nothing_was_evaluated(runs: list[RunData]) -> Non
     assert draw.progress([replace(blind, points=())]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_page_shows_no_figure_that_a_summary_alone_might_not_have(tmp_path: Path, count: int) -> None:
     two_silos(tmp_path)
@@ -260,6 +265,7 @@ def test_the_run_of_a_damaged_configuration_is_shown_without_forecasts(tmp_path:
     assert run.forecasts in "".join(Reader(page([run])).words)
 
 
+@pytest.mark.slow
 def test_the_page_opens_with_what_was_trained_how_good_what_waiting_cost_and_what_failed(runs: list[RunData]) -> None:
     """By hand, as above: 30 % of all time is waiting, all of it a's: 4.5 s of 7.5 s."""
     silos = [{**silo, "failures": 2 if silo["name"] == "b" else 0} for silo in runs[0].summary["silos"]]

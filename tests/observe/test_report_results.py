@@ -92,6 +92,7 @@ def test_a_run_without_any_of_it_has_the_page_as_before(tmp_path: Path) -> None:
     assert set(Reader(page([read_run(tmp_path)])).ids) >= SECTIONS
 
 
+@pytest.mark.slow
 def test_names_of_silos_and_metrics_are_escaped(tmp_path: Path) -> None:
     run = told(tmp_path, [EVIL, f"{EVIL}2", f"{EVIL}3"], {EVIL: True, "m" * 200: False, "auroc": True})
     read = Reader(page([run]))
@@ -107,6 +108,7 @@ def test_any_number_of_silos_has_a_page(tmp_path: Path, count: int) -> None:
     assert len(text.encode()) < 5_000_000
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
     two_silos(tmp_path)
     add_results(tmp_path, ["a", "b"])
@@ -118,6 +120,7 @@ def test_numbers_that_are_none_are_not_estimable(tmp_path: Path) -> None:
     assert " nan" not in words.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_killed_run_shows_the_versions_that_it_wrote(tmp_path: Path) -> None:
     two_silos(tmp_path)
@@ -234,6 +237,7 @@ def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path
     assert len(text.encode()) < 5_000_000
 
 
+@pytest.mark.slow
 def test_one_shared_test_split_is_shown_once(tmp_path: Path) -> None:
     run = told(tmp_path, ["a", "b", "c"])
     same = {"accuracy": Estimate(0.9, 0.8, 1.0, {"0": 20, "1": 30})}

@@ -137,6 +137,7 @@ def test_a_proxy_that_passes_nothing_on_is_named(config: SiloStartConfig) -> Non
     failed(checked(junk)["server"], "names no HTTP proxy", "http://HOST:PORT")
 
 
+@pytest.mark.slow
 def test_a_proxy_that_reads_along_is_named(config: SiloStartConfig, inspecting: Path) -> None:
     with proxy(reads=inspecting) as through:
         config = config.model_copy(update={"proxy": through.url})

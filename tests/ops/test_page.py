@@ -150,6 +150,7 @@ def test_nothing_is_shown_before_the_link_was_opened(server: PageServer) -> None
     assert call(server, "/run", **secrets)[0] == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}", ""]
 )

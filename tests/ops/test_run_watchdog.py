@@ -74,6 +74,7 @@ def lock_held(folder: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_pauses_double_up_to_the_longest_and_never_end(server: Server) -> None:
     """By hand: 2, 4, 8, ..., 512 s, then 600 s each."""
     server.run("a")

@@ -63,6 +63,7 @@ def test_the_round_s_settings_are_in_its_orders_and_are_asked_for_once() -> None
             RoundHook(Called.of({1: {"learning_rate": wrong}}.__getitem__), 0.5).on_order(ORDER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["plain", "pad", "masked"])
 def test_a_run_has_the_rates_of_its_rounds_sealed_or_not_and_replays(cipher: str, tmp_path: Path) -> None:
     three = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})

@@ -49,6 +49,7 @@ def test_a_changing_schedule_costs_what_dp_accounting_finds_by_hand(seed: int) -
     assert min(epsilon(counted(phases), DELTA, "rdp"), by_hand(phases, "rdp")) >= found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "noise", "steps"), [(0.02, 1.5, 200), (0.1, 3.0, 50), (0.5, 6.0, 20)])
 def test_constant_rates_cost_what_opacus_finds(rate: float, noise: float, steps: int) -> None:
     """Opacus' PRV accountant bounds its own error: ours lies within it. Its RDP orders give ours within a twentieth."""
@@ -105,6 +106,7 @@ def test_a_budget_holds_at_its_edge_by_the_exact_figure_and_by_the_bound() -> No
     assert fits(releases, bound * 0.999, DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "batch", "scores"), [(3, 40, None), (5, 20, 20.0)])
 def test_the_noise_of_a_plan_costs_the_target_and_hardly_less(rounds: int, batch: int, scores: float | None) -> None:
     plan, settings = PrivacyPlan(rounds, 4, batch, scores), PrivateSettings(1.0, None, 400)
@@ -120,6 +122,7 @@ def test_noise_is_at_least_what_the_owner_demands() -> None:
     assert noise_for(50.0, DELTA, lambda noise: {Release(0.01, noise): 1}, least=3.0) == 3.0
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_noise_saves_is_refused() -> None:
     plan = PrivacyPlan(10, 1, 8, score_noise=1.0)
     with pytest.raises(ValueError, match=r"no noise brings the plan to epsilon 0\.5"):

@@ -363,6 +363,7 @@ def test_a_silo_of_a_silo_file_demands_privacy_as_its_owner_would(folder: Path) 
     assert subject._guard is not None and subject._guard.ledgers[0].spent == {STEP: 3}
 
 
+@pytest.mark.slow
 def test_what_a_simulated_silo_spends_is_kept_for_the_run_s_result_over_restarts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +444,7 @@ def test_persons_are_units_where_the_owner_says_so(folder: Path) -> None:
     assert done.report.evaluation == Evaluation(None, None, persons)
 
 
+@pytest.mark.slow
 def test_noise_is_chosen_for_the_target(folder: Path) -> None:
     aim = {"noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
     first = session(folder, aim)
@@ -455,6 +457,7 @@ def test_noise_is_chosen_for_the_target(folder: Path) -> None:
     assert less is not None and less.settings.noise == pytest.approx(noise, rel=0.01)  # the same, by another way
 
 
+@pytest.mark.slow
 def test_a_silo_with_less_than_the_target_aims_at_what_it_has(folder: Path) -> None:
     aim = {"noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
     noises = []

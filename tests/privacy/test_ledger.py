@@ -134,6 +134,7 @@ for number in range(8):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_enter_in_turn(folder: Path) -> None:
     subject = ledger(folder)
     with subprocess.Popen([sys.executable, "-c", PROCESS, str(folder)], stdout=subprocess.PIPE) as other:

@@ -27,6 +27,7 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_a_killed_training_process_is_private_again(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = prepare(short)
     home = short / "state" / "trainers" / "run-1"

@@ -153,6 +153,7 @@ def test_training_code_of_any_kind_takes_part(tmp_path: Path) -> None:
     assert summary["rounds"] == 4 and summary["lost"] == []
 
 
+@pytest.mark.slow
 def test_a_silo_without_budget_is_left_out_and_the_others_go_on(tmp_path: Path) -> None:
     small = {"unit": "silo", "epsilon": 2.5, "delta": 0.01, "accountant": "rdp"}
     silos = [{"name": name, "speed": 100} for name in "abc"] + [{"name": "d", "speed": 100, "privacy": small}]

@@ -201,6 +201,7 @@ for version in range(1, 100_000):
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_from_the_last_checkpoint_that_it_wrote(tmp_path: Path) -> None:
     """A real process, killed where it happens to be; four times, the next one going on in the same folder."""
     out, draw = tmp_path / "run", np.random.default_rng(11)

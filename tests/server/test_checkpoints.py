@@ -40,6 +40,7 @@ def _files(out: Path) -> list[str]:
     return sorted(path.name for path in (out / FOLDER).iterdir() if path.suffix != ".raw")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
@@ -76,6 +77,7 @@ def test_a_resumed_run_comes_to_the_same_model_and_its_journal_replays(
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("kind", ["fedavgm", "fedadam", "cautious-adam", "delayed-nesterov", "scaffold"])
 def test_a_server_optimizer_goes_on_where_it_was(

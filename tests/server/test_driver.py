@@ -117,6 +117,7 @@ BAD_REPLIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD_REPLIES)
 def test_a_bad_reply_costs_its_silo_the_round_and_nothing_else(name: str, tmp_path: Path) -> None:
     change, check = BAD_REPLIES[name]

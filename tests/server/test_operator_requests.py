@@ -305,6 +305,7 @@ def _start(run: FedSync, grid: DirectGrid) -> None:
     run.start(grid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cipher", "why"),
     [("{kind: masked}", "2 silos would be left, and silos open no sum"), ("{kind: bfv, members: 2}", "")],

@@ -177,6 +177,7 @@ def _again(relay: RelayNode, grid: DirectGrid, node: int, when: str, *, started:
     grid.answers[node] = dies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("started", [True, False])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_relay_that_dies_with_its_orders_costs_no_round(when: str, tmp_path: Path, *, started: bool) -> None:

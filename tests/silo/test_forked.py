@@ -112,6 +112,7 @@ def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_witho
     assert again.ppid() == os.getpid() and again.cmdline()[-1] == str(links[0]._folder)
 
 
+@pytest.mark.slow
 def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_with_no_compiler() -> None:
     """A library that draws random numbers of its own is imported after the fork, where it seeds itself."""
     code = (

@@ -150,6 +150,7 @@ def until(asked: Callable[[], Reply]) -> Reply:
     return reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [2.0], indirect=True)
 def test_a_step_that_waits_for_ever_is_one_error_and_the_silo_goes_on(link: Any, tmp_path: Path) -> None:
     sent = put(link, Train(order(1, 9), 0.05), link.model)
@@ -165,6 +166,7 @@ def test_a_step_that_waits_for_ever_is_one_error_and_the_silo_goes_on(link: Any,
     assert tenant(link._folder) not in (first, None), "another trainer did it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", [600.0], indirect=True)
 def test_one_that_the_server_has_given_up_does_not_hold_up_the_next_order(link: Any) -> None:
     """Here ten minutes are the silo's patience, and the server's is over before."""

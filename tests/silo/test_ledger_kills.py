@@ -18,6 +18,7 @@ pytest.importorskip("opacus")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_few_kills(tmp_path: Path) -> None:
     """In a process of its own, which has no threads and may fork."""
     out = tmp_path / "found.json"

@@ -50,6 +50,7 @@ def test_an_order_takes_its_update_and_no_more(service: TrainerService, received
     np.testing.assert_array_equal(again[1], update)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", [Bf16(), Fp16(), Int8()], ids=["bf16", "fp16", "int8"])
 def test_an_order_takes_no_more_where_its_update_travels_in_fewer_bits(
     wire: WireFormat, received: Vector, tmp_path: Path

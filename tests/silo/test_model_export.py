@@ -155,6 +155,7 @@ def ran(kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         return [trainer._session for trainer in trainers.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_the_model_of_an_encrypted_run_is_written(
     kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +169,7 @@ def test_the_model_of_an_encrypted_run_is_written(
         np.testing.assert_array_equal(model_in(tmp_path / "out" / "new"), session.replica.model)
 
 
+@pytest.mark.slow
 def test_all_silos_write_the_same_best_model_and_say_which_version_it_is(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_of_a_run_without_a_best_model_none_of_another_stays(file: Path, tmp_pat
     assert not [*tmp_path.glob("best.*")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TASKS)
 def test_private_parts_are_written_as_they_were_trained(
     kind: str, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +220,7 @@ def test_private_parts_are_written_as_they_were_trained(
     assert kind != "custom" or kept.tolist() not in others, "each silo has its own"
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_meant_however_short(file: Path, tmp_path: Path) -> None:
     keep(file, "long", at_s=1e9, version=40)
     keep(file, "short", at_s=1e9 + 60, version=3)
@@ -266,6 +270,7 @@ def test_code_that_the_owner_does_not_name_any_more_is_not_run_for_an_export(fil
         export(file, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["export", "evaluate"])
 def test_code_that_changed_since_the_approval_is_not_run_by_the_owner_either(
     command: str, file: Path, tmp_path: Path

@@ -191,6 +191,7 @@ def test_every_round_is_the_paper_s_to_float32(tmp_path: Path, killed: str) -> N
             federation.restart(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.2])
 def test_it_comes_to_the_best_model_for_all_where_fedavg_does_not(tmp_path: Path, decay: float) -> None:
     """With 15 local steps silos are near their own best models by the end of a round."""

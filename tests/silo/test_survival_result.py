@@ -24,6 +24,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "survival"
 SILOS = ClusterConfig.load(EXAMPLE / "silos.yaml")
 
 
+@pytest.mark.slow
 def test_silos_have_the_result_and_the_server_has_none(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

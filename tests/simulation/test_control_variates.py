@@ -86,6 +86,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MANY)
 def test_the_run_s_variate_is_the_mean_of_the_silos(case: str, tmp_path: Path, seen: Seen, caplog: Any) -> None:
     """Whatever rounding takes of an update, whoever loses one, comes late or sits out."""
@@ -100,6 +101,7 @@ def test_the_run_s_variate_is_the_mean_of_the_silos(case: str, tmp_path: Path, s
     assert (len(absent) > 1) == (case in ("lost and late", "by lot"))
 
 
+@pytest.mark.slow
 def test_encrypted_it_takes_silos_where_it_takes_them_in_the_clear(tmp_path: Path, seen: Seen) -> None:
     """Apart by what rounding loses, which is far less than control variates bring; and all silos have the same bits."""
     models, three_rounds = {}, ("task={kind: digits}", "stop={rounds: 3}")

@@ -14,6 +14,7 @@ from fedsync.observe.replay import read_ledger, replay
 pytest.importorskip("sklearn")
 
 
+@pytest.mark.slow
 def test_two_runs_of_digits_write_the_same_bytes_and_replay(tmp_path: Path) -> None:
     from fedsync.simulation.run import run_virtual
 

@@ -45,6 +45,7 @@ def final_score(out: Path) -> float:
     return float(json.loads((out / "summary.json").read_text())["accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["cipher={kind: pad}"], ["cipher={kind: masked}"], SCAFFOLD], ids=len)
 def test_it_goes_on_where_the_other_ended(extra: list[str], earlier: Path, tmp_path: Path) -> None:
     three = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "abc"]})
@@ -64,6 +65,7 @@ def test_the_first_model_is_that_of_the_file(earlier: Path, tmp_path: Path) -> N
     assert sorted(virtual[:2]) == sorted(flower[:2]) and min(virtual) > 0.5
 
 
+@pytest.mark.slow
 def test_initial_arrays_go_before_the_file_and_a_run_that_goes_on_needs_none(earlier: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.pt"
     model.write_bytes((earlier / "last.pt").read_bytes())

@@ -42,6 +42,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "section", ["cipher={kind: pad, bits: 16}", "cipher={kind: pad, bits: 16, metrics: plain}", "wire={down: bf16}"]
 )

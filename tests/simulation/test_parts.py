@@ -68,6 +68,7 @@ def run(folder: Path, strategy: str, body: bool, *overrides: str) -> Found:
     return {key: summary[key] for key in ("bytes_up", "bytes_down")}, (out / "rounds.jsonl").read_text(), model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "cipher"),
     [

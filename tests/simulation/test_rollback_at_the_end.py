@@ -31,6 +31,7 @@ def apart(one: Model, other: Model) -> float:
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cipher", "rounding"),
     # What silos add and take away again may differ by a bit of a float32 below 1 in size.

@@ -53,6 +53,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in IMPOSSIBLE])
 def test_silos_end_with_one_model_under_every_strategy(name: str, tmp_path: Path, models: list[np.ndarray]) -> None:
     """The pad seals fastest; what is sealed makes no difference to stores, grids and versions."""
@@ -71,6 +72,7 @@ def test_what_needs_to_see_updates_is_refused(name: str) -> None:
         config(name, "cipher={kind: pad}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cipher"),
     [
@@ -91,6 +93,7 @@ def test_suites_bits_and_layers(name: str, cipher: str, tmp_path: Path, models: 
         np.testing.assert_array_equal(model, models[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fedavgm", "fedadam"])
 def test_momentum_takes_silos_where_it_takes_the_server(
     kind: str, tmp_path: Path, models: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
@@ -112,6 +115,7 @@ def test_momentum_takes_silos_where_it_takes_the_server(
         np.testing.assert_array_equal(model, models[0])
 
 
+@pytest.mark.slow
 def test_two_encrypted_runs_with_one_seed_end_with_one_model(tmp_path: Path, models: list[np.ndarray]) -> None:
     """Keys and ciphertexts differ, journals and models do not."""
     for folder in ("one", "two"):
@@ -121,6 +125,7 @@ def test_two_encrypted_runs_with_one_seed_end_with_one_model(tmp_path: Path, mod
     assert one == two
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_takes_snapshots_and_a_newcomer_starts_from_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: list[np.ndarray]
 ) -> None:

@@ -97,6 +97,7 @@ def kept(folder: Path) -> list[Score]:
     return [action.score for action in actions if isinstance(action, KeepBest)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", SUITES)
 def test_the_best_version_is_that_of_a_run_in_the_clear(
     cipher: str, tmp_path: Path, held_out: None, replicas: dict[str, EncryptedReplica]
@@ -124,6 +125,7 @@ def test_the_best_version_is_that_of_a_run_in_the_clear(
         assert each is not None and hashlib.sha256(as_bytes(each.model).data).hexdigest() == each.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["{kind: plain}", "{kind: pad}"])
 def test_where_the_last_version_is_the_best_its_test_is_that_of_both(
     cipher: str, tmp_path: Path, held_out: None
@@ -137,6 +139,7 @@ def test_where_the_last_version_is_the_best_its_test_is_that_of_both(
         assert models["best"] == models["last"] and models["best"]["version"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", SUITES)
 def test_the_test_split_is_asked_once_for_each_model_and_for_all_silos_at_once(
     cipher: str, tmp_path: Path, held_out: None, evaluated: Counter[tuple[str, Split, bytes]]
@@ -153,6 +156,7 @@ def test_the_test_split_is_asked_once_for_each_model_and_for_all_silos_at_once(
     assert set(evaluated.values()) == {1}, "nor on the validation split"
 
 
+@pytest.mark.slow
 def test_scores_on_the_test_split_are_of_the_models_that_they_say(
     tmp_path: Path, held_out: None, replicas: dict[str, EncryptedReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +180,7 @@ def test_scores_on_the_test_split_are_of_the_models_that_they_say(
         assert score.accuracy == float(f"{accuracy:.3e}")
 
 
+@pytest.mark.slow
 def test_a_version_that_answers_a_question_changes_nothing(
     tmp_path: Path, held_out: None, replicas: dict[str, EncryptedReplica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +200,7 @@ def test_a_version_that_answers_a_question_changes_nothing(
     assert models[4] == models[5] == models[6] == models[7] != models[3]
 
 
+@pytest.mark.slow
 def test_where_only_some_hold_out_samples_nobody_is_asked_on_the_test_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def figures() -> dict[str, dict[str, Any]]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", SUITES)
 def test_pooled_figures_are_those_in_the_clear(
     cipher: str, tmp_path: Path, figures: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def test_pooled_figures_are_those_in_the_clear(
     assert len(found) >= 3 and not any(repr(one.loss) in text for each in found.values() for one in each)
 
 
+@pytest.mark.slow
 def test_what_silos_train_apart_is_no_version_and_does_not_travel(tmp_path: Path) -> None:
     run(tmp_path, "{kind: pad}")
     entries = replay(tmp_path / "journal.jsonl")
@@ -123,6 +125,7 @@ def asked_of(folder: Path) -> list[Subject]:
     return [each for each in Subject if each is not Subject.BEST or best != 3]
 
 
+@pytest.mark.slow
 def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     real = SiloSession._first
@@ -138,6 +141,7 @@ def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, mo
     assert len(tuned) == len(NAMES) and all(np.array_equal(*pair) for pair in tuned)
 
 
+@pytest.mark.slow
 def test_a_silo_that_keeps_another_version_as_the_best_tunes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +164,7 @@ def test_a_silo_that_keeps_another_version_as_the_best_tunes_none(
     assert document["metrics"]["accuracy"]["pooled"].keys() == {"last", "best", "local"}
 
 
+@pytest.mark.slow
 def test_where_a_silo_has_no_model_of_its_own_nothing_is_told_of_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def written(folder: Path) -> str:
     return "".join(file.read_text() for file in sorted(folder.iterdir()) if file.suffix in (".jsonl", ".json", ".csv"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", ["{kind: pad}", "{kind: masked}"])
 def test_no_figure_of_a_silo_is_in_what_the_server_has(cipher: str, tmp_path: Path, own: set[str]) -> None:
     summary = run_virtual(config(cipher, "export={csv: true}"), SILOS, tmp_path)
@@ -71,6 +72,7 @@ def test_in_the_clear_all_of_them_are(tmp_path: Path, own: set[str]) -> None:
     assert "own_figure" in text and summary["scored_round"] == 4
 
 
+@pytest.mark.slow
 def test_pooled_figures_are_those_of_a_run_in_the_clear_with_four_digits(tmp_path: Path) -> None:
     for metrics in ("plain", "sealed"):
         run_virtual(config(f"{{kind: pad, metrics: {metrics}}}"), SILOS, tmp_path / metrics)
@@ -86,6 +88,7 @@ def test_pooled_figures_are_those_of_a_run_in_the_clear_with_four_digits(tmp_pat
     assert len(replay(tmp_path / "sealed" / "journal.jsonl")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -131,6 +134,7 @@ def test_the_last_version_has_the_score_that_all_silos_find_in_it(
     assert len(replay(tmp_path / "journal.jsonl")) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "reason"),
     [
@@ -168,6 +172,7 @@ def test_weights_of_what_is_not_sealed_cannot_be_secret() -> None:
     config("{kind: pad}", "aggregation={kind: fedavg, weight: examples}")
 
 
+@pytest.mark.slow
 def test_one_silo_that_lies_among_five_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says that the target is reached, in every report; the run goes on, and its books are the honest ones."""
     honest = run_virtual(config(), SILOS, tmp_path / "honest")
@@ -202,6 +207,7 @@ def test_a_silo_that_tells_its_own_figures_is_refused(tmp_path: Path, monkeypatc
     assert "1e-07" not in written(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_server_s_choice_is_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not the last one: what silos answer was in the updates before."""
     asked: list[str] = []

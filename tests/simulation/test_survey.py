@@ -83,6 +83,7 @@ def trained_on(files: list[str], names: tuple[str, ...] = NAMES) -> pd.DataFrame
     return pd.concat(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS)
 def test_all_silos_standardise_by_what_all_training_rows_have(
     cipher: str, tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]
@@ -98,6 +99,7 @@ def test_all_silos_standardise_by_what_all_training_rows_have(
         assert scale.deviation == pytest.approx(pooled[name].std(ddof=0), rel=1e-11)
 
 
+@pytest.mark.slow
 def test_sealed_sums_are_those_in_the_clear(tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]) -> None:
     found = set()
     for number, cipher in enumerate(CIPHERS):
@@ -133,6 +135,7 @@ def test_what_people_see_of_it(tmp_path: Path) -> None:
     assert age["mean"] == pytest.approx(pooled["age"].mean(), rel=5e-4)
 
 
+@pytest.mark.slow
 def test_a_survey_alone_leaves_the_training_as_it_was(tmp_path: Path) -> None:
     """Statistics without `standardise: federated` are for people: the model is that of a run without them."""
     files, models = tables(tmp_path), []
@@ -146,6 +149,7 @@ def test_a_survey_alone_leaves_the_training_as_it_was(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS[:2])
 def test_a_silo_that_comes_later_standardises_like_the_others(
     cipher: str, tmp_path: Path, scales: dict[str, dict[str, ColumnScale]]

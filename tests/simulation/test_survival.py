@@ -80,6 +80,7 @@ def pooled_cox(frame: pd.DataFrame) -> Any:
     return PHReg(known["days"], inputs, known["dead"], ties="efron").fit()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cipher", CIPHERS)
 def test_with_all_times_in_the_grid_it_is_that_of_the_pooled_rows(cipher: str, tmp_path: Path) -> None:
     frame = made()
@@ -131,6 +132,7 @@ def test_lung_as_lifelines_has_it(tmp_path: Path) -> None:
     assert log_rank(sums.counts).statistic == pytest.approx(test.test_statistic, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_people_see_no_line_that_tells_of_few_persons(tmp_path: Path) -> None:
     frame = made()
     sets = asked(frame, tmp_path, {"every": 30, "until": 1000}, ["age", "arm"], least=5)
@@ -149,6 +151,7 @@ def test_people_see_no_line_that_tells_of_few_persons(tmp_path: Path) -> None:
     assert found["cox"]["converged"] and found["log_rank"]["degrees"] == 1
 
 
+@pytest.mark.slow
 def test_a_coarse_grid_and_cells_of_five_persons_cost_less_than_a_standard_error(tmp_path: Path) -> None:
     frame = made()
     expected, whole = pooled_cox(frame), SurvfuncRight(frame["days"], frame["dead"])

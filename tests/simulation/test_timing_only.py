@@ -142,6 +142,7 @@ def test_options_that_contradict_each_other(changes: dict[str, Any], told: str) 
         _starter(**{**options, **changes})
 
 
+@pytest.mark.slow
 def test_strategies_can_be_compared_without_training(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsync", "compare", "fedavg", "lb-bsp", "--timing-only", "--out", "cmp"]
     command += ["--set", "stop.rounds=20"]

@@ -201,6 +201,7 @@ def test_an_interval_is_students_for_one_more_value() -> None:
     assert found.misses(2.718281828 ** (2 * half)) == pytest.approx(half)
 
 
+@pytest.mark.slow
 def test_intervals_are_wider_by_what_the_replay_missed(tmp_path: Path) -> None:
     twin = Twin.of(read_record(played(tmp_path, {"speed": 100.0}, {"speed": 200.0})))
     checked, replayed = replace(twin, actual_s=2 * (twin.actual_s or 0.0)).checked()
@@ -290,6 +291,7 @@ def test_what_is_no_journal_gives_one_line(tmp_path: Path, break_it: Callable[[s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_block_of_the_page_runs_and_a_broken_journal_is_one_line(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "tune.md").read_text()
     commands = [line.split()[2:] for line in page.splitlines() if re.match(r"\$ fedsync .*runs/mine", line)]

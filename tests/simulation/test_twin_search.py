@@ -122,6 +122,7 @@ def test_the_best_of_a_toy_is_found_and_others_get_little_time(twin: Twin) -> No
     assert played == [12, 4, FINAL_DRAWS + FINALISTS - 1]
 
 
+@pytest.mark.slow
 def test_candidates_are_trained_to_the_target_in_virtual_time(twin: Twin) -> None:
     """On digits: with the same steps, LB-BSP's rounds take 3.7 s and those of FedAvg 6.9."""
     base = StrategyConfig.load("lb-bsp", ["task={kind: digits}", "local.learning_rate=0.1"])

@@ -87,6 +87,7 @@ def test_wrong_rows_are_named(column: str, cell: float, message: str, tmp_path: 
     assert "line 9" in error.value.place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "cipher"), [("logistic", "plain"), ("logistic", "bfv"), ("mlp", "plain")])
 def test_it_trains_to_the_pooled_coefficients(model: str, cipher: str, tmp_path: Path) -> None:
     frame = made(600)

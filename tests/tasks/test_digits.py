@@ -70,6 +70,7 @@ def test_a_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch) -> None
         silos(DigitsTask(Iid()))
 
 
+@pytest.mark.slow
 def test_federated_averaging_is_stable_on_pathological_silos() -> None:
     task, options = DigitsTask(Pathological(2)), LocalOptions(device="cpu", resources=False)
     trainers = [Trainer(task, SiloSlot(f"silo-{index}", index, SILOS, 7), options) for index in range(SILOS)]

@@ -58,6 +58,7 @@ def run(folder: Path, task: str, rate: float, steps: int) -> tuple[list[dict[str
     return rounds, b"".join(tensor.numpy().tobytes() for tensor in state.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["factorisation", "non-negative factorisation"])
 def test_encrypted_factors_are_those_in_the_clear_up_to_their_integers(tmp_path: Path, name: str) -> None:
     """Changes of statistics travel as integers of 16 bits: what they are off by must not make a solve run away."""
@@ -100,6 +101,7 @@ def test_a_target_below_zero_ends_the_run_and_patience_counts_scores_below_zero(
     assert tired["rounds"] in (worse, worse + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_three_rounds_lower_the_loss(tmp_path: Path, name: str) -> None:
     rounds, model = run(tmp_path / "one", *RUNS[name])

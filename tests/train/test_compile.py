@@ -22,6 +22,7 @@ class Counted:
         return graph.forward
 
 
+@pytest.mark.slow
 def test_sizes_that_change_are_compiled_twice_and_evaluation_never(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, alone = Counted(), trainer()
     original = torch.compile

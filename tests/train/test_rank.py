@@ -112,6 +112,7 @@ class Normed(TwoClasses):
         return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [8, 7, 2, 1])
 @pytest.mark.parametrize("count", [2, 3])
 def test_the_update_is_that_of_one_process_however_the_batch_divides(

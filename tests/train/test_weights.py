@@ -98,6 +98,7 @@ def test_tensors_of_any_type_and_order_are_set_from_what_nobody_may_write_to(
     assert not recwarn.list, "torch warns of arrays that it could write to, and must not"
 
 
+@pytest.mark.slow
 def test_a_model_is_set_without_a_copy_and_read_with_one(tmp_path: Path) -> None:
     weights = Weights(nn.ModuleList(nn.Linear(512, 512, bias=False) for _ in range(4)))
     (tmp_path / "model").write_bytes(np.ones(weights.layout.size, dtype=np.float32).tobytes())

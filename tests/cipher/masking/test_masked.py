@@ -75,6 +75,7 @@ def test_too_many_lost_before_they_reveal_cost_the_round_and_not_the_run(tmp_pat
     close(federation.begin("c", 3), after + np.mean(three, axis=0), 2)
 
 
+@pytest.mark.slow
 def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_costs_no_round(tmp_path: Path) -> None:
     """Before it signs, or after; it comes back as another process, which has its files and none of its seeds."""
     federation = Federation(plan("masked", quorum=5), tmp_path, FIVE)

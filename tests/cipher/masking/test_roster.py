@@ -110,6 +110,7 @@ def test_frames_come_back(frames: list[bytes]) -> None:
     assert unpack(pack(frames), "a") == frames
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=5), st.binary(max_size=5), max_size=5))
 def test_named_frames_come_back_and_have_one_encoding(values: dict[str, bytes]) -> None:
     ordered = dict(sorted(values.items()))

@@ -97,6 +97,7 @@ def test_encrypted_it_comes_to_what_it_comes_to_in_the_clear(kind: str, tmp_path
     assert np.abs(model - plain.model).mean() < 0.002 * moved
 
 
+@pytest.mark.slow
 @every_kind
 def test_who_was_killed_came_late_or_took_a_snapshot_agrees_to_the_bit(kind: str, tmp_path: Path) -> None:
     federation = made(OPTIMIZERS[kind], tmp_path)
@@ -146,6 +147,7 @@ def test_without_an_optimizer_nothing_of_it_is_in_a_state(tmp_path: Path) -> Non
     assert b"moments" not in state._about() and state.moments.vectors == ()
 
 
+@pytest.mark.slow
 @every_kind
 @pytest.mark.parametrize("what", ["values", "progress", "votes"])
 def test_a_spoiled_sum_leaves_momentum_as_it_was(kind: str, what: str, tmp_path: Path) -> None:
@@ -213,6 +215,7 @@ def test_nothing_is_taken_back(tmp_path: Path) -> None:
 # Liars.
 
 
+@pytest.mark.slow
 @every_kind
 def test_no_header_makes_a_moment_that_is_no_number(kind: str, tmp_path: Path) -> None:
     """One silo claims an endless progress in each version, so that sums come to 2^64 and are spoiled, or to less."""
@@ -266,6 +269,7 @@ def test_a_snapshot_with_other_moments_is_refused(value: float, check: str, tmp_
     assert caught.value.check == check
 
 
+@pytest.mark.slow
 @every_kind
 def test_all_snapshots_of_a_run_have_one_length(kind: str, tmp_path: Path) -> None:
     """Before the first step, and later, when numbers have more digits."""

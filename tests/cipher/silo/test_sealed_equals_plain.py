@@ -103,6 +103,7 @@ def unmask(made: Federation) -> None:
             made.aggregator.answer(name, made.silos[name].answer(question))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("kind", SETS)
 def test_what_silos_tell_is_what_the_plain_pool_has(kind: str, suite: str, tmp_path: Path) -> None:

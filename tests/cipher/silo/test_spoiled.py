@@ -118,6 +118,7 @@ def alike(found: list[ReplicaState]) -> None:
     assert len({one.digest for one in found}) == 1 and len({one.history.chains[-1] for one in found}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bfv", "pad", "masked"])
 @pytest.mark.parametrize("what", LIES)
 def test_a_sum_that_one_silo_spoiled_brings_nothing_anywhere_and_the_run_goes_on(

@@ -52,6 +52,7 @@ def drawn(seed: int, size: int, classes: int = 2, ties: bool = False) -> tuple[F
 CASES = given(seed=st.integers(0, 10**6), size=st.integers(2, 120), ties=st.booleans())
 
 
+@pytest.mark.slow
 @CASES
 @settings(max_examples=60, deadline=None)
 def test_metrics_of_scores_are_scikit_learns_on_rounded_scores(seed: int, size: int, ties: bool) -> None:
@@ -106,6 +107,7 @@ def test_metrics_of_many_classes_are_means_over_one_against_the_rest(classes: in
     assert ScoreCounts(classes, 32).support(sums) == {str(c): int((labels == c).sum()) for c in range(classes)}
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 80), classes=st.sampled_from([2, 3, 7, 40]))
 @settings(max_examples=60, deadline=None)
 def test_metrics_of_classes_are_scikit_learns(seed: int, size: int, classes: int) -> None:

@@ -35,6 +35,7 @@ def blocks(*values: float) -> tuple[float, ...]:
     return tuple(table.ravel().tolist())
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(-1e40, 1e40), min_size=16, max_size=16), min_size=1, max_size=6), st.randoms())
 def test_pools_are_the_same_bits_in_any_order(rows: list[list[float]], chance: random.Random) -> None:
     found = []

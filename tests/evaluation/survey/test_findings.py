@@ -65,6 +65,7 @@ def possible(shown: list[int | str | None], total: int) -> list[tuple[int, ...]]
     return [table for table in itertools.product(*choices) if sum(table) == total]
 
 
+@pytest.mark.slow
 def test_no_count_that_is_too_small_follows_from_the_others() -> None:
     """All tables of four cells up to 12: each hidden one may be anything that is too small, as far as one can see."""
     seen = 0

@@ -137,6 +137,7 @@ def test_a_round_with_other_silos_is_refused() -> None:
         read_survival(form, vector + mean(parts))
 
 
+@pytest.mark.slow
 @given(at=st.integers(0, 10**6), change=st.sampled_from([0.03, -1.0, 500.0]))
 def test_no_changed_mean_gives_an_error_of_python(at: int, change: float) -> None:
     form = form_of(steps=2)

@@ -32,6 +32,7 @@ def by_hand(model: Vector, updates: dict[str, Vector], weights: dict[str, float]
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("toward", [False, True])
 @pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("arrive", ["abc", "cba", "bca"])
@@ -68,6 +69,7 @@ def test_harm_is_found_wherever_it_is(tmp_path: Path, place: int, value: float) 
     assert store.pending == ()
 
 
+@pytest.mark.slow
 def test_sixteen_updates_take_no_more_memory_than_their_spans(tmp_path: Path) -> None:
     keeper = ArrayKeeper(tmp_path / "arrays")
     updates, commit = {}, Commit(1, {f"s{each}": 1 / 16 for each in range(16)})
@@ -88,6 +90,7 @@ def test_sixteen_updates_take_no_more_memory_than_their_spans(tmp_path: Path) ->
     assert taken.left < SPAN_BYTES // 4
 
 
+@pytest.mark.slow
 def test_an_optimizer_has_the_same_bits_in_files_and_takes_spans_of_memory(tmp_path: Path) -> None:
     adam = Adaptive("adam", 0.1, 0.9, 0.99, 1e-3)
     models: list[Vector] = []

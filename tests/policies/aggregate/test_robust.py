@@ -159,6 +159,7 @@ def test_what_a_user_s_own_makes_is_looked_at(combiner: Combiner, told: str) -> 
         combined(combiner, WRONG)
 
 
+@pytest.mark.slow
 def test_a_user_s_own_runs_by_its_class(tmp_path: Path) -> None:
     config = StrategyConfig.load("bsp", ["stop.rounds=3"]).with_policies({"aggregation": Largest()})
     cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 500} for name in "abc"]})
@@ -167,6 +168,7 @@ def test_a_user_s_own_runs_by_its_class(tmp_path: Path) -> None:
     assert (tmp_path / "own" / LAST).read_bytes() != (tmp_path / "mean" / LAST).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_with_krum_says_what_it_did(tmp_path: Path) -> None:
     cluster = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 500} for name in "abcde"]})
     config = StrategyConfig.load("bsp", ["stop.rounds=3", "aggregation={kind: krum, malicious: 1, keep: 4}"])

@@ -116,6 +116,7 @@ def check(times: Table | CurveTimes, total: int, bounds: Bounds) -> None:
     assert minimise_slowest(times, total, bounds).tolist() == sizes.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_curves_are_solved_as_brute_force_solves_them(data: st.DataObject) -> None:
@@ -124,6 +125,7 @@ def test_curves_are_solved_as_brute_force_solves_them(data: st.DataObject) -> No
     check(CurveTimes.of(data.draw(st.lists(curves, min_size=n, max_size=n))), total, bounds)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.data())
 def test_any_times_that_never_fall_are_solved_as_brute_force_solves_them(data: st.DataObject) -> None:

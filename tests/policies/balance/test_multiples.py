@@ -61,6 +61,7 @@ def test_an_impossible_total_is_said_in_samples() -> None:
         plan(ProportionalBalancer(), LINEAR[:2], 24, [1, 1], [10, 10])
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_totals_are_exact_and_multiples_are_kept_wherever_all_bounds_and_the_total_are_some(
     data: st.DataObject,

@@ -144,6 +144,7 @@ def solve(problem: Problem, balancer: ProportionalBalancer = PAPER) -> NDArray[n
 BOTH = pytest.mark.parametrize("balancer", [ProportionalBalancer(), PAPER], ids=lambda one: one.rounding)
 
 
+@pytest.mark.slow
 @BOTH
 @given(problem=problems())
 def test_sizes_sum_exactly_and_keep_their_bounds(balancer: ProportionalBalancer, problem: Problem) -> None:
@@ -154,6 +155,7 @@ def test_sizes_sum_exactly_and_keep_their_bounds(balancer: ProportionalBalancer,
     assert (sizes <= cap).all()
 
 
+@pytest.mark.slow
 @BOTH
 @given(problem=problems())
 def test_a_faster_silo_with_the_same_bounds_gets_no_less(balancer: ProportionalBalancer, problem: Problem) -> None:
@@ -167,6 +169,7 @@ def test_a_faster_silo_with_the_same_bounds_gets_no_less(balancer: ProportionalB
     assert (gains[faster] >= 0).all()
 
 
+@pytest.mark.slow
 @BOTH
 @given(problem=problems(), random=st.randoms(use_true_random=False))
 def test_the_order_of_the_silos_moves_a_remainder_at_most(

@@ -89,6 +89,7 @@ def test_type_of_the_times_follows_the_input() -> None:
     assert type(find_sync_point(np.array([[1, 2]], dtype=np.float32)).time) is float
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(tables(crowded) | tables(wide, silos=3, steps=3) | tables(rounded) | tables(finite))
 def test_exact_methods_agree_with_naive(ends: NDArray[Any]) -> None:

@@ -304,6 +304,7 @@ KINDS = [
 JITTER = {"jitter": 0.2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_looking_at_nobody_is_asp(tmp_path: Path, kind: dict[str, Any], staleness: int) -> None:
@@ -329,6 +330,7 @@ def test_looking_at_all_others_is_ssp(tmp_path: Path, kind: dict[str, Any], stal
     assert sampled.entries == ssp.entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_to_look_at_means_fewer_updates(tmp_path: Path, kind: dict[str, Any]) -> None:
     """PSP, figure 10-14b: between ASP and BSP."""

@@ -169,6 +169,7 @@ def test_very_old_clocks_can_be_asked() -> None:
     assert (oldest["a"].ticks, clocks["a"].ticks) == (0, 4999)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "barrier",
     [

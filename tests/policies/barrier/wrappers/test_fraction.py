@@ -149,6 +149,7 @@ def test_silos_agree_on_rounding_after_one_round_of_those_drawn() -> None:
     assert RunSpec.of(config, cluster, len(NAMES)).quorum == 5
 
 
+@pytest.mark.slow
 def test_who_sits_out_catches_up_under_encryption_too(tmp_path: Path) -> None:
     """Four rounds of two silos of five: the sealed run goes the way of the one in the clear, but for rounding.
 
