@@ -55,7 +55,7 @@ def tune(
     from fedsync.config.strategy import StrategyConfig
     from fedsync.simulation.twin import search
     from fedsync.simulation.twin.records import read_record
-    from fedsync.simulation.twin.twin import Twin
+    from fedsync.simulation.twin.twin import MapPlace, Twin
 
     for path, option in ((apply, "--apply"), (silos, "--silos"), (out, "--out")):
         if path is not None:
@@ -69,6 +69,8 @@ def tune(
     with console.status("replaying the run's strategy on its twin") as status:
         twin, replayed = Twin.of(record).checked()
         console.print(_machines(twin.fits))
+        place = MapPlace.of(twin.fits, record.config.local.batch_size, record.config.local.steps)
+        console.print(str(place))
         console.print(_said(twin, replayed))
         field, left = search.candidates(twin, base, names, taus, _kinds(optimizers))
         watch = status.update if console.is_terminal else console.print  # in place, or as lines
@@ -80,6 +82,7 @@ def tune(
     console.print(said)
     figures: dict[str, Any] = {
         "silos": [fit.report() for fit in twin.fits],
+        "map": asdict(place),
         "replay": {
             "strategy": twin.config.name,
             "actual_s": twin.actual_s,

@@ -23,7 +23,7 @@ from fedsync.simulation.machine import Machine
 from fedsync.simulation.timing_only import run_timing
 from fedsync.simulation.twin.fit import SiloFit, fit_silos
 from fedsync.simulation.twin.records import read_record, seconds_a_round
-from fedsync.simulation.twin.twin import Interval, Twin
+from fedsync.simulation.twin.twin import Interval, MapPlace, Twin
 from tests.simulation.fake import machines
 
 
@@ -47,6 +47,16 @@ def test_exact_machines_are_found_exactly(tmp_path: Path) -> None:
     assert (a.config.jitter, a.config.overhead_s, a.load) == (0.0, 0.0, "-")
     assert (b.config.overhead_s, b.config.examples, b.config.memory_samples) == (pytest.approx(1.5), 77, 60)
     assert b.overheads == {"order": pytest.approx(1.5)}
+
+
+def test_a_run_has_a_place_on_the_map(tmp_path: Path) -> None:
+    silos = fitted(tmp_path, {"speed": 100.0, "overhead_s": 0.1}, {"speed": 300.0, "overhead_s": 0.1})
+    # Batches of 40 take 0.4 s and 0.133 s. Balance gives 20 and 60 of 80 samples, which take 0.2 s each.
+    place = MapPlace.of(tuple(silos), 40, 2)
+    assert (place.spread, place.overhead) == (pytest.approx(3.0), pytest.approx(0.25))
+    assert place.bound == pytest.approx((2 * 0.2 + 0.1) / (2 * 0.4 + 0.1))
+    assert "speeds 1 to 3, overhead 0.25 of the slowest silo's step" in str(place)
+    assert "perfect balance takes 0.56 of one with" in str(place)
 
 
 def test_an_affine_curve_is_found_within_a_hundredth(tmp_path: Path) -> None:
@@ -312,6 +322,8 @@ def test_the_block_of_the_page_runs_and_a_broken_journal_is_one_line(tmp_path: P
     assert "ranked by samples a second" in (tmp_path / "best.yaml").read_text()
     rates = [one["samples_a_second"] for one in figures["candidates"]]
     assert len(rates) == 3
+    assert figures["map"]["spread"] == pytest.approx(max(s.speed for s in was) / min(s.speed for s in was), rel=0.05)
+    assert "On the map (docs/benchmarks/map.md): speeds 1 to " in tuned.stdout
     assert rates == sorted(rates, reverse=True)
     assert figures["replay"]["low_s"] <= figures["replay"]["actual_s"] <= figures["replay"]["high_s"]
     (tmp_path / "runs" / "mine" / "journal.jsonl").write_text("{}\n")

@@ -85,6 +85,34 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class MapPlace:
+    """Place of a federation on the map of docs/benchmarks/map.md, at the batch size and the local steps of its run.
+
+    Args:
+        spread: time of a local step of the slowest silo over that of the fastest.
+        overhead: mean overhead of an order over the time of a local step of the slowest silo.
+        bound: seconds of a round with perfect balance over those with equal batches, if steps are linear in samples.
+    """
+
+    spread: float
+    overhead: float
+    bound: float
+
+    @classmethod
+    def of(cls, fits: tuple[SiloFit, ...], batch_size: int, steps: int) -> MapPlace:
+        seconds = [fit.config.build_curve().step_s(batch_size) for fit in fits]
+        overhead = fmean(sum(fit.overheads.values()) for fit in fits) / max(seconds)
+        balanced = 1 / fmean(1 / each for each in seconds) / max(seconds)
+        return cls(max(seconds) / min(seconds), overhead, (steps * balanced + overhead) / (steps + overhead))
+
+    def __str__(self) -> str:
+        return (
+            f"On the map (docs/benchmarks/map.md): speeds 1 to {self.spread:.2g}, overhead {self.overhead:.2g} of the "
+            f"slowest silo's step; a round with perfect balance takes {self.bound:.2f} of one with equal batches"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Twin:
     """Fitted federation.
 
