@@ -61,52 +61,55 @@ _CODES: tuple[tuple[type[Exception], Refusal], ...] = (
 """Codes of errors: the first matching class decides; other errors are `Refusal.INTERNAL`."""
 
 MEANINGS: dict[Refusal, tuple[str, str]] = {
-    Refusal.LOADING: ("its trainer still loads task, data and model", "It is asked again by itself"),
+    Refusal.LOADING: ("its trainer still loads task, data and model", "The server asks it again"),
     Refusal.CONFIG: (
         "task, data, device or keys are not usable there",
-        "Compare the strategy with what the silo has; its owner sees the reason",
+        "Compare the strategy with the silo's data and keys; its owner sees the reason",
     ),
     Refusal.OWNER: (
-        "its owner does not allow what the run asks for",
+        "its owner does not allow something that the run asks for",
         "Change the strategy, or ask the owner about data, seal and code in silo.yaml",
     ),
-    Refusal.PROTOCOL: ("it cannot read what it was sent", "Run the same version of FedSync at silos and server"),
+    Refusal.PROTOCOL: (
+        "it cannot decode a message of the server",
+        "Run the same version of FedSync at silos and server",
+    ),
     Refusal.INTEGRITY: (
-        "what was sealed is not what silos of its group made, or not for this place in this run",
-        "Check the server's key file and its epoch. After three of these the silo locks itself",
+        "an encrypted message was not made by silos of its group, or not for this place in this run",
+        "Check the server's key file and its epoch. After three such failures the silo locks itself",
     ),
     Refusal.DIVERGED: (
-        "its training came to values that are not finite",
-        "Its owner sees what was not finite first: if it is not the data, lower local.learning_rate",
+        "its training produced values that are not finite",
+        "Its owner sees which value was the first. If the data is finite, lower local.learning_rate",
     ),
     Refusal.CODE: ("its training code raised an error", "Its owner sees the file, the line and the error"),
     Refusal.HANGS: (
-        "its training waited so long for something that did not come that it was ended",
-        "Its owner sees in which line. The silo goes on with the next order",
+        "its training was ended, because it waited too long without computing",
+        "Its owner sees the line that waited. The silo continues with the next order",
     ),
     Refusal.MEMORY: ("it ran out of memory", "Use smaller batches or a smaller model"),
-    Refusal.DISK: ("its disk takes no more", "Its owner has to make room where its state folder is"),
+    Refusal.DISK: ("its disk is full", "Its owner has to free space on the disk of its state folder"),
     Refusal.LOCKED: (
-        "it takes no part since it met three failures of integrity",
-        "Find out with its owner what happened; the owner ends it with `fedsync silo unlock`",
+        "it locked itself after three integrity failures",
+        "Find the cause together with its owner, who then runs `fedsync silo unlock`",
     ),
     Refusal.LIMIT: (
-        "its owner allows fewer orders, or only larger ones",
-        "Ask for less often, for larger batches or for more samples, or ask the owner about the limits in silo.yaml",
+        "its owner allows fewer orders, or only orders with larger batches or more samples",
+        "Ask for fewer orders, larger batches or more samples, or ask the owner about the limits in silo.yaml",
     ),
     Refusal.BUDGET: (
-        "the privacy budget of its data has no room for what is asked",
-        "Go on without it; only its owner can raise privacy.epsilon in silo.yaml",
+        "the order would exceed the privacy budget of its data",
+        "Continue without this silo; only its owner can raise privacy.epsilon in silo.yaml",
     ),
     Refusal.AWAY: (
-        "it takes no orders outside of its window",
-        "It is asked again when its window begins; its owner says when by presence in silo.yaml",
+        "it takes no orders outside its presence window",
+        "The server asks it again when its window begins. Its owner sets the window by presence in silo.yaml",
     ),
     Refusal.APPROVAL: (
         "it waits for its owner's approval",
-        "It is asked again by itself; its owner confirms the run with `fedsync silo approve`",
+        "The server asks it again; its owner confirms the run with `fedsync silo approve`",
     ),
-    Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log says nothing, memory may have run out"),
+    Refusal.INTERNAL: ("its training failed, or its trainer ended", "If its log has no error, memory may have run out"),
 }
 """Meaning of each code, and the remedy for the server's operator."""
 
