@@ -12,7 +12,7 @@ from tests.laws.watched import Run
 
 @law(least=200)
 def work_counted_is_work_done(run: Run) -> int:
-    """Samples, steps, orders and seconds of each silo are those of its good orders, not one more or less."""
+    """Samples, steps, orders and seconds of each silo are exactly those of its accepted updates."""
     outcome, summary = run.outcome, run.books.summary()
     done = defaultdict(list)
     for update_id, report in outcome.accepted.items():
@@ -51,7 +51,7 @@ def busy_and_waiting_seconds_are_all_seconds(run: Run) -> int:
 
 @law(least=5)
 def shares_of_time_follow_from_the_silos(run: Run) -> int:
-    """Utilisation and the waiting share are the silos' seconds divided by all seconds."""
+    """Utilisation and the waiting share are the silos' training and waiting seconds, divided by all seconds."""
     summary = run.books.summary()
     silo_seconds = summary["seconds"] * len(summary["silos"])
     if silo_seconds == 0:
@@ -67,7 +67,7 @@ def shares_of_time_follow_from_the_silos(run: Run) -> int:
 
 @law(least=100)
 def rounds_follow_each_other(run: Run) -> int:
-    """The books have a row for each commit, and the rows' seconds add up to the time of the last."""
+    """The run's statistics have a row for each commit. The rows' seconds add up to the last commit's time."""
     rounds = run.books.rounds
     assert [row.round for row in rounds] == [commit.version for commit in run.outcome.actions(Commit)]
     assert sum(row.seconds for row in rounds) == pytest.approx(rounds[-1].at_s if rounds else 0)
@@ -77,7 +77,7 @@ def rounds_follow_each_other(run: Run) -> int:
 
 @law(least=3)
 def the_last_model_has_a_score(run: Run) -> int:
-    """The version that a run ends with was evaluated by the silos, and the books have what they found, pooled."""
+    """The silos evaluated the last version, and the run's statistics have the pooled score."""
     last = run.books.rounds[-1] if run.books.rounds else None
     if last is None or last.round in {rollback.version - 1 for rollback in run.outcome.actions(Rollback)}:
         return 0  # the last model is an older one again

@@ -18,7 +18,7 @@ GROWTH = 3000
 
 @law(least=100)
 def what_the_barrier_says_is_done(run: Run) -> int:
-    """Commits, discards, orders, halts and questions are those of the barrier's verdicts, in every entry."""
+    """Every journal entry has the commits, discards, orders, early stops and probes of the barrier's verdicts."""
     exposed = 0
     halted: dict[str, str] = {}
     for entry, decisions in zip(run.entries, run.decisions, strict=True):
@@ -61,7 +61,7 @@ def what_the_barrier_says_is_done(run: Run) -> int:
 
 @law(least=1000)
 def alarms_go_off_now_and_then(run: Run) -> int:
-    """No storm: an alarm lies ahead, is set once for its instant, and a barrier is asked once more than it commits.
+    """A timer is set for a later time, once for each time. A barrier is asked once more than it commits.
 
     Entries that nothing but an alarm makes are few: `IDLE_ALARMS` for each other one, and those in which a barrier asks
     how far silos are.
@@ -85,7 +85,7 @@ def alarms_go_off_now_and_then(run: Run) -> int:
 
 @law(least=1)
 def state_does_not_grow(run: Run) -> int:
-    """What a checkpoint holds does not grow with the length of a run, part by part.
+    """No part of a checkpoint grows with the length of a run.
 
     Compared are the state after `EARLY` entries and after `LATE` and more, but for what predictors that learn remember:
     their memory is a setting, and larger than these runs.
@@ -112,7 +112,7 @@ def mixes(config: StrategyConfig) -> str:
 
 @law(least=100, unless=mixes)
 def a_commit_holds_one_round(run: Run) -> int:
-    """All updates of a commit began with the version before it, as masks and secure sums need."""
+    """All updates of a commit started from the version before it, as masks and secure sums need."""
     bases: dict[str, int] = {}
     commits = 0
     version = 0
@@ -145,7 +145,7 @@ def a_commit_holds_as_many_as_it_says(run: Run) -> int:
 
 @law(least=2)
 def what_does_not_fit_is_not_asked_for_again(run: Run) -> int:
-    """Once a silo has said which batch is the largest that fits, no order of its has a larger one."""
+    """A silo that has reported the largest batch that fits gets no larger batch."""
     caps: dict[str, int] = {}
     exposed = 0
     for entry in run.entries:

@@ -19,7 +19,7 @@ whoever goes on from a state, or from a file, decides everything again too."""
 
 @law(least=10)
 def a_driver_can_do_what_it_is_told(run: Run) -> int:
-    """Every run ends with one Stop, and on the way nothing is asked that a driver cannot do."""
+    """Every run ends with one Stop, and a driver can carry out all actions."""
     assert run.outcome.faults == []
     assert isinstance(run.entries[-1].actions[-1], Stop)
     assert len(run.outcome.actions(Stop)) == 1
@@ -29,7 +29,7 @@ def a_driver_can_do_what_it_is_told(run: Run) -> int:
 
 @law(least=100)
 def a_replay_decides_the_same(run: Run) -> int:
-    """A journal, fed to a new coordinator, gives the same journal: no clock, no global luck, no memory elsewhere."""
+    """From a journal's events, a new coordinator makes the same journal: decisions depend on nothing else."""
     if len(run.entries) > FEW or run.scenario.name in FROM_JSON + FROM_A_STATE:
         return 0
     for old, new in zip(run.entries, replay(run.entries, run.coordinator()), strict=True):
@@ -39,7 +39,7 @@ def a_replay_decides_the_same(run: Run) -> int:
 
 @law(least=150)
 def a_replay_from_json_decides_the_same(run: Run) -> int:
-    """The same from the journal's file."""
+    """From the events in a journal's file, a new coordinator makes the same journal."""
     if len(run.entries) > FEW or run.scenario.name not in FROM_JSON:
         return 0
     texts = [codec.dumps(entry) for entry in run.entries]
@@ -50,7 +50,7 @@ def a_replay_from_json_decides_the_same(run: Run) -> int:
 
 @law(least=30)
 def another_coordinator_goes_on_from_the_state_at_any_time(run: Run) -> int:
-    """A coordinator restored from a checkpoint decides what the one that wrote it would have decided."""
+    """A coordinator restored from a checkpoint decides the same as the coordinator that wrote it."""
     if len(run.entries) > FEW or run.scenario.name not in FROM_A_STATE:
         return 0
     coordinator, restored = run.coordinator(), 0
@@ -85,7 +85,7 @@ def orders_start_from_the_newest_model_and_count_up(run: Run) -> int:
 
 @law(least=100)
 def versions_go_up_by_one(run: Run) -> int:
-    """Every commit and every way back makes the next version."""
+    """Every commit and every rollback makes the next version."""
     models = [a for entry in run.entries for a in entry.actions if isinstance(a, Commit | Rollback)]
     assert [model.version for model in models] == list(range(1, len(models) + 1))
     return len(models)

@@ -16,7 +16,7 @@ def end_of(run: Run) -> int:
 
 @law(least=10)
 def a_run_fails_only_if_all_silos_do(run: Run) -> int:
-    """A run is given up once every silo has failed three orders in a row, and not otherwise."""
+    """A run fails once every silo has failed three orders in a row, and not otherwise."""
     [stop] = run.outcome.actions(Stop)
     hopeless = all(number in silo.failing for silo in run.scenario.silos for number in range(1, 100))
     assert stop.failed == hopeless
@@ -34,7 +34,7 @@ def a_run_fails_only_if_all_silos_do(run: Run) -> int:
 
 @law(least=3)
 def a_run_ends_with_its_last_commit(run: Run) -> int:
-    """A run of so many rounds begins to end with that commit, and with no other."""
+    """A run with a limit of rounds begins to end with the commit of its last round."""
     wanted = run.corner.stop.get("rounds")
     commits = len(run.outcome.actions(Commit))
     if wanted is None or run.outcome.actions(Stop)[0].failed:
@@ -49,7 +49,7 @@ def a_run_ends_with_its_last_commit(run: Run) -> int:
 
 @law(least=5)
 def a_run_ends_when_its_time_is_over(run: Run) -> int:
-    """A run of so many seconds has itself woken then, and begins to end then, unless another rule was first."""
+    """A run with a time limit sets a timer for it, and begins to end then, unless another rule was first."""
     seconds = run.corner.stop.get("seconds")
     if seconds is None:
         assert not run.policies.stop.seconds
@@ -64,7 +64,7 @@ def a_run_ends_when_its_time_is_over(run: Run) -> int:
 
 @law(least=1)
 def a_run_ends_with_the_accuracy_that_was_wanted(run: Run) -> int:
-    """A run with a target ends once it is reached, by the silos' newest evaluations, and not before.
+    """A run with a target ends once the silos' newest evaluations reach it, and not before.
 
     It is reached where any silo finds it, at the earliest, and where all have, at the latest, twice over.
     """

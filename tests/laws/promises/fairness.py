@@ -163,7 +163,7 @@ def ahead(run: Run) -> Iterator[tuple[dict[str, int], set[str], set[str], set[st
 
 @law(least=20, unless=nothing_bounds_it)
 def nobody_runs_further_ahead_than_the_barrier_allows(run: Run) -> int:
-    """A silo that begins an order has ended at most `most_ahead` more of them than the slowest silo.
+    """A silo that begins an order has ended at most `most_ahead` more orders than the slowest silo.
 
     Counted are beginnings of silos that are ahead by just so many.
     """
@@ -178,7 +178,7 @@ def nobody_runs_further_ahead_than_the_barrier_allows(run: Run) -> int:
 
 @law(least=100, unless=other_things_decide)
 def who_may_go_on_goes_on_at_once(run: Run) -> int:
-    """A silo that is no further ahead of the slowest than `most_ahead` has an order, unless its last one failed."""
+    """A silo at most `most_ahead` orders ahead of the slowest silo has an order, unless its last order failed."""
     most, exposed = run.config.barrier.most_ahead, 0
     for ended, begun, idle, failures in ahead(run):
         slowest = min(ended.values())
@@ -190,7 +190,7 @@ def who_may_go_on_goes_on_at_once(run: Run) -> int:
 
 @law(least=10)
 def nobody_works_before_enough_are_here(run: Run) -> int:
-    """No order is given before ``min_silos`` silos have joined, and then some are at once."""
+    """No order is given before ``min_silos`` silos have joined. Then orders are given at once."""
     here: set[str] = set()
     for entry in run.entries:
         for event in entry.events:
@@ -207,7 +207,7 @@ def nobody_works_before_enough_are_here(run: Run) -> int:
 
 @law(least=3)
 def who_keeps_failing_rests(run: Run) -> int:
-    """A silo that failed three orders in a row gets none for 10 s, after the fourth for 20 s, and so on.
+    """A silo that failed three orders in a row gets no order for 10 s, after the fourth for 20 s, and so on.
 
     Joining again ends the rest. Counted are rests.
     """

@@ -11,7 +11,7 @@ SOON = 2
 
 @law(least=200)
 def every_update_is_committed_once_or_discarded_by_name(run: Run) -> int:
-    """Every order ends in one commit or in a discard with a reason, and a driver is left with no payload.
+    """Every order ends in one commit or in a discard with a reason. In the end a driver keeps no update.
 
     A Discard may be repeated, for each copy that arrives; a Commit may not, and nothing has both before.
     """
@@ -32,7 +32,7 @@ def every_update_is_committed_once_or_discarded_by_name(run: Run) -> int:
 
 @law(least=100)
 def only_good_reports_are_committed(run: Run) -> int:
-    """What a commit holds answered the order in work with a report that can be true."""
+    """Every committed update answered the running order, with a possible report."""
     committed = {update_id for commit in run.outcome.actions(Commit) for update_id in commit.weights}
     assert committed <= run.outcome.accepted.keys()
     return len(committed)
@@ -40,7 +40,7 @@ def only_good_reports_are_committed(run: Run) -> int:
 
 @law(least=50)
 def an_accepted_update_has_its_fate_soon(run: Run) -> int:
-    """An update that was accepted is committed or discarded before `SOON` x silos further commits were made.
+    """An accepted update is committed or discarded before `SOON` x silos further commits were made.
 
     Counted are updates after which the run made so many commits, so that one left out of all would be noticed.
     """

@@ -44,7 +44,7 @@ def expected(weighs: Weighting, metas: Sequence[UpdateMeta]) -> list[float]:
 
 @law(least=50, unless=not_by_silos)
 def updates_count_by_what_they_stand_for(run: Run) -> int:
-    """The weights of a commit are those that a calculation by hand gives: by silo, examples or samples, normalised.
+    """The weights of a commit equal a calculation by hand: by silo, examples or samples, normalised.
 
     Counted are the updates.
     """
@@ -65,7 +65,7 @@ def updates_count_by_what_they_stand_for(run: Run) -> int:
 
 @law(least=100)
 def weights_are_sorted_and_positive(run: Run) -> int:
-    """A commit names its updates in the order of their names, so that every driver adds alike, and each counts."""
+    """A commit sorts its updates by name, so that all drivers add in the same order. Each weight is positive."""
     commits = run.outcome.actions(Commit)
     for commit in commits:
         assert list(commit.weights) == sorted(commit.weights)
@@ -81,7 +81,7 @@ def balances_nothing(config: StrategyConfig) -> str:
 
 @law(least=15, unless=balances_nothing)
 def batches_sum_to_the_total(run: Run) -> int:
-    """Where all silos begin together, their batches sum to n x B, or to all that fits if that is less.
+    """If all silos begin together, their batches sum to n x B, or to all that fits if this is less.
 
     Steps sum to n x tau where the balancer shares them, unless the barrier sets them. Counted are such beginnings of
     several silos.
