@@ -130,8 +130,7 @@ def start_nursery(
     Args:
         path: socket, at most 100 characters, in a folder that only its owner can enter.
 
-    Raises:
-        OSError: the nursery cannot be started.
+    Raises `OSError` if the nursery cannot be started.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
         listener.bind(str(path))

@@ -84,8 +84,7 @@ def claim(folder: Path, existing: Existing = Existing.REFUSE, runs: Sequence[str
     Args:
         runs: subfolders with the runs of a comparison; they count too.
 
-    Raises:
-        ConfigError: a run is in progress there, or the folder is not free; the error names the options.
+    Raises `ConfigError` if a run is in progress there, or the folder is not free; the error names the options.
     """
     if existing is not Existing.NUMBER:
         return _claim(folder, existing, runs)

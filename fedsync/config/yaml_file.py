@@ -114,8 +114,7 @@ class YamlFile:
         name: name of the file in errors.
         text: its content.
 
-    Raises:
-        ConfigError: the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
+    Raises `ConfigError` if the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
     """
 
     def __init__(self, name: str, text: str) -> None:

@@ -102,11 +102,7 @@ def full_grid_scan(ends: Ends) -> Steps:
 
 
 def naive(ends: Ends) -> Steps:
-    """Try every combination. Exact; O(n R^n). Section 5.1.
-
-    Raises:
-        ValueError: R^n exceeds `NAIVE_LIMIT`.
-    """
+    """Try every combination. Exact; O(n R^n). Section 5.1. Raises `ValueError` if R^n exceeds `NAIVE_LIMIT`."""
     n, r = ends.shape
     if r**n > NAIVE_LIMIT:
         raise ValueError(f"naive would try {r}^{n} combinations, more than {NAIVE_LIMIT}; use method 'sweep'")

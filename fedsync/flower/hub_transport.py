@@ -56,9 +56,7 @@ _PORT = "port"
 @contextmanager
 def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
     """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
-
-    Raises:
-        ConfigError: the hub cannot listen.
+    Raises `ConfigError` if the hub cannot listen.
     """
     place = os.environ.get(HUB)
     if not place:
@@ -124,10 +122,8 @@ class HubTransport:
 
     @classmethod
     def begin(cls, grid: Grid, place: HubPlace, folder: Path) -> HubTransport:
-        """Start the hub in a run's folder, and invite all nodes that are online.
-
-        Raises:
-            ConfigError: the hub cannot listen.
+        """Start the hub in a run's folder, and invite all nodes that are online. Raises `ConfigError` if the hub cannot
+        listen.
         """
         hub = Hub(folder)
         if place.proxy:
@@ -283,10 +279,8 @@ def _node(silo: str) -> tuple[int, str]:
 
 
 def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
-    """Listen on the port of the run's previous server process, which its silos still use; else on a free port.
-
-    Raises:
-        ConfigError: no port is free.
+    """Listen on the port of the run's previous server process, which its silos still use; else on a free port. Raises
+    `ConfigError` if no port is free.
     """
     kept, ports = folder / _PORT, list(place.ports)
     with suppress(OSError, ValueError):

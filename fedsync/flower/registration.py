@@ -77,8 +77,7 @@ def write_connection(home: Path, name: str, address: str, authority: Path | None
     Args:
         authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises `ConfigError` if the file cannot be written.
     """
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
@@ -90,10 +89,8 @@ def flwr_command() -> str:
 
 
 def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
-    """Read the public node key of a silo from a file in OpenSSH form.
-
-    Raises:
-        ConfigError: the file cannot be read, or a SuperLink would refuse the key.
+    """Read the public node key of a silo from a file in OpenSSH form. Raises `ConfigError` if the file cannot be read,
+    or a SuperLink would refuse the key.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -183,10 +180,8 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Unregister every key under a silo's name; return their number.
-
-    Raises:
-        RunError: the SuperLink refuses, or cannot be reached.
+    """Unregister every key under a silo's name; return their number. Raises `RunError` if the SuperLink refuses, or
+    cannot be reached.
     """
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
         known = _known(home)

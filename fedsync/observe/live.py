@@ -174,11 +174,8 @@ def watch(
     wall: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run until the run has ended.
-
-    Raises:
-        ConfigError: the folder has no run.
-        FedSyncError: the journal is damaged.
+    """Show a run until the run has ended. Raises `ConfigError` if the folder has no run, and `FedSyncError` if the
+    journal is damaged.
     """
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():

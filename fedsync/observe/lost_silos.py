@@ -232,10 +232,8 @@ class LostSilos:
             yield f"and {len(words) - MOST_NAMED} more notes of silos that failed or are missing"
 
     def check(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
-        """Check that the strategy (``settings``) tolerates the missing silos.
-
-        Raises:
-            RunError: ``on_lost_silo`` is ``fail``, or the run is over with fewer than ``min_silos`` silos.
+        """Check that the strategy (``settings``) tolerates the missing silos. Raises `RunError` if ``on_lost_silo`` is
+        ``fail``, or the run is over with fewer than ``min_silos`` silos.
         """
         lost = [each for each in missing if not each.wanted]
         if not lost:

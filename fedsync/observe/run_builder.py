@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 
 def measuring(config: StrategyConfig) -> StrategyConfig:
-    """Fill in the task's default metrics, so that server, silos and replays know the metrics.
-
-    Raises:
-        ConfigError: metrics and task do not fit together.
+    """Fill in the task's default metrics, so that server, silos and replays know the metrics. Raises `ConfigError` if
+    metrics and task do not fit together.
     """
     return config.model_copy(update={"evaluation": config.evaluation.of_task(config.task)})
 

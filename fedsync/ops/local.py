@@ -170,11 +170,7 @@ class _Processes:
         self.check()
 
     def check(self) -> None:
-        """Check that all processes run.
-
-        Raises:
-            RunError: a process ended.
-        """
+        """Check that all processes run. Raises `RunError` if a process ended."""
         for role, process in (each for group in self._groups for each in group.items()):
             code = process.poll()
             if code is not None:

@@ -143,10 +143,8 @@ class RunWatchdog:
     def _check_room(self, folder: Path, care: _Care) -> None:
         """Delay submissions while the disk is full, and resubmit runs that were submitted to a full disk.
 
-        On a full disk, Flower starts no server process and reports no error.
-
-        Raises:
-            RunError: the disk has no room for the files of a dead run.
+        On a full disk, Flower starts no server process and reports no error. Raises `RunError` if the disk has no room
+        for the files of a dead run.
         """
         files = (path.stat().st_size for path in (folder / CHECKPOINTS).glob("*"))
         wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free

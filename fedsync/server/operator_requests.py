@@ -74,10 +74,8 @@ class Requests(Protocol):
 
 class OperatorRequests:
     """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
-
-    Raises:
-        ConfigError: the folder cannot be made, or is open to other users.
-        RunError: another process answers requests in this folder.
+    Raises `ConfigError` if the folder cannot be made, or is open to other users, and `RunError` if another process
+    answers requests in this folder.
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:

@@ -130,11 +130,9 @@ class Masking:
     def begin(
         self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, work: WorkDone, ratio: float
     ) -> MaskRound:
-        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`.
-
-        Raises:
-            ProtocolError: the masks were used before, or the roster does not have this silo's pair.
-            ConfigError: the log cannot be written.
+        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`. Raises
+        `ProtocolError` if the masks were used before, or the roster does not have this silo's pair, and `ConfigError`
+        if the log cannot be written.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
         masks = MaskRound(self._log.pair, roster, context, work, ratio)

@@ -317,11 +317,8 @@ def model_of(
 
     Nothing is opened before everything is verified. The result equals, to the last bit, the model of a silo that was in
     the run and has the same sums. ``received`` is a `CatchUp` from the beginning of the ``run`` whose ``specification``
-    has this SHA-256; ``first`` is the model before any training.
-
-    Raises:
-        ProtocolError: ``received`` is something else.
-        SpoiledSum: silos meant another run.
+    has this SHA-256; ``first`` is the model before any training. Raises `ProtocolError` if ``received`` is something
+    else, and `SpoiledSum` if silos meant another run.
     """
     digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
     reader = CatchUpReader(plan, ring, Authenticator(ring.group.derive(Purpose.TAG), plan.form), digest)

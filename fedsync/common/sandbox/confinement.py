@@ -149,10 +149,8 @@ def can_confine() -> bool:
 def confine(room: Room) -> None:
     """Confine this thread, and all that it starts from now on.
 
-    Other threads stay free and share its memory: only programs executed afterwards are fully confined.
-
-    Raises:
-        ConfigError: this system cannot confine processes.
+    Other threads stay free and share its memory: only programs executed afterwards are fully confined. Raises
+    `ConfigError` if this system cannot confine processes.
     """
     abi = landlock_abi()
     if abi == 0 or platform.machine() not in _CALLS:
@@ -230,10 +228,8 @@ def settle_in(home: Path) -> None:
 
 
 def emptied(home: Path) -> None:
-    """Recreate a confined process's folder; its old content is untrusted and is removed.
-
-    Raises:
-        ConfigError: something cannot be removed.
+    """Recreate a confined process's folder; its old content is untrusted and is removed. Raises `ConfigError` if
+    something cannot be removed.
     """
     try:
         remove_tree(home)

@@ -155,10 +155,8 @@ class Regions:
         return self._relays[self._behind[node][0]].name if node in self._behind else ""
 
     def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
-        """Add a node that has identified itself as a relay.
-
-        Raises:
-            ProtocolError: the rest of its answer is invalid.
+        """Add a node that has identified itself as a relay. Raises `ProtocolError` if the rest of its answer is
+        invalid.
         """
         reply = read_region_reply(answer.text, name)
         logger.info("%s is a relay", name)

@@ -155,11 +155,8 @@ class RelayService:
         self._changed = threading.Condition()
 
     def ask(self, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-        """Answer the server's question; text and bytes in, text and bytes out.
-
-        Raises:
-            ProtocolError: the request is invalid.
-            LimitReached: too many requests or questions are pending.
+        """Answer the server's question; text and bytes in, text and bytes out. Raises `ProtocolError` if the request is
+        invalid, and `LimitReached` if too many requests or questions are pending.
         """
         request = read_region_request(text)
         if request is None:  # the server asks the node for its identity: a relay, with these silos

@@ -92,12 +92,9 @@ class Notice:
         return next((update for update in self.updates if update.head.sender == silo), None)
 
     def known(self, history: History) -> bool:
-        """Whether a silo reached this version with these very updates; False if it has not reached the version.
-
-        Raises:
-            ProtocolError: the silo reached the version with others, or the version does not follow on the silo's
-                history.
-            ConfigError: the silo has forgotten the version.
+        """Whether a silo reached this version with these very updates; False if it has not reached the version. Raises
+        `ProtocolError` if the silo reached the version with others, or the version does not follow on the silo's
+        history, and `ConfigError` if the silo has forgotten the version.
         """
         records = history.records
         if self.version > records.newest:
@@ -128,10 +125,8 @@ class Notice:
 
     @classmethod
     def read(cls, data: bytes, senders: Mapping[str, bytes]) -> Notice:
-        """Decode, and check that every slip is signed by its silo.
-
-        Raises:
-            ProtocolError: the notice is malformed, or of another group.
+        """Decode, and check that every slip is signed by its silo. Raises `ProtocolError` if the notice is malformed,
+        or of another group.
         """
         if not data.startswith(_MAGIC):
             raise ProtocolError(SERVER, "notice", "it is none")

@@ -34,8 +34,7 @@ class CsvExporter:
     Args:
         path: table of rounds; the paths of the other tables derive from it, see `tables`.
 
-    Raises:
-        ConfigError: a table cannot be written.
+    Raises `ConfigError` if a table cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

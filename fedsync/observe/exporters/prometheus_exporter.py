@@ -20,8 +20,7 @@ class PrometheusExporter:
     Args:
         url_file: file that receives the URL of ``/metrics``; deleted at the end.
 
-    Raises:
-        ConfigError: prometheus_client is not installed, or the port is in use.
+    Raises `ConfigError` if prometheus_client is not installed, or the port is in use.
     """
 
     def __init__(self, config: PrometheusConfig, url_file: Path) -> None:

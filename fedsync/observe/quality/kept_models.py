@@ -86,8 +86,7 @@ class KeptModels:
         Args:
             last: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
 
-        Raises:
-            ConfigError: a file cannot be written, and ``last`` is not None.
+        Raises `ConfigError` if a file cannot be written, and ``last`` is not None.
         """
         if last is None:
             self._not_before_s = 0.0

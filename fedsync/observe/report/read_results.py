@@ -44,8 +44,7 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     Args:
         summary: content of ``summary.json``; None if the run has not ended.
 
-    Raises:
-        ConfigError: a file is malformed; the message names the file.
+    Raises `ConfigError` if a file is malformed; the message names the file.
     """
     lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
@@ -66,8 +65,7 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     Args:
         lower: metrics of which lower is better; the metrics of the file are added to this set.
 
-    Raises:
-        ConfigError: the file is malformed.
+    Raises `ConfigError` if the file is malformed.
     """
     document = read_object(path)
     if document is None:

@@ -75,10 +75,8 @@ class Picture:
 
 @contextmanager
 def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
-    """Provide a figure without a window, and its axes; sizes in inches.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
+    """Provide a figure without a window, and its axes; sizes in inches. Raises `ConfigError` if matplotlib is not
+    installed.
     """
     try:
         from matplotlib import rc_context
@@ -165,10 +163,7 @@ def inline(svg: str, key: str, alt: str) -> str:
 def write_picture(picture: Picture, path: Path, *, named: bool = True) -> None:
     """Write one picture on a white background; the file extension ``.svg`` or ``.png`` selects the format.
 
-    ``named`` as for `write_result`.
-
-    Raises:
-        ConfigError: the extension is unknown, or the file cannot be written.
+    ``named`` as for `write_result`. Raises `ConfigError` if the extension is unknown, or the file cannot be written.
     """
     match path.suffix.lower():
         case ".svg":

@@ -68,11 +68,7 @@ def guarded(name: str) -> Callable[[Callable[Arguments, Check]], Callable[Argume
 
 
 def model_bytes(strategy: StrategyConfig) -> int:
-    """Return the size of a strategy's model [bytes].
-
-    Raises:
-        ConfigError: the task cannot be built on this machine.
-    """
+    """Return the size of a strategy's model [bytes]; raises `ConfigError` if this machine cannot build the task."""
     from fedsync.train.weights import initial_model
 
     return int(initial_model(strategy.task.build(), strategy.seed, strategy.model.build())[0].nbytes)

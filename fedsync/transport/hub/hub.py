@@ -66,8 +66,7 @@ class Hub:
             certificate: PEM of the server's certificate, with ``key``; None for no TLS, as behind a proxy.
             socket: Unix socket to listen at, instead of host and port.
 
-        Raises:
-            ConfigError: the address is unavailable, or the certificate cannot be read.
+        Raises `ConfigError` if the address is unavailable, or the certificate cannot be read.
         """
         config = uvicorn.Config(
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),

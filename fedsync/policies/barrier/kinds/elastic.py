@@ -90,8 +90,7 @@ def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
         ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
         method: a key of `METHODS`. Heuristics return a valid point, not always the least waiting.
 
-    Raises:
-        ValueError: ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
+    Raises `ValueError` if ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
     """
     table = np.asarray(ends)
     steps = _search(method)(table)
