@@ -103,7 +103,7 @@ class RoundSeen:
         names: the n connected silos, in order of joining.
         seconds: duration of the last order, by name; silos without an order since the last round are absent.
         memory: share of memory in use during that order, 0..1, by name, for silos that report it.
-        examples: number of training samples, by name, as each silo has told it.
+        examples: number of training samples that each silo reported, by name.
     """
 
     names: Sequence[str]

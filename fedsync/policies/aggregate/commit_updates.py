@@ -57,9 +57,7 @@ class WaitingUpdates:
         return tuple(dict.fromkeys([*self.payloads, *self.sums]))
 
     def add(self, sender: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep an update, or the sum of several. Raises `ProtocolError` if an update id is already in use, or is named
-        twice.
-        """
+        """Keep an update, or the sum of several; raises `ProtocolError` if an update id is in use, or named twice."""
         for update_id in update_ids:
             if update_id in self.payloads or update_id in self.sums:
                 raise ProtocolError(sender, "update id", f"{update_id!r} is here already")

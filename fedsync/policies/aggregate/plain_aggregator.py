@@ -39,8 +39,8 @@ _NAMES: Names = {
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Reject a harmful update. Raises `ProtocolError` if wrong type, shape or length, or a value that is not finite or
-    exceeds `MAX_MAGNITUDE`.
+    """Raise `ProtocolError` for an update of wrong type, shape or length, or with a value that is not finite or exceeds
+    `MAX_MAGNITUDE`.
     """
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):

@@ -31,12 +31,10 @@ class BalancerPolicy(Policy):
 
     @property
     def scales_steps(self) -> bool:
-        """Whether the balancer sets numbers of steps instead of batch sizes."""
         return False
 
     @property
     def scales_rates(self) -> bool:
-        """Whether silos get different learning rates."""
         return False
 
     needs_lockstep: ClassVar[bool] = False

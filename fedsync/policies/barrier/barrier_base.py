@@ -68,7 +68,6 @@ class BarrierPolicy(Policy, Generic[S]):
 
     @property
     def needs_discount(self) -> bool:
-        """Whether the barrier relies on a discount for stale updates."""
         return False
 
     @property

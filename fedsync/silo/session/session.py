@@ -53,8 +53,8 @@ _MOST_TOLD = 30_000
 """Limit of an emulated silo's reported table form [characters over all columns]."""
 
 OWED, OWN = "owed", "own"
-"""Names of vectors beside a last order: what the next update makes up for, and what the next order may begin with; see
-`fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
+"""Names of vectors beside a last order: the rounding error that the next update corrects, and the vector with which the
+next order may begin; see `fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
 
 
 class SiloSession:
