@@ -59,10 +59,8 @@ def free_ports(count: int) -> list[int]:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files for this process and its children to the system's, at most `MOST_FILES`.
-
-    Returns:
-        The new limit.
+    """Raise the limit of open files for this process and its children as far as possible, to at most `MOST_FILES`;
+    return the new limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)

@@ -94,7 +94,6 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[+-]?0[oO][0
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the nodes and the values of a text; raises `yaml.YAMLError`."""
     loader = _Loader(text)
     try:
         root = loader.get_single_node()

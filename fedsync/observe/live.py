@@ -116,7 +116,6 @@ class LiveRun:
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        """Return a headline on the run and a table of its silos."""
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))

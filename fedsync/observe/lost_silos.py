@@ -142,7 +142,6 @@ class LostSilos:
             self.refuse(event.silo, event.at_s, event.reason)
 
     def refuse(self, silo: str, at_s: float, reason: str) -> None:
-        """Record a refused report, which counts as a failed order."""
         part = self._part(silo)
         if not part.row or part.reason != reason:
             self._tell(f"an order of {silo} failed: {reason}")

@@ -330,7 +330,6 @@ class RoundFeed:
         self._next = 0
 
     def closed(self, ledger: RoundBooks) -> list[Round]:
-        """Return the newly closed rounds, in order."""
         begin, self._next = self._next, ledger.closed(self._next)
         return ledger.rounds[begin : self._next]
 

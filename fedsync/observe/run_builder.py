@@ -108,7 +108,6 @@ class RunBuilder:
     def recorder(
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False
     ) -> Recorder:
-        """Build the recorder with its exporters; arguments as in `Recorder`."""
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
         if target is None and self.trains:
             target = self.config.stop.target_accuracy

@@ -1,6 +1,6 @@
 """Administrator's offline work: makes the group secret, pins silos, wraps the secret for them, begins epochs.
 
-Also all keys of emulated silos, where one process is the administrator and every silo.
+It also makes all keys of emulated silos, for which one process is the administrator and every silo.
 
     administrator/administrator.key     signing key, group secret, pinned silos
                   issued/epoch-2/       a bundle for each silo, and server.json for the server

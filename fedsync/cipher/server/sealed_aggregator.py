@@ -123,7 +123,7 @@ class EncryptedAggregator:
         return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """Register a present silo. Its statement about the size of its updates counts until the first order. Raise
+        """Register a present silo; its greeting, the size of its updates, counts until the first order. Raise
         `ProtocolError` if the greeting is malformed, or missing while it counts; or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
@@ -190,7 +190,7 @@ class EncryptedAggregator:
         usual = usual_greetings(self._calibrations)
         if len(usual) < self._plan.members:
             raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
-        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # later silos are in none, either
+        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # silos that join later are in no calibration
         self._calibrations.clear()
 
     def _catch_up(self, held: int) -> CatchUp:

@@ -212,9 +212,7 @@ class Asked:
 
     @classmethod
     def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
-        """Record of run R: beside the silo's keys; where they have no folder, beside the file of its state, or in
-        memory.
-        """
+        """Record of run R: beside the silo's keys; if these have no folder, beside its state's file, or in memory."""
         if ring.folder is None:
             return cls(None if state is None else state.parent / _ASKED_FILE)
         folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"

@@ -206,11 +206,8 @@ class _ConfirmedLoader(SourceFileLoader):
 def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
     """Require a check of every module imported from now on, except installed modules.
 
-    Args:
-        root: folder of the code, absolute and without links; it may lie above or below installed folders.
-
-    Returns:
-        A function that undoes this.
+    ``root`` is the folder of the code, absolute and without links; it may lie above or below installed folders. Returns
+    a function that undoes this.
     """
 
     loader = partial(_ConfirmedLoader, check=check)

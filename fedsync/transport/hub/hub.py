@@ -132,7 +132,6 @@ class Hub:
             return self._sessions.silos
 
     def returns(self, silo: str) -> bool:
-        """Whether a silo of an earlier server process may still return by itself."""
         with self._lock:
             return self._sessions.returns(silo)
 
@@ -190,7 +189,6 @@ class Hub:
             return self._sessions.blobs
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all other blobs."""
         with self._lock:
             self._blobs.keep(digests)
 
