@@ -75,8 +75,7 @@ def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
 def encode(value: Any, kind: Any = None) -> Any:
     """Convert a value to what `json` writes.
 
-    Args:
-        kind: its type if that is a union; None takes the value's class and writes no ``type``.
+    ``kind``: its type if that is a union; None takes the value's class and writes no ``type``.
     """
     if kind is None:
         kind = type(value)

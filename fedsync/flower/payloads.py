@@ -81,11 +81,9 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     Arrays are matched by name, whatever their order and types. An array that the layout lacks is left out if another
     array has its values: tied weights have several names, and travel under the first name.
 
-    Args:
-        kept: names of arrays that do not travel, and are left out: silos have their own.
-
-    Raises `ConfigError` if an array is missing or unknown, has another shape, or has values that are not finite
-    numbers; the error names the array.
+    ``kept``: names of arrays that do not travel, and are left out: silos have their own. Raises `ConfigError` if an
+    array is missing or unknown, has another shape, or has values that are not finite numbers; the error names the
+    array.
     """
     arrays = {name: array.numpy() for name, array in record.items()}
     layout = layout or Layout.of(arrays)

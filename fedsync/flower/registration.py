@@ -74,10 +74,8 @@ class KnownNode:
 def write_connection(home: Path, name: str, address: str, authority: Path | None) -> None:
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
 
-    Args:
-        authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
-
-    Raises `ConfigError` if the file cannot be written.
+    ``authority``: absolute path of the CA certificate of the server's certificate; None for no TLS. Raises
+    `ConfigError` if the file cannot be written.
     """
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
@@ -113,8 +111,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
 
     Other keys under the name are unregistered after the silo's own key is registered.
 
-    Args:
-        home: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
+    ``home``: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
     """
     found, digests = Registered(), dict[str, str]()
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):

@@ -50,8 +50,7 @@ def kept_log(folder: Path) -> Iterator[None]:
 class RoundLog:
     """Log of each round at its end.
 
-    Args:
-        rounds: maximum number of rounds at the start of the run; None if another rule ends the run.
+    ``rounds``: maximum number of rounds at the start of the run; None if another rule ends the run.
     """
 
     def __init__(self, rounds: int | None) -> None:

@@ -110,8 +110,7 @@ class LiveRun:
     def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
         """Return True if the run ended without its regular stop.
 
-        Args:
-            summary: the summary file exists; check this, and ``gone``, before reading the newest entries.
+        ``summary``: the summary file exists; check this, and ``gone``, before reading the newest entries.
         """
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 

@@ -29,8 +29,7 @@ MOST_ASKED = 50
 class OperatorMark:
     """An operator command and its outcome.
 
-    Args:
-        refused: reason of the refusal; "" if the command was executed.
+    ``refused``: reason of the refusal; "" if the command was executed.
     """
 
     at_s: float

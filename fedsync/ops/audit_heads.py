@@ -98,8 +98,7 @@ def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
 def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the current key and all former keys that an unbroken chain of rotations proves, by fingerprint.
 
-    Args:
-        rotations: entries of the kind `ROTATED`, in the order of the log.
+    ``rotations``: entries of the kind `ROTATED`, in the order of the log.
     """
     line = node_public_line(signing_key(config))
     keys = {line_fingerprint(line): line}
@@ -138,8 +137,7 @@ class HeadKeeper:
     def tend(self, *, last: bool = False) -> None:
         """Sign new lines, and write the day's head to the external folder; failures are logged and retried.
 
-        Args:
-            last: write the external head even if the day already has a head.
+        ``last``: write the external head even if the day already has a head.
         """
         try:
             head = self._head()

@@ -1,6 +1,6 @@
 """Plan of what each silo will spend in a private run, worked out before the run.
 
-With noise on whole updates, the plan tells of a silo by the number of silos that collude.
+With noise on whole updates, all silos have one plan, which depends on the number of silos that collude.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PlannedSilo:
     """Privacy loss of a whole run at one silo.
 
     Args:
-        settings: without noise where none is enough.
-        epsilon: None where no noise is enough.
+        settings: settings of the silo, without noise if no noise is enough.
+        epsilon: None if no noise is enough.
     """
 
     silo: str

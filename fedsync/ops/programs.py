@@ -150,17 +150,14 @@ def supernode_trust(authority: Path, key: Path) -> list[str]:
 
 
 def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
-    """Return the command line of a SuperNode."""
     return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 
 def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[Program]:
     """Return the SuperLink, and a separate launcher of ServerApps, so that runs survive a SuperLink restart.
 
-    Args:
-        lasting: the SuperLink keeps its state in a database, which costs 20 ms per request.
-
-    Raises `ConfigError` if other users can access the state folder, or the folder is not writable.
+    ``lasting``: the SuperLink keeps its state in a database, which costs 20 ms per request. Raises `ConfigError` if
+    other users can access the state folder, or the folder is not writable.
     """
     state = Path(config.state)
     secret = state / SECRET_FILE

@@ -46,8 +46,6 @@ _LOOK_S = 2.0
 
 @dataclass(slots=True)
 class _Care:
-    """Watchdog state of one run."""
-
     phase: Phase
     version: int | None = None
     tries: int = 0

@@ -30,8 +30,7 @@ REJOIN_PAUSE_S = 5.0
 class Program:
     """A process to keep running.
 
-    Args:
-        rejoins: the server authenticates the process, and therefore rejects it for a while after a crash.
+    ``rejoins``: the server authenticates the process, and therefore rejects it for a while after a crash.
     """
 
     role: str

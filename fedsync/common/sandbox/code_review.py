@@ -76,8 +76,7 @@ def code_below(root: Path) -> dict[str, str]:
 class Review:
     """Reviewers' signatures on the Python files of a folder.
 
-    Args:
-        signatures: by public key in OpenSSH's form, without a comment.
+    ``signatures``: by public key in OpenSSH's form, without a comment.
     """
 
     files: Mapping[str, str]

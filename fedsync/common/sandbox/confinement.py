@@ -346,8 +346,7 @@ def _done(result: int, what: str) -> int:
 def program_folders(packages: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return the paths of Python, its packages and the files that system libraries read.
 
-    Args:
-        packages: folders of packages outside the usual place, as in development.
+    ``packages``: folders of packages outside the usual place, as in development.
     """
     own = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc", "/dev/null", "/dev/urandom", "/dev/random"]

@@ -56,8 +56,7 @@ _TEXTS = 2**20
 class RelayedRequest:
     """Question for a silo behind a relay, with its payload; see `RegionAsk`.
 
-    Args:
-        in_sum: maximum size of its update's share of a region's sum [bytes].
+    ``in_sum``: maximum size of its update's share of a region's sum [bytes].
     """
 
     text: str
@@ -184,10 +183,8 @@ class Regions:
     # Requests.
 
     def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, RelayedRequest]]) -> list[str | None]:
-        """Send letters, with one message per relay; return a name for each question, None if its node is gone.
-
-        Args:
-            letters: pairs of destination node and letter.
+        """Send ``letters``, pairs of node and request, in one message per relay; return each question's name, or None
+        if its node is gone.
         """
         named: list[str | None] = []
         asks: dict[int, list[RegionAsk]] = {}

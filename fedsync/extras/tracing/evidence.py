@@ -82,8 +82,7 @@ class Evidence:
     def settle(self, seeds: Mapping[str, bytes] | None = None) -> None:
         """Complete the version's evidence, and remove evidence that exceeds the limits.
 
-        Args:
-            seeds: revealed seeds of silos' own masks.
+        ``seeds``: revealed seeds of silos' own masks.
         """
         if self._begun is None:
             return

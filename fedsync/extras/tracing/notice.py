@@ -6,8 +6,8 @@
 
 The notice has no words of any update, so it discloses nothing that the server does not know. The server writes the
 notice and can write anything. But each slip is signed by its silo, and the content C of the version follows from the
-slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`); otherwise the notice is not
-that of the version.
+slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`); another C means that the
+notice is false.
 """
 
 from __future__ import annotations

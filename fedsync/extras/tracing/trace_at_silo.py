@@ -57,7 +57,7 @@ class Traced:
 
 def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str]) -> Consented:
     """Make a consent of the silo's owner to an examination of a version by the named silos. Raises `ConfigError` if
-    there are no keys, an examiner is unknown, the silo has forgotten the version, or the book of used masks is damaged,
+    there are no keys, an examiner is unknown, the silo has forgotten the version, or the log of used masks is damaged,
     and `ProtocolError` if the server's notice is invalid, or does not fit the silo's history.
     """
     ring = _ring(config)
@@ -139,7 +139,7 @@ def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[
 
     The update must belong to this very version, or start from the newest version that the silo reached. Raises
     `ProtocolError` if the notice's roster is not the roster of the update's masks, or the update is older, and
-    `ConfigError` if the book of used masks is damaged.
+    `ConfigError` if the log of used masks is damaged.
     """
     slip = notice.slip(ring.own.name)
     if slip is None or slip.head.form is not MASKED:

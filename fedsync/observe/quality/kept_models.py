@@ -83,9 +83,7 @@ class KeptModels:
     def finish(self, last: Vector | None) -> None:
         """Write the pending best model and the last model.
 
-        Args:
-            last: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
-
+        ``last``: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
         Raises `ConfigError` if a file cannot be written, and ``last`` is not None.
         """
         if last is None:

@@ -62,8 +62,7 @@ Item = TypeVar("Item")
 class Picture:
     """A finished figure with title and caption.
 
-    Args:
-        wide: the figure needs the full width of the page.
+    ``wide``: the figure needs the full width of the page.
     """
 
     title: str
@@ -141,8 +140,7 @@ def to_svg(figure: Figure, background: str = "none", title: str | None = None) -
 def inline(svg: str, key: str, alt: str) -> str:
     """Convert SVG for embedding in an HTML page, with ids that are unique in the page.
 
-    Args:
-        alt: text alternative, already escaped for an attribute.
+    ``alt``: text alternative, already escaped for an attribute.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)

@@ -215,7 +215,6 @@ def check_memory_for(strategy: StrategyConfig | None) -> Check:
 
 
 def check_memory(model: int | None) -> Check:
-    """Check that memory suffices for training."""
     free = psutil.virtual_memory().available
     wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
     detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")

@@ -16,8 +16,7 @@ from fedsync.policies.schema import Count, PositiveInt, register
 class Tick:
     """Progress of one silo; ``clock`` and ``failures`` are the last seen values of `SiloView`.
 
-    Args:
-        ticks: finished orders, failed ones included, plus the count at which the silo started.
+    ``ticks``: finished orders, failed ones included, plus the count at which the silo started.
     """
 
     ticks: int
