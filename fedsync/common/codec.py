@@ -73,10 +73,7 @@ def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
 
 
 def encode(value: Any, kind: Any = None) -> Any:
-    """Convert a value to what `json` writes.
-
-    ``kind``: its type if that is a union; None takes the value's class and writes no ``type``.
-    """
+    """Convert a value for `json`; ``kind`` is its type if that is a union, else None, which writes no ``type``."""
     if kind is None:
         kind = type(value)
     return _encoder(kind)(value)

@@ -34,9 +34,7 @@ _SMALL_BYTES = 2**24
 
 
 def task_model(config: StrategyConfig) -> TaskModel:
-    """Return the model as the task builds it. Raises `ConfigError` if the task needs data or the user's own code, which
-    only silos have.
-    """
+    """Return the task's model; raises `ConfigError` if only silos have the data or the code that it needs."""
     task = config.task.build()
     from fedsync.train.weights import TaskModel  # torch takes seconds to import, so only after `build` has succeeded
 

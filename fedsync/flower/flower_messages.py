@@ -26,9 +26,7 @@ MOST_TOGETHER = 16
 
 
 def request(node: int, question: SiloQuestion) -> Message:
-    """Return a question for the silo of a node. Raises `TypeError` if the payload is a blob, which messages cannot
-    carry.
-    """
+    """Return a question for the silo of a node; raises `TypeError` for a blob, which messages cannot carry."""
     payload = question.payload
     if isinstance(payload, Blob):
         raise TypeError("a message carries no blob")

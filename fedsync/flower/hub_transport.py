@@ -122,9 +122,7 @@ class HubTransport:
 
     @classmethod
     def begin(cls, grid: Grid, place: HubPlace, folder: Path) -> HubTransport:
-        """Start the hub in a run's folder, and invite all nodes that are online. Raises `ConfigError` if the hub cannot
-        listen.
-        """
+        """Start the hub in a run's folder, and invite all online nodes; `ConfigError` if it cannot listen."""
         hub = Hub(folder)
         if place.proxy:
             sockets = Path(place.sockets)

@@ -135,9 +135,7 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
 
 
 def check_names(layout: Layout, sender: str) -> None:
-    """Check that a peer's layout has exactly one unique name for each shape. Raises `ProtocolError` if names are
-    missing, duplicate or too long.
-    """
+    """Raise `ProtocolError` unless a peer's layout has one unique name of allowed length for each shape."""
     names, shapes = layout.names, layout.shapes
     if not (len(names) == len(shapes) == len(set(names)) and all(1 <= len(name) <= _LONGEST_NAME for name in names)):
         raise ProtocolError(sender, "names", f"{len(names)} names, some twice or too long, of {len(shapes)} arrays")

@@ -177,9 +177,7 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Unregister every key under a silo's name; return their number. Raises `RunError` if the SuperLink refuses, or
-    cannot be reached.
-    """
+    """Unregister all keys under a silo's name; return their number, or raise `RunError` if the SuperLink fails."""
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
         known = _known(home)
         doomed = [node for node in known if node.name == name and not node.revoked]

@@ -172,9 +172,7 @@ def watch(
     wall: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run until the run has ended. Raises `ConfigError` if the folder has no run, and `FedSyncError` if the
-    journal is damaged.
-    """
+    """Show a run until it has ended; `ConfigError` without a run, `FedSyncError` for a damaged journal."""
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
         done = read_summary(summary)

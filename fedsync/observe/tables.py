@@ -72,10 +72,7 @@ class Comparison:
         return {summary["seed"]: summary[key] for summary in self.summaries if summary[key] is not None}
 
     def seconds_by_seed(self) -> dict[int, float]:
-        """Return seconds to the target by seed.
-
-        Empty if a run missed the target: the remaining runs would be a biased selection.
-        """
+        """Return seconds to the target by seed; empty if a run missed it, because the rest would be biased."""
         if self.mean_seconds is None:
             return {}
         pairs = zip(self.summaries, self.seconds_to_target, strict=True)

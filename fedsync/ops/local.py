@@ -146,8 +146,6 @@ def _carry_out(
 
 @dataclass(slots=True)
 class _Processes:
-    """All processes of the run, in groups that start one after the other."""
-
     logs: Path
     environment: Mapping[str, str]
     _groups: list[dict[str, LoggedProcess]] = field(default_factory=list)

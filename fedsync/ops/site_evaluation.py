@@ -112,9 +112,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
-    """Return the model files of a run: best and last, or else ``model.pt``. Raises `ConfigError` if the run left no
-    model.
-    """
+    """Return a run's model files: best and last, or else ``model.pt``; `ConfigError` if there is none."""
     names = [name for name in _FOUND if (folder / name).is_file()] or [_OLDER]
     if not (folder / names[0]).is_file():
         remedy = "Name a model: --model FILE; of an encrypted run, `fedsync silo export` writes one"

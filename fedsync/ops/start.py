@@ -204,9 +204,7 @@ def _have_files(config: ServerStartConfig) -> None:
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
-    """Register the keys in the server's file for its silos, and return the result for each silo. Raises `ConfigError`
-    if the server has no TLS.
-    """
+    """Register the silos' keys in the server's file; return each silo's result. `ConfigError` without TLS."""
     _require_authority(config)
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
     found = register_each(keys, Path(config.state), CONNECTION)

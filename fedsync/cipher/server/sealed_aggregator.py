@@ -208,9 +208,7 @@ class EncryptedAggregator:
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """Everything from the beginning to a version or the newest, uint8 [bytes]; `PolicyError` if links are
-        forgotten.
-        """
+        """Everything up to a version or the newest, uint8 [bytes]; `PolicyError` if links are forgotten."""
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
             raise PolicyError("the first links are forgotten")

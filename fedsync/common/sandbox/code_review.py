@@ -74,10 +74,7 @@ def code_below(root: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Reviewers' signatures on the Python files of a folder.
-
-    ``signatures``: by public key in OpenSSH's form, without a comment.
-    """
+    """Reviewers' signatures on the Python files of a folder, by public key in OpenSSH's form without a comment."""
 
     files: Mapping[str, str]
     signatures: Mapping[str, bytes]

@@ -228,9 +228,7 @@ def settle_in(home: Path) -> None:
 
 
 def emptied(home: Path) -> None:
-    """Recreate a confined process's folder; its old content is untrusted and is removed. Raises `ConfigError` if
-    something cannot be removed.
-    """
+    """Recreate a confined process's folder without its untrusted old content; raises `ConfigError` on failure."""
     try:
         remove_tree(home)
         (home / "tmp").mkdir(mode=0o700, parents=True)

@@ -51,9 +51,7 @@ class Fence:
         return self._inside(path)[1]
 
     def open(self, path: str | Path) -> BinaryIO:
-        """Open a file for reading. Raises `OwnerRefusal` if runs may not read the file, and `OSError` if the file
-        cannot be opened.
-        """
+        """Open a file for reading; raises `OwnerRefusal` if runs may not read it, else `OSError` on failure."""
         folder, found = self._inside(path)
         descriptor = _walk(folder, found.relative_to(folder).parts, self._closed(), path)
         try:

@@ -154,9 +154,7 @@ class Regions:
         return self._relays[self._behind[node][0]].name if node in self._behind else ""
 
     def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
-        """Add a node that has identified itself as a relay. Raises `ProtocolError` if the rest of its answer is
-        invalid.
-        """
+        """Add a node that has identified itself as a relay; raises `ProtocolError` for an invalid answer."""
         reply = read_region_reply(answer.text, name)
         logger.info("%s is a relay", name)
         self._relays[node] = _Relay(name, since)
@@ -183,9 +181,7 @@ class Regions:
     # Requests.
 
     def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, RelayedRequest]]) -> list[str | None]:
-        """Send ``letters``, pairs of node and request, in one message per relay; return each question's name, or None
-        if its node is gone.
-        """
+        """Send (node, request) pairs, one message per relay; return each question's name, None for a lost node."""
         named: list[str | None] = []
         asks: dict[int, list[RegionAsk]] = {}
         pieces: dict[int, list[Payload]] = {}

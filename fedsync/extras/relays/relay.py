@@ -197,7 +197,6 @@ class RelayService:
 
     @property
     def waits(self) -> bool:
-        """Whether any silo's answer is pending."""
         with self._changed:
             return any(run.waiting for run in self._runs.values())
 

@@ -125,9 +125,7 @@ class Notice:
 
     @classmethod
     def read(cls, data: bytes, senders: Mapping[str, bytes]) -> Notice:
-        """Decode, and check that every slip is signed by its silo. Raises `ProtocolError` if the notice is malformed,
-        or of another group.
-        """
+        """Decode; raises `ProtocolError` if malformed, of another group, or with a slip not signed by its silo."""
         if not data.startswith(_MAGIC):
             raise ProtocolError(SERVER, "notice", "it is none")
         run, packed, group, kind, clear, roster, seeds, slips = unpack(data[len(_MAGIC) :], SERVER, 8)

@@ -43,7 +43,6 @@ class PrometheusExporter:
         url_file.write_text(self.url + "\n", encoding="utf-8")
 
     def follow(self, ledger: Ledger) -> None:
-        """Store the ledger; figures are computed on request."""
         self._ledger = ledger
 
     def close(self) -> None:

@@ -60,10 +60,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A finished figure with title and caption.
-
-    ``wide``: the figure needs the full width of the page.
-    """
+    """Finished figure with title and caption; ``wide`` if it needs the full width of the page."""
 
     title: str
     alt: str
@@ -74,9 +71,7 @@ class Picture:
 
 @contextmanager
 def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
-    """Provide a figure without a window, and its axes; sizes in inches. Raises `ConfigError` if matplotlib is not
-    installed.
-    """
+    """Provide a figure without a window, and its axes; sizes in inches. `ConfigError` without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -104,7 +99,6 @@ def bars(index: int) -> dict[str, Any]:
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:
-    """Put the legend above the axes, where it hides no data."""
     handles, labels = ax.get_legend_handles_labels()
     columns = 4 if max(map(len, labels)) <= 8 else 3 if max(map(len, labels)) <= 14 else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)

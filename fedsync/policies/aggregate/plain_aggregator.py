@@ -39,9 +39,7 @@ _NAMES: Names = {
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Raise `ProtocolError` for an update of wrong type, shape or length, or with a value that is not finite or exceeds
-    `MAX_MAGNITUDE`.
-    """
+    """Raise `ProtocolError` for a wrong type, shape or length, or a value not finite or beyond `MAX_MAGNITUDE`."""
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):
         span = wire.decode(update, start, stop)
