@@ -116,7 +116,7 @@ def check_result(path: Path, place: str) -> None:
 def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """Write a file that the user named: as a whole, with its existing permissions or those of a new file.
 
-    A file that the user has not ``named`` may be another's link in the folder; the link is replaced. Raises
+    A file that the user has not ``named`` may be a link by another user; the link is then replaced. Raises
     `ConfigError` if the file cannot be written, and `OSError` if a device or pipe accepts no more data.
     """
     file = _behind_links(path) if named else path

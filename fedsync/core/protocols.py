@@ -33,7 +33,7 @@ class SpeedSample:
     Args:
         speed: samples per second over the compute part.
         cpu: share of processors available to the trainer, 0..1, or None if not reported; see `Window`.
-        memory: memory pressure, 0..1, or None if not reported; likewise.
+        memory: memory pressure, 0..1, or None if not reported.
         windows: course of the order in short pieces, or empty; for predictors that learn.
         known: inputs of the forecast of this speed, for predictors that score their forecasts; None if there was none.
     """

@@ -226,7 +226,7 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """Read the sum of as many headers as the aggregate names members, after a check that it can be such a sum.
+    """Read the sum of ``members`` headers, after a check that it can be a sum of so many.
 
     ``slots`` are opened, int64 [at least the form's]: the beginning of chunk 0, or all of it. Else `ProtocolError`.
     """

@@ -184,7 +184,7 @@ def new_context() -> bytes:
 class Bfv:
     """Sealer with the group's BFV context, which the library parses: it must come from the administrator, signed.
 
-    ``form`` is `BFV`, or `MASKED` where the slots are already masked. Raises `ConfigError` if ``context`` is none of
+    ``form`` is `BFV`, or `MASKED` where the slots are already masked. Raises `ConfigError` if ``context`` is not from
     `new_context`, and `RunError` if the library writes ciphertexts in a format that this version does not know.
     """
 

@@ -186,8 +186,8 @@ def step_vector(form: SurvivalForm, place: int, rows: SurvivalRows, sums: Surviv
 
 
 def read_survival(form: SurvivalForm, vector: Vector) -> SurvivalSums | None:
-    """Read sums from the mean of silos' vectors; None before the first round. Raises `ProtocolError` if the mean is
-    none of such vectors, and `ConfigError` if a round has other silos than the first.
+    """Read sums from the mean of silos' vectors; None before the first round. Raises `ProtocolError` for an invalid
+    mean, and `ConfigError` if a round has other silos than the first.
     """
     parts = {name: part.reshape(-1).astype(np.float64) for name, part in form.layout.split(vector).items()}
     marks = parts["silos"][:-1].reshape(form.rounds, form.places)

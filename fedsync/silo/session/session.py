@@ -185,7 +185,7 @@ class SiloSession:
 
         Raises:
             OtherVersion: the payload does not continue the held model; nothing was changed.
-            IntegrityError: the payload is not what silos of the group sealed, or not for this place.
+            IntegrityError: silos of the group did not seal the payload, or sealed it for another place in the chain.
             SiloLocked: too many integrity checks failed.
             ProtocolError: the order or its payload is invalid.
         """
