@@ -55,8 +55,8 @@ class StrategyConfig(StrategySections):
             )
         if scored == 0 and not isinstance(self.cipher, PlainConfig):
             raise ValueError(
-                "fraction_evaluate 0: under encryption silos get the last version as they are to evaluate it, and "
-                "nobody else ever has it; write 0.1"
+                "fraction_evaluate 0: under encryption only silos have the model, and they receive the last version to "
+                "evaluate it; write 0.1"
             )
         check_together(self)
         return self

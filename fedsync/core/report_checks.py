@@ -216,7 +216,7 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
             METRIC_NAME.fullmatch(name) and -MAX_ENTRY <= low <= high <= MAX_ENTRY
             for name, (low, high) in found.items()
         ):
-            raise ProtocolError(silo, "evaluation", "gains with intervals that are none")
+            raise ProtocolError(silo, "evaluation", "gains with invalid intervals")
 
 
 def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping[str, Statistic] | None) -> None:

@@ -293,7 +293,7 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
         else:
             write_atomically(kept, str(port).encode(), OWNER_FILE)
             return port
-    raise ConfigError("hub", "it has no port", "Write hub: {port: 9093} in server.yaml")
+    raise ConfigError("hub", "no port is given", "Write hub: {port: 9093} in server.yaml")
 
 
 def _names_in(path: str) -> Collection[str]:

@@ -117,7 +117,7 @@ class Inbox:
         was not ordered, is present already, or is not its silo's; or members cannot be in one sum.
         """
         if not update_ids or len(set(update_ids)) != len(update_ids):
-            raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")
+            raise ProtocolError(relay, "members", f"{len(update_ids)} updates: none, or one occurs twice")
         orders = [self._order_of(relay, update_id) for update_id in update_ids]
         expected = [
             self._expected(update_id.rpartition("/")[0], update_id, ordered, self._plan.chunks)

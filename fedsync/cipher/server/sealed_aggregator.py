@@ -189,7 +189,7 @@ class EncryptedAggregator:
             raise PolicyError(f"{len(self._calibrations)} silos said how large their updates are, too few to add up")
         usual = usual_greetings(self._calibrations)
         if len(usual) < self._plan.members:
-            raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
+            raise RunError("silos have different models, runs or specifications, and too few agree to begin")
         self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # silos that join later are in no calibration
         self._calibrations.clear()
 
@@ -204,7 +204,7 @@ class EncryptedAggregator:
             return CatchUp(start, -1, newest, chain.since(0), given, calibration)
         kept = self._snapshots.relied
         if kept is None:
-            raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
+            raise PolicyError(f"no link begins at version {held}, and there is no snapshot")
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:

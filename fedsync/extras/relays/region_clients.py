@@ -287,7 +287,7 @@ class Regions:
         known = tuple(relay.waiting[number][1] for number in members.numbers if number in relay.waiting)
         try:
             if aggregator is None or whole is None or known != members.update_ids or "" in known:
-                raise ProtocolError(relay.name, "sum", "nobody waits for all that is in it")
+                raise ProtocolError(relay.name, "sum", "it contains updates that no request waits for")
             aggregator.put_sum(relay.name, members.update_ids, whole)
         except ProtocolError as error:
             logger.warning("%s; its updates are asked for one by one", error)

@@ -98,7 +98,7 @@ def log_rank(counts: Counts) -> LogRank:
     covariance = np.diag((factor * share).sum(axis=1)) - (factor * share) @ share.T
     degrees = len(counts) - 1
     if np.linalg.matrix_rank(covariance) < degrees:
-        raise ConfigError("task.survival.group", "a group has nobody at risk while events happen", "Leave it out")
+        raise ConfigError("task.survival.group", "a group has no person at risk at any event", "Leave it out")
     statistic = float(difference[:-1] @ np.linalg.solve(covariance[:-1, :-1], difference[:-1]))
     return LogRank(statistic, degrees, chi_squared_tail(statistic, degrees))
 

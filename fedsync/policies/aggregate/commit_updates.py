@@ -62,7 +62,7 @@ class WaitingUpdates:
             if update_id in self.payloads or update_id in self.sums:
                 raise ProtocolError(sender, "update id", f"{update_id!r} is here already")
         if not update_ids or len(set(update_ids)) != len(update_ids):
-            raise ProtocolError(sender, "members", f"{len(update_ids)} updates, none of which may be there twice")
+            raise ProtocolError(sender, "members", f"{len(update_ids)} updates: none, or one occurs twice")
         self.payloads[update_ids[0]] = payload
         if len(update_ids) > 1:
             self.sums.update(dict.fromkeys(update_ids, tuple(update_ids)))

@@ -126,8 +126,8 @@ class TrainerClient:
                 process = self._start()
             if time.monotonic() > end_s:
                 raise RunError(
-                    f"nobody answers in {self._folder} after {_LISTEN_S:.0f} s. Whoever is there goes on, and a later "
-                    f"message may find it; if none does, see {self._folder / LOG}"
+                    f"no trainer answers in {self._folder} after {_LISTEN_S:.0f} s. A started trainer goes on, and may "
+                    f"answer a later message; if not, see {self._folder / LOG}"
                 )
             time.sleep(_PAUSE_S)
 
