@@ -117,7 +117,7 @@ def submit_run(
         overwrite: replace the run in ``out``, if that run has ended.
 
     Raises `ConfigError` if the server has too few silos for the strategy, the folder already has a run, or the folder
-    is not writable, and `RunError` if the server does not accept the run.
+    is not writable. Raises `RunError` if the server does not accept the run.
     """
     listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
     if listed:  # without a list, silos are registered by hand

@@ -215,7 +215,7 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
     """Revoke the registration of a silo's keys. Raises `ConfigError` if no key is registered under the name, the file
-    still lists the name, or the server has no TLS, and `RunError` if the server does not answer.
+    still lists the name, or the server has no TLS. Raises `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")

@@ -191,7 +191,7 @@ class EncryptedReplica:
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
         """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear. Raises
-        `ConfigError` if the silo weighs more than the plan allows, or the log of used masks cannot be written, and
+        `ConfigError` if the silo weighs more than the plan allows, or the log of used masks cannot be written. Raises
         `ProtocolError` if the update would have another silo's name, or starts from an unknown version, or an update
         was already sealed under the masks of this attempt.
         """

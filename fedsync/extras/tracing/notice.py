@@ -94,7 +94,7 @@ class Notice:
     def known(self, history: History) -> bool:
         """Whether a silo reached this version with these very updates; False if it has not reached the version. Raises
         `ProtocolError` if the silo reached the version with others, or the version does not follow on the silo's
-        history, and `ConfigError` if the silo has forgotten the version.
+        history. Raises `ConfigError` if the silo has forgotten the version.
         """
         records = history.records
         if self.version > records.newest:

@@ -57,8 +57,8 @@ class Traced:
 
 def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str]) -> Consented:
     """Make a consent of the silo's owner to an examination of a version by the named silos. Raises `ConfigError` if
-    there are no keys, an examiner is unknown, the silo has forgotten the version, or the log of used masks is damaged,
-    and `ProtocolError` if the server's notice is invalid, or does not fit the silo's history.
+    there are no keys, an examiner is unknown, the silo has forgotten the version, or the log of used masks is damaged.
+    Raises `ProtocolError` if the server's notice is invalid, or does not fit the silo's history.
     """
     ring = _ring(config)
     read = _read(notice, ring)
@@ -80,7 +80,7 @@ def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str])
 
 def trace(config: SiloStartConfig, file: Path) -> Traced:
     """Examine the updates of a version at the silo of ``config``, by the server's disclosure ``file``. Raises
-    `ConfigError` if the silo has no keys, the file cannot be read, or the silo keeps nothing of the run, and
+    `ConfigError` if the silo has no keys, the file cannot be read, or the silo keeps nothing of the run. Raises
     `ProtocolError` if too few owners consent, or the file does not fit the silo's history.
     """
     ring, disclosure = _ring(config), Disclosure.open(file)
@@ -138,7 +138,7 @@ def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[
     """Return the mask seeds that this silo's update shares with others; None if the update has no masks or seeds.
 
     The update must belong to this very version, or start from the newest version that the silo reached. Raises
-    `ProtocolError` if the notice's roster is not the roster of the update's masks, or the update is older, and
+    `ProtocolError` if the notice's roster is not the roster of the update's masks, or the update is older. Raises
     `ConfigError` if the log of used masks is damaged.
     """
     slip = notice.slip(ring.own.name)
