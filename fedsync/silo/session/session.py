@@ -63,7 +63,7 @@ class SiloSession:
     Args:
         ring: finds the silo's keys by its name; called only if the run is encrypted.
         owner: rules of the silo's owner; None allows everything.
-        folder: keeps the last order and the replica; None keeps them in memory only.
+        folder: keeps the last order and the replica; without it, only position and replica are kept, in memory.
         throttled: slow the training down to the speed of the emulated machine.
         confined: train in a separate process without keys and network, where the owner admits no code of the server.
 
