@@ -72,7 +72,7 @@ def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]
     if folder is None:
         raise ConfigError("fedsync evaluate", "neither a run nor a silo's file is named", "Add DIR, or --silo FILE")
     if run is not None:
-        raise ConfigError("--run", "DIR says which run it is", "Leave --run out")
+        raise ConfigError("--run", "DIR already names the run", "Leave --run out")
     return sites_of_run(folder, silos)
 
 

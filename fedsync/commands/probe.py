@@ -98,7 +98,6 @@ def _table(measured: Measurement, curve: Curve) -> Table:
 
 
 def silo_file(curve: Curve, largest: int, memory_samples: int | None) -> str:
-    """Return a silo file with one entry, for this machine."""
     shape: LinearCurveConfig | AffineCurveConfig = LinearCurveConfig(kind="linear")
     if curve.step_s(0) > _LINEAR * curve.step_s(largest):
         shape = AffineCurveConfig(kind="affine", launch_s=_rounded(curve.launch_s), saturation=round(curve.saturation))

@@ -64,11 +64,7 @@ def dumps(value: Any, kind: Any = None) -> str:
 
 
 def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
-    """Read a value written by `dumps`.
-
-    Raises:
-        DecodeError: the text is no JSON or does not fit the type.
-    """
+    """Read a value written by `dumps`. Raises `DecodeError` if the text is no JSON or does not fit the type."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError: also too many digits, or bytes that are no text
@@ -77,21 +73,15 @@ def loads(kind: Any, text: str | bytes, *, own: bool = False) -> Any:
 
 
 def encode(value: Any, kind: Any = None) -> Any:
-    """Convert a value to what `json` writes.
-
-    Args:
-        kind: its type if that is a union; None takes the value's class and writes no ``type``.
-    """
+    """Convert a value for `json`; ``kind`` is its type if that is a union, else None, which writes no ``type``."""
     if kind is None:
         kind = type(value)
     return _encoder(kind)(value)
 
 
 def decode(kind: Any, value: Any, *, own: bool = False) -> Any:
-    """Convert what `json` read to a value of type ``kind``; ``own`` means that this program wrote it itself.
-
-    Raises:
-        DecodeError: the value does not fit the type; names the field.
+    """Convert what `json` read to a value of type ``kind``; ``own`` means that this program wrote it itself. Raises
+    `DecodeError` if the value does not fit the type; the error names the field.
     """
     return _decoder(kind, own)(value)
 

@@ -21,10 +21,8 @@ _OTHERS = 0o077
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner may enter, or check an existing folder.
-
-    Raises:
-        ConfigError: the folder cannot be made, is no folder, belongs to another user or is open to others.
+    """Make a folder that only its owner may enter, or check an existing folder. Raises `ConfigError` if the folder
+    cannot be made, is no folder, belongs to another user or is open to others.
     """
     try:
         path.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
@@ -35,21 +33,15 @@ def private_folder(path: Path) -> Path:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a secret: mode 0600, atomically, on disk when this returns.
-
-    Raises:
-        ConfigError: the folder is open to others, or the file cannot be written.
+    """Write a secret: mode 0600, atomically, on disk when this returns. Raises `ConfigError` if the folder is open to
+    others, or the file cannot be written.
     """
     _check_folder(path.parent)
     write_atomically(path, data, OWNER_FILE)
 
 
 def read_input(path: Path, most: int) -> bytes:
-    """Read the first ``most`` bytes of a file that a user named.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Read the first ``most`` bytes of a file that a user named. Raises `ConfigError` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(most)
@@ -64,8 +56,7 @@ def write_atomically(path: Path, data: bytes, mode: int | None = None, *, settle
         mode: its permissions, from its first byte on; None for the process's default.
         settle: whether to wait for the disk. Without it, a crash of the machine may lose the file; see `settle_file`.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises `ConfigError` if the file cannot be written.
     """
     write_pieces(path, (data,), mode, settle=settle)
 
@@ -106,10 +97,8 @@ def written_atomically(path: Path, mode: int | None = None, *, settle: bool = Tr
 
 
 def check_result(path: Path, place: str) -> None:
-    """Check that `write_result` can write a file, before the work that produces the result.
-
-    Raises:
-        ConfigError: its folder is missing, the path is a folder, or permissions are missing.
+    """Check that `write_result` can write a file, before the work that produces the result. Raises `ConfigError` if its
+    folder is missing, the path is a folder, or permissions are missing.
     """
     file = _behind_links(path)
     if not file.parent.is_dir():
@@ -127,11 +116,8 @@ def check_result(path: Path, place: str) -> None:
 def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
     """Write a file that the user named: as a whole, with its existing permissions or those of a new file.
 
-    A file that the user has not ``named`` may be another's link in the folder; the link is replaced.
-
-    Raises:
-        ConfigError: the file cannot be written.
-        OSError: a device or pipe accepts no more data.
+    A file that the user has not ``named`` may be a link by another user; the link is then replaced. Raises
+    `ConfigError` if the file cannot be written, and `OSError` if a device or pipe accepts no more data.
     """
     file = _behind_links(path) if named else path
     if named and _stays(file):
@@ -143,10 +129,8 @@ def write_result(path: Path, data: bytes, *, named: bool = True) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder or file with all content, at any depth, even without permissions; links are not followed.
-
-    Raises:
-        OSError: something could not be removed.
+    """Remove a folder or file with all content, at any depth, even without permissions; links are not followed. Raises
+    `OSError` if something could not be removed.
     """
     for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         done = subprocess.run([*command, "--", str(path)], capture_output=True, text=True, check=False)
@@ -176,10 +160,8 @@ def remove_unfinished(folder: Path, name: str = "*", writes: Callable[[int], boo
 
 
 def read_private(path: Path, limit: int) -> bytes:
-    """Read a secret of at most ``limit`` bytes.
-
-    Raises:
-        ConfigError: it is missing, no plain file, too long, or another user could read or replace it.
+    """Read a secret of at most ``limit`` bytes. Raises `ConfigError` if it is missing, no plain file, too long, or
+    another user could read or replace it.
     """
     try:
         # A link could lead to a file that others may write.
@@ -239,10 +221,8 @@ def _check_owner(path: Path, status: os.stat_result, mode: int) -> None:
 
 
 def settle_file(path: Path) -> None:
-    """Wait until a file and its name are on disk, where they survive a crash of the machine.
-
-    Raises:
-        ConfigError: the disk does not accept the file.
+    """Wait until a file and its name are on disk, where they survive a crash of the machine. Raises `ConfigError` if
+    the disk does not accept the file.
     """
     try:
         _sync(path)

@@ -127,11 +127,8 @@ def start_nursery(
 ) -> subprocess.Popen[bytes]:
     """Start a nursery; it accepts requests at once, and answers after it has loaded.
 
-    Args:
-        path: socket, at most 100 characters, in a folder that only its owner can enter.
-
-    Raises:
-        OSError: the nursery cannot be started.
+    ``path``: socket, at most 100 characters, in a folder that only its owner can enter. Raises `OSError` if the nursery
+    cannot be started.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, log.open("ab") as output:
         listener.bind(str(path))

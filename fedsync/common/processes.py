@@ -59,11 +59,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def raise_file_limit() -> int:
-    """Raise the limit of open files for this process and its children to the system's, at most `MOST_FILES`.
-
-    Returns:
-        The new limit.
-    """
+    """Raise the open-file limit of this process and its children to at most `MOST_FILES`; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -48,11 +48,7 @@ class Proxy:
 
     @classmethod
     def parse(cls, text: str, place: str) -> Proxy:
-        """Parse ``http://[user:password@]host:port``; ``http://`` may be omitted.
-
-        Raises:
-            ConfigError: another format; the error names ``place``.
-        """
+        """Parse ``http://[user:password@]host:port``, ``http://`` optional; else raise `ConfigError` at ``place``."""
         try:
             url = urlsplit(text if "://" in text else f"http://{text}")
             if url.scheme == "http" and url.hostname:
@@ -76,12 +72,7 @@ class Way:
         return _joined(self.host, self.port)
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """Open a connection to the server.
-
-        Raises:
-            ProxyRefused: the proxy makes no connection.
-            OSError: no answer.
-        """
+        """Connect to the server. Raises `ProxyRefused` if the proxy refuses, and `OSError` if nobody answers."""
         if self.proxy is None:
             return socket.create_connection((self.host, self.port), timeout=timeout_s)
         return _tunnel(self.proxy, str(self), timeout_s)
@@ -97,8 +88,7 @@ def way_to(address: str, environment: Mapping[str, str], named: str | None = Non
         environment: variables; lower case takes precedence over upper case.
         named: address of a proxy, or `DIRECT`; None leaves the choice to the environment.
 
-    Raises:
-        ConfigError: the proxy's address is unusable.
+    Raises `ConfigError` if the proxy's address is unusable.
     """
     host, port = split(address)
     if named == DIRECT or _here(host):

@@ -155,7 +155,6 @@ class RunSpec(SparingSection):
         return Throttle(machine.build_curve(), self.fastest / machine.speed)
 
     def dump(self) -> str:
-        """Return the canonical JSON text of the specification, which `parse` accepts."""
         plain = type(self).model_validate_json(self.model_dump_json())
         return json.dumps(plain.model_dump(mode="json"), separators=(",", ":"))
 

@@ -55,8 +55,8 @@ class StrategyConfig(StrategySections):
             )
         if scored == 0 and not isinstance(self.cipher, PlainConfig):
             raise ValueError(
-                "fraction_evaluate 0: under encryption silos get the last version as they are to evaluate it, and "
-                "nobody else ever has it; write 0.1"
+                "fraction_evaluate 0: under encryption only silos have the model, and they receive the last version to "
+                "evaluate it; write 0.1"
             )
         check_together(self)
         return self
@@ -73,7 +73,7 @@ class StrategyConfig(StrategySections):
             overrides: ``a.b=value`` assignments.
 
         Raises:
-            ConfigError: anything is wrong; names the place and the remedy.
+            ConfigError: the file is invalid; the error names the place and the remedy.
         """
         path = locate(name)
         file = YamlFile.read(path)
@@ -112,9 +112,7 @@ class StrategyConfig(StrategySections):
         return told._with("evaluate_config", {"evaluate_config": {**self.evaluate_config, **evaluate}})
 
     def stopping(self, rules: Mapping[str, float]) -> StrategyConfig:
-        """Copy with the stop rules in ``rules`` replaced; raises `ConfigError` if one is invalid, for this task or for
-        any.
-        """
+        """Copy with the stop rules in ``rules`` replaced; raises `ConfigError` if one is invalid for this task."""
         return self._with("stop", {"stop": {**self.stop.model_dump(exclude_unset=True), **rules}})
 
     def _with(self, place: str, sections: Mapping[str, Any], remedy: str = "Change it") -> StrategyConfig:
@@ -129,7 +127,7 @@ class StrategyConfig(StrategySections):
         return self.barrier.innermost.needs_progress
 
     def check_silos(self, names: Sequence[str], file: str = "the silo file") -> None:
-        """Check that the strategy can run with silos of these ``names``, of which ``file`` tells, for the error.
+        """Check that the strategy can run with silos of these ``names``; ``file``, their source, is for the error.
 
         Raises `ConfigError` if a name is not listed in ``silos``, a listed silo is not available, or silos are too few.
         """
@@ -174,9 +172,7 @@ class StrategyConfig(StrategySections):
             raise ConfigError("--target-accuracy", wrong[0], wrong[1].capitalize())
 
     def quorum(self, silos: int | None = None) -> int:
-        """Number of silos that must have joined before the run begins; ``silos`` of the silo file are there at the
-        start.
-        """
+        """Number of silos that must join before the run begins; ``silos`` of the silo file are present at the start."""
         return self.min_silos or silos or self.shares
 
     def settled(self, silos: int | None = None) -> CipherConfig:
@@ -202,9 +198,7 @@ class StrategyConfig(StrategySections):
         return self.balancer.scales_steps or self.barrier.innermost.unequal_steps
 
     def check_machines(self, speeds: Mapping[str, float]) -> None:
-        """Raise `ConfigError` if two ``speeds`` [samples/s] differ so much that masks would not hide the fast silo's
-        work.
-        """
+        """Raise `ConfigError` if two ``speeds`` [samples/s] differ too much for masks to hide the fast silo's work."""
         balanced = not isinstance(self.balancer, FixedBalancer) or self._unequal_steps
         if self.work_ratio is None or not balanced or not speeds:
             return
@@ -224,7 +218,6 @@ class StrategyConfig(StrategySections):
         return len(self.silos or ()) or self.min_silos or 2
 
     def policies(self, silos: int | None = None) -> Policies:
-        """Build all policies of the run; ``silos`` as for `quorum`."""
         local, sealed, compared = self.local, sealed_metrics(self.cipher), self.evaluation.cross_site
         metrics, quorum, least = self.evaluation.built(self.task), self.quorum(silos), least_silos(self.settled(silos))
         if sealed is not None:

@@ -94,7 +94,6 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[+-]?0[oO][0
 
 
 def _parsed(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the nodes and the values of a text; raises `yaml.YAMLError`."""
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
@@ -114,8 +113,7 @@ class YamlFile:
         name: name of the file in errors.
         text: its content.
 
-    Raises:
-        ConfigError: the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
+    Raises `ConfigError` if the text is not YAML or not a mapping, a value cannot be converted, or a key occurs twice.
     """
 
     def __init__(self, name: str, text: str) -> None:

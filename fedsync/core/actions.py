@@ -29,7 +29,7 @@ class Commit:
         weights: update id -> c_i, final: they sum to 1 for weighted means only. Sorted by id, so that every driver adds
             in the same order and ends with the same bits.
         toward: move towards the silos' whole models instead of along their updates.
-        steps: sum of c_i tau_i, the local steps that the sum is worth; 0 unless silos keep control variates.
+        steps: sum of c_i tau_i, the local steps behind the sum; 0 unless silos keep control variates.
         stands_for: sum of the updates' integer weights n_i (`fedsync.core.weighting`); 0 unless silos keep variates.
     """
 
@@ -121,7 +121,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """Pooled figures that enough silos reported alike. The server believes them from now on."""
+    """Pooled figures that more than half of the silos reported identically, so the server uses them from now on."""
 
     figures: PooledFigures
 

@@ -130,7 +130,6 @@ class Coordinator:
         return self._state.forecasts.export()
 
     def state(self) -> Mapping[str, Any]:
-        """Return the run's state by name, for a checkpoint; see `fedsync.core.state`."""
         return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ class SiloLost:
 class WorkFailed:
     """End of an order without a usable update; the silo is idle again.
 
-    With ``back_s``, the silo is away for so many seconds, and the order is no failure.
+    With ``back_s``, the silo is away for this time [s], and the order does not count as failed.
     """
 
     at_s: float
@@ -96,9 +96,9 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """Spare time of the driver: predictors may train for so many epochs, all silos together.
+    """Spare time of the driver: predictors may train for ``epochs`` epochs, summed over all silos.
 
-    This is an event because learning changes decisions: a replay trains as much at the same moments.
+    It is an event, because training changes later decisions: a replay must train equally long at the same moments.
     """
 
     at_s: float

@@ -66,11 +66,8 @@ class Extension:
         return False
 
     def takes(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
-        """Return whether and why a sound update is kept out of the model of ``version``.
-
-        Returns:
-            None if the update goes into the model; else the reason to discard it; "" if its order was for another
-            model.
+        """Return the reason to keep a sound update out of the model of ``version``; None to use the update, "" if its
+        order was for another model.
         """
         return None
 
@@ -114,14 +111,13 @@ class Extensions(dict[str, Extension]):
         self[name] = extension
 
     def own(self, name: str) -> Extension:
-        """Return the extension of this name; a built-in extension is created if missing."""
         if name not in self:
             module, _, kind = _OWN[name].rpartition(".")
             self[name] = getattr(import_module(f"fedsync.{module}"), kind)()
         return self[name]
 
     def admit(self, name: str, facts: SiloFacts, at_s: float) -> bool:
-        return all([each.admits(name, facts, at_s) for each in self.values()])  # noqa: C419  # all take note of it
+        return all([each.admits(name, facts, at_s) for each in self.values()])  # noqa: C419  # all are called
 
     def taken(self, event: UpdateArrived, order: WorkOrder, version: int) -> str | None:
         found = [each.takes(event, order, version) for each in self.values()]

@@ -40,7 +40,7 @@ def fast_dataclass(kind: type[V]) -> type[V]:
     """
     known: dict[str, Any] = {"_absent": _ABSENT}
     parameters, lines = ["self"], []
-    for each in fields(kind):  # type: ignore[arg-type]  # any dataclass, which no type can say
+    for each in fields(kind):  # type: ignore[arg-type]  # no type means "any dataclass"
         name, value = each.name, each.name
         known[f"_set_{name}"] = getattr(kind, name).__set__
         if each.default_factory is not MISSING:
@@ -192,8 +192,8 @@ class Evaluation:
         samples: size of the split.
         metrics: name -> mean and number of samples, for figures that decide nothing.
         sums: statistic key -> sums; see `fedsync.evaluation.metrics`.
-        gains: `Subject` -> metric -> interval of the gain over the silo's own local model. The local model's evaluation
-            holds the gains of all models tested before it, a later evaluation those of its own model.
+        gains: `Subject` -> metric -> interval of the gain over the silo's own local model. The evaluation of the local
+            model holds the gains of all models evaluated before; each later evaluation holds its own model's gain.
     """
 
     loss: float | None
@@ -319,7 +319,6 @@ class UpdateMeta:
 
 
 def mean_loss(parts: Iterable[WorkReport | UpdateMeta]) -> float | None:
-    """Return the mean training loss a sample over several reports or updates; None if none has a loss."""
     told = [(part.loss, part.samples) for part in parts if part.loss is not None]
     return sum([loss * samples for loss, samples in told]) / sum([samples for _, samples in told]) if told else None
 

@@ -33,7 +33,7 @@ class SpeedSample:
     Args:
         speed: samples per second over the compute part.
         cpu: share of processors available to the trainer, 0..1, or None if not reported; see `Window`.
-        memory: memory pressure, 0..1, or None if not reported; likewise.
+        memory: memory pressure, 0..1, or None if not reported.
         windows: course of the order in short pieces, or empty; for predictors that learn.
         known: inputs of the forecast of this speed, for predictors that score their forecasts; None if there was none.
     """
@@ -103,7 +103,7 @@ class RoundSeen:
         names: the n connected silos, in order of joining.
         seconds: duration of the last order, by name; silos without an order since the last round are absent.
         memory: share of memory in use during that order, 0..1, by name, for silos that report it.
-        examples: number of training samples, by name, as each silo has told it.
+        examples: number of training samples that each silo reported, by name.
     """
 
     names: Sequence[str]

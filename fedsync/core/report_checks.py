@@ -73,10 +73,10 @@ _SUBJECTS = frozenset(Subject)
 
 
 def check_report(silo: str, order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> None:
-    """Check a report against its order. Its evaluation is checked in `usable`: an update may be good without it. Raises
-    `ProtocolError` if names the silo and the first check that fails.
-    """
+    """Check a report against its order; raise `ProtocolError` that names the silo and the first failed check.
 
+    `usable` checks the evaluation separately: an update may be good although its evaluation is not.
+    """
     # Runs for every update: messages are formatted only for a failed check.
     problem = _problem(order, meta, report)
     if problem is not None:
@@ -135,7 +135,7 @@ def sound(order: WorkOrder, meta: UpdateMeta, report: WorkReport) -> bool:
 
 
 def check_sealed(silo: str, report: WorkReport) -> None:
-    """Raise ProtocolError for plain figures in a sealed run. The message omits them, since refusals are logged."""
+    """Raise ProtocolError for plain figures in a sealed run; the message omits them, because errors are logged."""
     if report.loss is not None or report.evaluation is not None or report.metrics:
         raise ProtocolError(silo, "metrics", "it tells figures that the run wants sealed")
 
@@ -192,8 +192,8 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
     With ``known`` (the run's statistics by key), no other statistics are allowed, and `Statistic.problem` checks each.
     Without ``known``, statistics are only bounded.
 
-    A task's score need not be a share: a log-likelihood is unbounded, and that of an untrained model may be very low. A
-    limit of 1 a sample would not stop a liar, who can claim that all predictions are right.
+    A task's score need not be a share: a log-likelihood is unbounded, and may be very low for an untrained model.
+    A limit of 1 a sample would not stop a lying silo, which can claim that all predictions are right.
     """
     samples = evaluation.samples
     if not (
@@ -216,7 +216,7 @@ def check_evaluation(silo: str, evaluation: Evaluation, known: Mapping[str, Stat
             METRIC_NAME.fullmatch(name) and -MAX_ENTRY <= low <= high <= MAX_ENTRY
             for name, (low, high) in found.items()
         ):
-            raise ProtocolError(silo, "evaluation", "gains with intervals that are none")
+            raise ProtocolError(silo, "evaluation", "gains with invalid intervals")
 
 
 def _check_sums(silo: str, sums: Mapping[str, tuple[float, ...]], known: Mapping[str, Statistic] | None) -> None:

@@ -41,7 +41,7 @@ class Policies:
         tally: largest number of silos in one sum of evaluations under sealed figures; 0 if each silo reports its own.
         evaluate: share of silos, drawn anew for each version, that evaluates the version; 0 for no evaluation.
         cross_site: subjects that silos train apart after training; None for none.
-        controls: silos keep control variates, so commits state the totals behind them.
+        controls: silos keep control variates, so commits have ``steps`` and ``stands_for``.
         least: smallest number of silos for a version; an operator cannot drop silos below this number.
         predicts: a policy uses forecasts; if False, speed reports are ignored unless a silo has an availability window.
     """
@@ -129,7 +129,7 @@ class CoordinatorState:
         pending: updates that wait for a commit, by identifier.
         found_caps: largest batch that worked after running out of memory, by silo.
         leaders: best versions by each rule of the run.
-        claims: figures that silos claim under sealed figures.
+        claims: pooled figures by silo under sealed figures; believed once more than half of the silos agree.
         pending_evaluations: silos whose evaluation-only update is pending; see `fedsync.evaluation.final_evaluation`.
         questions_asked: number of final questions that were asked or skipped.
         sums_ordered: number of final questions whose sums were ordered, under sealed figures.
@@ -201,7 +201,7 @@ class CoordinatorState:
             if judged is not None and self.scores.attest(judged):
                 self.judge(policies, [Settled(judged, {})])
             if figures.best is not None and figures.version > newest:
-                # Silos choose the best version: for a score pooled over several versions they may have no model.
+                # Silos choose the best version: the server may have a score of a version whose model they lack.
                 best = self.leaders.best.told(policies.selection, figures.best)
                 self.leaders = replace(self.leaders, best=best)
 
@@ -246,7 +246,6 @@ class CoordinatorState:
         return self.extensions.stops(now_s) if ends is None and not waits else ends
 
     def end_evaluation(self, version: int, name: str, evaluation: Evaluation | None) -> None:
-        """End an order's evaluation of its base version; ignored at the end of a run, where every silo is asked."""
         if self.closing is None:
             self.scores.end(version, name, evaluation)
 

@@ -261,7 +261,7 @@ class Roster(dict[str, SiloView]):
         return self._names
 
     def changed_since(self, news: int) -> Collection[str] | None:
-        """Return silos that joined, left or ended an order since ``news``, may repeat; None if ``news`` is too old."""
+        """Return silos that joined, left or ended an order since ``news``, with repeats; None if it is too old."""
         since = len(self._news) - (self.news - news)
         return self._news[since:] if since >= 0 else None
 

@@ -1,6 +1,6 @@
 """Published ZipLine searches and the searches that the paper compares them with; all are slower than `sweep`.
 
-Observed behaviour (silos count from 0, steps from 1; the three rules are those of the module `zipline`):
+Observed behaviour (silos count from 0, steps from 1; `fedsync.policies.barrier.kinds.elastic` has the three rules):
 
 - `zipline`, `zipline_opt`, `zipline_opt_bs`: exact in time and waiting. As printed, Algorithm 2 takes from an empty
   set: once the ends run out, line 15 still asks for more. Stopping there without a guard returns an incomplete set:
@@ -102,11 +102,7 @@ def full_grid_scan(ends: Ends) -> Steps:
 
 
 def naive(ends: Ends) -> Steps:
-    """Try every combination. Exact; O(n R^n). Section 5.1.
-
-    Raises:
-        ValueError: R^n exceeds `NAIVE_LIMIT`.
-    """
+    """Try every combination. Exact; O(n R^n). Section 5.1. Raises `ValueError` if R^n exceeds `NAIVE_LIMIT`."""
     n, r = ends.shape
     if r**n > NAIVE_LIMIT:
         raise ValueError(f"naive would try {r}^{n} combinations, more than {NAIVE_LIMIT}; use method 'sweep'")

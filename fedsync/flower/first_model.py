@@ -34,11 +34,7 @@ _SMALL_BYTES = 2**24
 
 
 def task_model(config: StrategyConfig) -> TaskModel:
-    """Return the model as the task builds it.
-
-    Raises:
-        ConfigError: the task needs data or the user's own code, which only silos have.
-    """
+    """Return the task's model; raises `ConfigError` if only silos have the data or the code that it needs."""
     task = config.task.build()
     from fedsync.train.weights import TaskModel  # torch takes seconds to import, so only after `build` has succeeded
 
@@ -49,10 +45,7 @@ def given_by(config: StrategyConfig, *, resumed: bool) -> ArrayRecord | None:
     """Return the first model that a strategy file names; None if it names none.
 
     A ``resumed`` run in the clear has its model in the checkpoint. In a resumed encrypted run, silos without a model
-    begin with the first model again.
-
-    Raises:
-        ConfigError: the file does not exist, or is not a state dict.
+    begin with the first model again. Raises `ConfigError` if the file does not exist, or is not a state dict.
     """
     if config.initial_model is None or (resumed and isinstance(config.cipher, PlainConfig)):
         return None
@@ -93,10 +86,8 @@ def ask_for_model(
     """Return the untrained model, float32 [layout.size], and its description, from the first silo that sends it.
 
     Without ``values``, silos send the description alone, and the model is empty. A silo with an invalid answer is asked
-    again after a pause, which grows each time.
-
-    Raises:
-        RunError: no silo sent a model in time (the message has the last answer), or all silos refuse the run.
+    again after a pause, which grows each time. Raises `RunError` if no silo sent a model in time (the message has the
+    last answer), or all silos refuse the run.
     """
     begin_s = time.monotonic()
     nodes = Nodes(transport, admission, timing.look_s, partial(make_regions, hold_s=timing.hold_s))

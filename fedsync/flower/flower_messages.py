@@ -26,11 +26,7 @@ MOST_TOGETHER = 16
 
 
 def request(node: int, question: SiloQuestion) -> Message:
-    """Return a question for the silo of a node.
-
-    Raises:
-        TypeError: the payload is a blob, which messages cannot carry.
-    """
+    """Return a question for the silo of a node; raises `TypeError` for a blob, which messages cannot carry."""
     payload = question.payload
     if isinstance(payload, Blob):
         raise TypeError("a message carries no blob")
@@ -80,21 +76,15 @@ def together(sent: Sequence[Message]) -> int:
 
 
 def read_request(message: Message) -> tuple[str, str, Payload | None]:
-    """Return the run's specification, the request as text, and the payload, uint8; nothing is decoded.
-
-    Raises:
-        ProtocolError: the message is not a request.
+    """Return the run's specification, the request as text, and the payload, uint8; nothing is decoded. Raises
+    `ProtocolError` if the message is not a request.
     """
     payload = _payload(message, MAX_SEALED_BYTES, SERVER)
     return _text(message, _SPEC, SERVER), _text(message, _TEXT, SERVER), payload
 
 
 def read_answer(reply: Message, sender: str, most: int) -> tuple[str, Payload | None]:
-    """Return a silo's reply as text, and the payload, uint8.
-
-    Raises:
-        ProtocolError: the message is not a reply.
-    """
+    """Return a silo's reply as text, and the payload, uint8. Raises `ProtocolError` if the message is not a reply."""
     return _text(reply, _TEXT, sender), _payload(reply, most, sender)
 
 

@@ -56,9 +56,7 @@ _PORT = "port"
 @contextmanager
 def way_to_silos(grid: Grid, folder: Path) -> Iterator[Transport]:
     """Open the transport to the silos of a run: a hub if the server has an address for it, else Flower's messages.
-
-    Raises:
-        ConfigError: the hub cannot listen.
+    Raises `ConfigError` if the hub cannot listen.
     """
     place = os.environ.get(HUB)
     if not place:
@@ -124,11 +122,7 @@ class HubTransport:
 
     @classmethod
     def begin(cls, grid: Grid, place: HubPlace, folder: Path) -> HubTransport:
-        """Start the hub in a run's folder, and invite all nodes that are online.
-
-        Raises:
-            ConfigError: the hub cannot listen.
-        """
+        """Start the hub in a run's folder, and invite all online nodes; `ConfigError` if it cannot listen."""
         hub = Hub(folder)
         if place.proxy:
             sockets = Path(place.sockets)
@@ -283,10 +277,8 @@ def _node(silo: str) -> tuple[int, str]:
 
 
 def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
-    """Listen on the port of the run's previous server process, which its silos still use; else on a free port.
-
-    Raises:
-        ConfigError: no port is free.
+    """Listen on the port of the run's previous server process, which its silos still use; else on a free port. Raises
+    `ConfigError` if no port is free.
     """
     kept, ports = folder / _PORT, list(place.ports)
     with suppress(OSError, ValueError):
@@ -301,7 +293,7 @@ def _listen(hub: Hub, place: HubPlace, folder: Path) -> int:
         else:
             write_atomically(kept, str(port).encode(), OWNER_FILE)
             return port
-    raise ConfigError("hub", "it has no port", "Write hub: {port: 9093} in server.yaml")
+    raise ConfigError("hub", "no port is given", "Write hub: {port: 9093} in server.yaml")
 
 
 def _names_in(path: str) -> Collection[str]:

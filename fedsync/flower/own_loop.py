@@ -62,20 +62,15 @@ class OwnLoop(Strategy):
         """Return the configuration of a round, for a subclass that overrides this method.
 
         The subclass changes ``config``, calls this method, and returns its result. ``arrays`` is empty, and the result
-        has no messages.
-
-        Raises:
-            FedSyncError: the caller is not FedSync's loop.
+        has no messages. Raises `FedSyncError` if the caller is not FedSync's loop.
         """
         if not self._asking:
             self._no_step()
         return _Configured(config)
 
     def _configured(self, grid: Grid, config: StrategyConfig) -> StrategyConfig:
-        """Return the configuration with the settings of a subclass's `configure_train`, if overridden.
-
-        Raises:
-            ConfigError: the configuration also has ``on_round``.
+        """Return the configuration with the settings of a subclass's `configure_train`, if overridden. Raises
+        `ConfigError` if the configuration also has ``on_round``.
         """
         if type(self).configure_train is OwnLoop.configure_train and "configure_train" not in vars(self):
             return config
@@ -86,9 +81,7 @@ class OwnLoop(Strategy):
 
     def _settings_of(self, grid: Grid, told: Mapping[str, Any], rate: float, server_round: int) -> dict[str, Any]:
         """Return the entries that a subclass's `configure_train` changes in, or adds to, ``train_config`` and ``lr``.
-
-        Raises:
-            ConfigError: the method makes its own messages, or removes entries.
+        Raises `ConfigError` if the method makes its own messages, or removes entries.
         """
         config = ConfigRecord({"lr": rate, **told})
         before = dict(config)
@@ -113,10 +106,8 @@ class OwnLoop(Strategy):
     aggregate_train = configure_evaluate = aggregate_evaluate = _no_step
 
     def _refuse_overridden(self) -> None:
-        """Refuse a subclass or an object that overrides a method that only Flower's loop would call.
-
-        Raises:
-            ConfigError: there is such a method; names the alternative.
+        """Refuse a subclass or an object that overrides a method that only Flower's loop would call. Raises
+        `ConfigError` if there is such a method; the error names the alternative.
         """
         steps = _INSTEAD.keys() | {name for name in vars(FedAvg) if inspect.isfunction(getattr(FedAvg, name))} - _CALLED
         for name in sorted(name for name in steps if not name.startswith("__")):

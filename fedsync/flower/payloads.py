@@ -36,10 +36,8 @@ def pack(payload: Payload) -> ArrayRecord | bytes:
 
 
 def unpack(packed: ArrayRecord | bytes, most: int, sender: str) -> Payload:
-    """Return a peer's bytes, uint8 [n <= most]; the array's own type and shape are ignored.
-
-    Raises:
-        ProtocolError: the record does not contain exactly the expected array, or the array is too large.
+    """Return a peer's bytes, uint8 [n <= most]; the array's own type and shape are ignored. Raises `ProtocolError` if
+    the record does not contain exactly the expected array, or the array is too large.
     """
     data = packed if isinstance(packed, bytes) else _flat(packed, sender)
     if len(data) > most:
@@ -83,12 +81,9 @@ def from_arrays(record: ArrayRecord, layout: Layout | None = None, kept: Collect
     Arrays are matched by name, whatever their order and types. An array that the layout lacks is left out if another
     array has its values: tied weights have several names, and travel under the first name.
 
-    Args:
-        kept: names of arrays that do not travel, and are left out: silos have their own.
-
-    Raises:
-        ConfigError: an array is missing or unknown, has another shape, or has values that are not finite numbers;
-            names the array.
+    ``kept``: names of arrays that do not travel, and are left out: silos have their own. Raises `ConfigError` if an
+    array is missing or unknown, has another shape, or has values that are not finite numbers; the error names the
+    array.
     """
     arrays = {name: array.numpy() for name, array in record.items()}
     layout = layout or Layout.of(arrays)
@@ -119,10 +114,8 @@ def _misfit(problem: str, known: Iterable[str] = ()) -> ConfigError:
 def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Vector, Layout]:
     """Read a model, float32 [layout.size], whose layout comes from the peer.
 
-    Memory is allocated only for bytes that have arrived, whatever size a shape claims.
-
-    Raises:
-        ProtocolError: a name or shape is invalid, the shapes do not fit the bytes, or a value is not finite.
+    Memory is allocated only for bytes that have arrived, whatever size a shape claims. Raises `ProtocolError` if a name
+    or shape is invalid, the shapes do not fit the bytes, or a value is not finite.
     """
     if payload is None:
         raise ProtocolError(sender, "message", "it brings no model")
@@ -142,11 +135,7 @@ def read_model(layout: Layout, payload: Payload | None, sender: str) -> tuple[Ve
 
 
 def check_names(layout: Layout, sender: str) -> None:
-    """Check that a peer's layout has exactly one unique name for each shape.
-
-    Raises:
-        ProtocolError: names are missing, duplicate or too long.
-    """
+    """Raise `ProtocolError` unless a peer's layout has one unique name of allowed length for each shape."""
     names, shapes = layout.names, layout.shapes
     if not (len(names) == len(shapes) == len(set(names)) and all(1 <= len(name) <= _LONGEST_NAME for name in names)):
         raise ProtocolError(sender, "names", f"{len(names)} names, some twice or too long, of {len(shapes)} arrays")

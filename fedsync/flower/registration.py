@@ -74,11 +74,8 @@ class KnownNode:
 def write_connection(home: Path, name: str, address: str, authority: Path | None) -> None:
     """Write ``config.toml`` with the connection to a SuperLink for Flower's command line.
 
-    Args:
-        authority: absolute path of the CA certificate of the server's certificate; None for no TLS.
-
-    Raises:
-        ConfigError: the file cannot be written.
+    ``authority``: absolute path of the CA certificate of the server's certificate; None for no TLS. Raises
+    `ConfigError` if the file cannot be written.
     """
     trust = "insecure = true" if authority is None else f'root-certificates = "{authority}"'
     text = f'[superlink]\ndefault = "{name}"\n\n[superlink.{name}]\naddress = "{address}"\n{trust}\n'
@@ -90,10 +87,8 @@ def flwr_command() -> str:
 
 
 def node_public_key(name: str, path: Path) -> EllipticCurvePublicKey:
-    """Read the public node key of a silo from a file in OpenSSH form.
-
-    Raises:
-        ConfigError: the file cannot be read, or a SuperLink would refuse the key.
+    """Read the public node key of a silo from a file in OpenSSH form. Raises `ConfigError` if the file cannot be read,
+    or a SuperLink would refuse the key.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -116,8 +111,7 @@ def register_each(keys: Mapping[str, Path], home: Path, connection: str) -> Regi
 
     Other keys under the name are unregistered after the silo's own key is registered.
 
-    Args:
-        home: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
+    ``home``: Flower's home folder, in which `write_connection` has written the connection to the SuperLink.
     """
     found, digests = Registered(), dict[str, str]()
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
@@ -183,11 +177,7 @@ def _unregistered(nodes: Sequence[KnownNode], home: Path, connection: str) -> li
 
 
 def revoke_keys(name: str, home: Path, connection: str) -> int:
-    """Unregister every key under a silo's name; return their number.
-
-    Raises:
-        RunError: the SuperLink refuses, or cannot be reached.
-    """
+    """Unregister all keys under a silo's name; return their number, or raise `RunError` if the SuperLink fails."""
     with taken(home / f"{NODES_FILE}.lock", _LOCK_S):
         known = _known(home)
         doomed = [node for node in known if node.name == name and not node.revoked]

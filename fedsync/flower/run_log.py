@@ -48,11 +48,7 @@ def kept_log(folder: Path) -> Iterator[None]:
 
 
 class RoundLog:
-    """Log of each round at its end.
-
-    Args:
-        rounds: maximum number of rounds at the start of the run; None if another rule ends the run.
-    """
+    """Log of each round at its end; ``rounds`` is the number of rounds at most, None if another rule ends the run."""
 
     def __init__(self, rounds: int | None) -> None:
         self._rounds = rounds

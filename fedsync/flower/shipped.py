@@ -122,7 +122,7 @@ class Shipped(OwnLoop):
 
     @classmethod
     def bsp(cls, **options: Unpack[Options]) -> Self:
-        """BSP: FedAvg with equal weights for all silos, however much data each has."""
+        """BSP: FedAvg under the name that the papers use."""
         return cls._shipped("bsp", options)
 
     @classmethod

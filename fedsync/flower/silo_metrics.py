@@ -48,10 +48,8 @@ class SiloMetrics(Extension):
         self._evaluated: dict[int, Figures] = {}
 
     def joined(self, policies: Policies, *, sealed: bool) -> Policies:
-        """Return the policies with this extension, if the user gave a function.
-
-        Raises:
-            ConfigError: the user gave a function, and silos encrypt the metrics that it needs.
+        """Return the policies with this extension, if the user gave a function. Raises `ConfigError` if the user gave a
+        function, and silos encrypt the metrics that it needs.
         """
         if self._train is None and self._evaluate is None:
             return policies

@@ -65,7 +65,7 @@ class WireFormat(Protocol):
 
         Args:
             vector: read in spans, more than once, except by `TopK`, which needs the whole vector.
-                keeper: storage of the payload; in memory by default.
+            keeper: storage of the payload; in memory by default.
 
         Raises:
             ValueError: a value is not finite, for formats that must inspect the values.

@@ -227,11 +227,8 @@ class Replica(Protocol):
         """Return the payload that the server needs before the first order, or None."""
 
     def receive(self, payload: Payload, version: int) -> Vector:
-        """Decode the model ``version``, float32 [values].
-
-        Raises:
-            OtherVersion: the payload continues another version than the held one.
-            ProtocolError: the payload is invalid.
+        """Decode the model ``version``, float32 [values]. Raises `OtherVersion` if the payload continues another
+        version than the held one, and `ProtocolError` if the payload is invalid.
         """
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:

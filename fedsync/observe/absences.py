@@ -44,8 +44,7 @@ class Span:
 def pieces(begin_s: float, end_s: float, absences: Iterable[Span]) -> list[Span]:
     """Split an idle time of a silo by reason, without gaps; neighbouring spans have different reasons.
 
-    Args:
-        absences: absences of the silo, in any order; they may overlap.
+    ``absences``: absences of the silo, in any order; they may overlap.
     """
     near = [each for each in absences if each.begin_s < end_s and each.end_s > begin_s]
     inside = {at_s for each in near for at_s in (each.begin_s, each.end_s) if begin_s < at_s < end_s}
@@ -63,8 +62,7 @@ def pieces(begin_s: float, end_s: float, absences: Iterable[Span]) -> list[Span]
 class Absences:
     """Absences of all silos, updated entry by entry from a journal.
 
-    Args:
-        keep: number of newest absences kept for each silo and reason; None keeps all.
+    ``keep``: number of newest absences kept for each silo and reason; None keeps all.
     """
 
     keep: int | None = None

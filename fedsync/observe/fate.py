@@ -77,11 +77,7 @@ def way_on(runtime: str, folder: Path) -> str:
 
 
 def why_deaf(folder: Path) -> ConfigError:
-    """Return the error for a run that cannot receive operator commands.
-
-    Raises:
-        FedSyncError: the summary in the folder is malformed.
-    """
+    """Return the error for a run that cannot receive commands; raises `FedSyncError` for a malformed summary."""
     summary, runtime = read_object(folder / SUMMARY, "silos", "strategy") or {}, _header(folder).get("runtime", "")
     if summary.get("stopped_by"):
         return ConfigError(str(folder), f"this run is over: {summary['stopped_by']}", "It cannot be changed any more")
@@ -100,11 +96,7 @@ def _header(folder: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file is missing.
-
-    Raises:
-        ConfigError: the file is not JSON, not an object, or lacks a key.
-    """
+    """Read a JSON object with these keys; None without the file, `ConfigError` for other content."""
     if not path.is_file():
         return None
     try:

@@ -110,13 +110,11 @@ class LiveRun:
     def is_cut_off(self, *, summary: bool, gone: bool) -> bool:
         """Return True if the run ended without its regular stop.
 
-        Args:
-            summary: the summary file exists; check this, and ``gone``, before reading the newest entries.
+        ``summary``: the summary file exists; check this, and ``gone``, before reading the newest entries.
         """
         return self.ledger.stopped is None and (summary or (gone and not self.virtual))
 
     def view(self, quiet_s: float = 0.0, way_on: str = "") -> Group:
-        """Return a headline on the run and a table of its silos."""
         rows = [self._headline(quiet_s, over=bool(way_on)), *([words(way_on)] if way_on else [])]
         rows += [words(f"Note: {each.words}", "red") for each in self.ledger.missing()[:MOST_NAMED]]
         return Group(*rows, self._table(self.now_s(0.0 if way_on else quiet_s)))
@@ -174,12 +172,7 @@ def watch(
     wall: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show a run until the run has ended.
-
-    Raises:
-        ConfigError: the folder has no run.
-        FedSyncError: the journal is damaged.
-    """
+    """Show a run until it has ended; `ConfigError` without a run, `FedSyncError` for a damaged journal."""
     journal, summary = folder / "journal.jsonl", folder / "summary.json"
     if not journal.is_file():
         done = read_summary(summary)

@@ -142,7 +142,6 @@ class LostSilos:
             self.refuse(event.silo, event.at_s, event.reason)
 
     def refuse(self, silo: str, at_s: float, reason: str) -> None:
-        """Record a refused report, which counts as a failed order."""
         part = self._part(silo)
         if not part.row or part.reason != reason:
             self._tell(f"an order of {silo} failed: {reason}")
@@ -232,10 +231,8 @@ class LostSilos:
             yield f"and {len(words) - MOST_NAMED} more notes of silos that failed or are missing"
 
     def check(self, settings: Mapping[str, Any], missing: Collection[LostSilo]) -> None:
-        """Check that the strategy (``settings``) tolerates the missing silos.
-
-        Raises:
-            RunError: ``on_lost_silo`` is ``fail``, or the run is over with fewer than ``min_silos`` silos.
+        """Check that the strategy (``settings``) tolerates the missing silos. Raises `RunError` if ``on_lost_silo`` is
+        ``fail``, or the run is over with fewer than ``min_silos`` silos.
         """
         lost = [each for each in missing if not each.wanted]
         if not lost:

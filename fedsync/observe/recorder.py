@@ -101,11 +101,8 @@ class Recorder:
                 exporter.follow(self.ledger)
 
     def record(self, entry: JournalEntry) -> None:
-        """Write one entry, and update the other files, listeners and exporters.
-
-        Raises:
-            RunError: the journal cannot be written, so the run must end; or a silo is lost, and the strategy demands
-                that the run fails.
+        """Write one entry, and update the other files, listeners and exporters. Raises `RunError` if the journal cannot
+        be written, so the run must end; or a silo is lost, and the strategy demands that the run fails.
         """
         with _writing(self.out):
             if self._journal is not None:
@@ -118,10 +115,8 @@ class Recorder:
             self.check_silos()
 
     def check_silos(self) -> None:
-        """Check that the strategy tolerates the missing silos.
-
-        Raises:
-            RunError: a silo is lost and ``on_lost_silo`` is ``fail``, or the finished run has too few silos.
+        """Check that the strategy tolerates the missing silos. Raises `RunError` if a silo is lost and ``on_lost_silo``
+        is ``fail``, or the finished run has too few silos.
         """
         if self.ledger.lost.over or self._settings.get("on_lost_silo") == "fail":
             self.ledger.lost.check(self._settings, self.ledger.missing())
@@ -136,10 +131,8 @@ class Recorder:
                 self._rounds.flush()
 
     def position(self) -> int:
-        """Return the size of the journal that is safely on disk [bytes]; 0 without a journal.
-
-        Raises:
-            RunError: the journal cannot be written to disk.
+        """Return the size of the journal that is safely on disk [bytes]; 0 without a journal. Raises `RunError` if the
+        journal cannot be written to disk.
         """
         with _writing(self.out):
             return 0 if self._journal is None else self._journal.position()
@@ -151,11 +144,7 @@ class Recorder:
                 file.write(json.dumps(value) + "\n")
 
     def finish(self, files: Mapping[str, str] | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Write the summary, close the files, and return the summary.
-
-        Raises:
-            RunError: a file cannot be written.
-        """
+        """Write the summary, close the files, and return the summary. Raises `RunError` if a file cannot be written."""
         estimates, drawn = evaluations.summary(self.ledger.models(), self.ledger.measured or ())
         summary = {**self._identity, **self.ledger.summary(), "evaluation": estimates, **(more or {})}
         for name, digest in (files or {}).items():
@@ -194,10 +183,8 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def add_to_summary(out: Path, files: Mapping[str, str], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Add digests of models written after the summary, and ``more`` (see `Recorder.finish`); return the summary.
-
-    Raises:
-        ConfigError: the summary cannot be written.
+    """Add digests of models written after the summary, and ``more`` (see `Recorder.finish`); return the summary. Raises
+    `ConfigError` if the summary cannot be written.
     """
     path = out / "summary.json"
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -277,11 +277,7 @@ class Rounds:
     def __getitem__(self, place: slice) -> list[Round]: ...
 
     def __getitem__(self, place: int | slice) -> Round | list[Round]:
-        """Return a round by index, or the kept rounds of a slice.
-
-        Raises:
-            IndexError: the round does not exist, or was removed.
-        """
+        """Return a round, or the kept rounds of a slice; `IndexError` for a round that is missing or was removed."""
         if isinstance(place, slice):
             return [self._kept[at - self._gone] for at in range(*place.indices(len(self))) if at >= self._gone]
         at = range(len(self))[place] - self._gone
@@ -332,7 +328,6 @@ class RoundFeed:
         self._next = 0
 
     def closed(self, ledger: RoundBooks) -> list[Round]:
-        """Return the newly closed rounds, in order."""
         begin, self._next = self._next, ledger.closed(self._next)
         return ledger.rounds[begin : self._next]
 

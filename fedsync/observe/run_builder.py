@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 
 def measuring(config: StrategyConfig) -> StrategyConfig:
-    """Fill in the task's default metrics, so that server, silos and replays know the metrics.
-
-    Raises:
-        ConfigError: metrics and task do not fit together.
+    """Fill in the task's default metrics, so that server, silos and replays know the metrics. Raises `ConfigError` if
+    metrics and task do not fit together.
     """
     return config.model_copy(update={"evaluation": config.evaluation.of_task(config.task)})
 
@@ -110,7 +108,6 @@ class RunBuilder:
     def recorder(
         self, model_bytes: int, plan: EncryptionPlan | None = None, *, journal: bool = True, resume: bool = False
     ) -> Recorder:
-        """Build the recorder with its exporters; arguments as in `Recorder`."""
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
         if target is None and self.trains:
             target = self.config.stop.target_accuracy

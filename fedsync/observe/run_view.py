@@ -43,11 +43,7 @@ class RunView:
         self._news_s = time.monotonic()
 
     def look(self) -> dict[str, Any]:
-        """Return the current state of the run as plain JSON values.
-
-        Raises:
-            FedSyncError: the journal is damaged.
-        """
+        """Return the current state of the run as plain JSON values. Raises `FedSyncError` if the journal is damaged."""
         with self._lock:
             # Check these before reading: the server writes the summary, and exits, after the last entry.
             summary, gone = (self._folder / SUMMARY).is_file(), is_cut_off(self._folder)

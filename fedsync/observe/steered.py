@@ -27,11 +27,7 @@ MOST_ASKED = 50
 
 @dataclass(frozen=True, slots=True)
 class OperatorMark:
-    """An operator command and its outcome.
-
-    Args:
-        refused: reason of the refusal; "" if the command was executed.
-    """
+    """Operator command with its outcome; ``refused`` is the reason of a refusal, "" if it was executed."""
 
     at_s: float
     text: str

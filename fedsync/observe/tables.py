@@ -52,8 +52,7 @@ def _quantiles(silos: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 class Comparison:
     """Runs of one strategy, one per seed, in the same order of seeds for all strategies.
 
-    Args:
-        seconds_to_target: seconds of each run; None if the run missed the target.
+    ``seconds_to_target``: seconds of each run; None if the run missed the target.
     """
 
     strategy: str
@@ -73,10 +72,7 @@ class Comparison:
         return {summary["seed"]: summary[key] for summary in self.summaries if summary[key] is not None}
 
     def seconds_by_seed(self) -> dict[int, float]:
-        """Return seconds to the target by seed.
-
-        Empty if a run missed the target: the remaining runs would be a biased selection.
-        """
+        """Return seconds to the target by seed; empty if a run missed it, because the rest would be biased."""
         if self.mean_seconds is None:
             return {}
         pairs = zip(self.summaries, self.seconds_to_target, strict=True)
@@ -100,8 +96,7 @@ class Comparison:
 def comparison_table(comparisons: Sequence[Comparison], title: str, *, trained: bool = True) -> Table:
     """Compare strategies, one row each; ratios are relative to the first strategy.
 
-    Args:
-        trained: False omits accuracy and target, which do not exist without training.
+    ``trained``: False omits accuracy and target, which do not exist without training.
     """
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
     columns = {"strategy": [str(row["strategy"]) for row in rows]}

@@ -23,10 +23,8 @@ class Tail:
         self.header: dict[str, Any] | None = None
 
     def entries(self) -> Iterator[JournalEntry]:
-        """Yield entries completed since the last call; ``header`` is set before the first entry.
-
-        Raises:
-            FedSyncError: the file is not a journal, or became shorter; the message names the line.
+        """Yield entries completed since the last call; ``header`` is set before the first entry. Raises `FedSyncError`
+        if the file is not a journal, or became shorter; the message names the line.
         """
         if not self._path.exists():
             return

@@ -57,9 +57,7 @@ def code_or_problem(run: AskedRun, config: SiloStartConfig) -> tuple[dict[str, s
 
 def code_of(run: AskedRun, config: SiloStartConfig) -> dict[str, str]:
     """Return the SHA-256 of a run's code by absolute path: its files, and all files importable from their folders.
-
-    Raises:
-        ConfigError: there is too much code, or a file cannot be read.
+    Raises `ConfigError` if there is too much code, or a file cannot be read.
     """
     found: list[Path] = []
 

@@ -47,11 +47,7 @@ class AuditFound:
 
 
 def check_audit(config: SiloStartConfig, heads_in: Path | None = None) -> AuditFound:
-    """Read a silo's log, and compare the log with its signed heads.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """Read a silo's log, and compare the log with its signed heads. Raises `ConfigError` if a file cannot be read."""
     folder, found = Path(config.state) / AUDIT, AuditFound()
     if heads_in is not None:
         said = config.audit.model_copy(update={"head_to": str(heads_in)})

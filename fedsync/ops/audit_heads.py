@@ -67,11 +67,8 @@ class AuditHead:
 
     @classmethod
     def load(cls, path: Path) -> AuditHead:
-        """Read a head without a check of its signature.
-
-        Raises:
-            AuditBroken: the file is malformed.
-            ConfigError: the file cannot be read.
+        """Read a head without a check of its signature. Raises `AuditBroken` if the file is malformed, and
+        `ConfigError` if the file cannot be read.
         """
         try:
             head: AuditHead = codec.loads(cls, read_input(path, _MOST_BYTES))
@@ -101,8 +98,7 @@ def rotation(silo: str, old: Path, new: Path) -> dict[str, str]:
 def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
     """Return the current key and all former keys that an unbroken chain of rotations proves, by fingerprint.
 
-    Args:
-        rotations: entries of the kind `ROTATED`, in the order of the log.
+    ``rotations``: entries of the kind `ROTATED`, in the order of the log.
     """
     line = node_public_line(signing_key(config))
     keys = {line_fingerprint(line): line}
@@ -116,10 +112,8 @@ def keys_of(config: SiloStartConfig, rotations: Sequence[Mapping[str, Any]]) -> 
 
 
 def check_head(head: AuditHead, config: SiloStartConfig, keys: Mapping[str, bytes], place: object) -> None:
-    """Check that a head belongs to this silo, and is signed by one of ``keys``, from `keys_of`.
-
-    Raises:
-        AuditBroken: silo, key or signature is wrong.
+    """Check that a head belongs to this silo, and is signed by one of ``keys``, from `keys_of`. Raises `AuditBroken` if
+    silo, key or signature is wrong.
     """
     if head.silo != config.name:
         raise AuditBroken(f"{place} is the head of {head.silo!r:.80}")
@@ -143,8 +137,7 @@ class HeadKeeper:
     def tend(self, *, last: bool = False) -> None:
         """Sign new lines, and write the day's head to the external folder; failures are logged and retried.
 
-        Args:
-            last: write the external head even if the day already has a head.
+        ``last``: write the external head even if the day already has a head.
         """
         try:
             head = self._head()
@@ -171,10 +164,8 @@ class HeadKeeper:
         return self._signed
 
     def _continued(self, path: Path) -> AuditHead | None:
-        """Return the last head of an earlier process, if there is one.
-
-        Raises:
-            AuditBroken: the log does not continue from this head, or from an external head.
+        """Return the last head of an earlier process, if there is one. Raises `AuditBroken` if the log does not
+        continue from this head, or from an external head.
         """
         found = [each for each in (path, *heads_elsewhere(self._config)) if each.exists()]
         heads = {each: AuditHead.load(each) for each in found}
@@ -200,10 +191,8 @@ class HeadKeeper:
 
 
 def check_fits(heads: dict[Path, AuditHead], digests: dict[int, str], read: AuditReader) -> None:
-    """Check that a log contains the lines of the heads.
-
-    Raises:
-        AuditBroken: a head is beyond the end of the log, or its line has another digest.
+    """Check that a log contains the lines of the heads. Raises `AuditBroken` if a head is beyond the end of the log, or
+    its line has another digest.
     """
     for place, head in heads.items():
         if head.n > read.n:
@@ -227,9 +216,7 @@ def rotate_node_key(config: SiloStartConfig) -> NodeKey:
     """Replace a silo's node key with a new key; the old key stays beside it as ``NAME.node.old``.
 
     The entry of the audit log is on disk before the key changes. After a crash in between, run the command again.
-
-    Raises:
-        ConfigError: the silo has no node key, or a file cannot be written.
+    Raises `ConfigError` if the silo has no node key, or a file cannot be written.
     """
     if config.node_key is None:
         remedy = "There is nothing to do: with insecure: true no node proves who it is"

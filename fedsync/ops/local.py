@@ -146,8 +146,6 @@ def _carry_out(
 
 @dataclass(slots=True)
 class _Processes:
-    """All processes of the run, in groups that start one after the other."""
-
     logs: Path
     environment: Mapping[str, str]
     _groups: list[dict[str, LoggedProcess]] = field(default_factory=list)
@@ -170,11 +168,7 @@ class _Processes:
         self.check()
 
     def check(self) -> None:
-        """Check that all processes run.
-
-        Raises:
-            RunError: a process ended.
-        """
+        """Check that all processes run. Raises `RunError` if a process ended."""
         for role, process in (each for group in self._groups for each in group.items()):
             code = process.poll()
             if code is not None:

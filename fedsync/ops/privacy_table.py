@@ -17,10 +17,8 @@ from fedsync.silo.owner.privacy_ledger import ledger_file
 
 
 def spending(config: SiloStartConfig) -> tuple[list[Table], list[str]]:
-    """Return a table for each budget, with what each run has spent, and notes on ledgers without a budget.
-
-    Raises:
-        ConfigError: a ledger is damaged, or older than the audit log.
+    """Return a table for each budget, with what each run has spent, and notes on ledgers without a budget. Raises
+    `ConfigError` if a ledger is damaged, or older than the audit log.
     """
     policy, tables = OwnerPolicy.of(config), []
     for name, budget in policy.privacy.items():

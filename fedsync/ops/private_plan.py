@@ -1,6 +1,6 @@
 """Plan of what each silo will spend in a private run, worked out before the run.
 
-With noise on whole updates, the plan tells of a silo by the number of silos that collude.
+With noise on whole updates, all silos have one plan, which depends on the number of silos that collude.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class PlannedSilo:
     """Privacy loss of a whole run at one silo.
 
     Args:
-        settings: without noise where none is enough.
-        epsilon: None where no noise is enough.
+        settings: settings of the silo, without noise if no noise is enough.
+        epsilon: None if no noise is enough.
     """
 
     silo: str
@@ -56,10 +56,8 @@ class PlannedSilo:
 def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
     """Return what each silo will spend in the whole run; empty for a run without privacy.
 
-    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more.
-
-    Raises:
-        ConfigError: the data cannot be read.
+    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more. Raises
+    `ConfigError` if the data cannot be read.
     """
     privacy = config.privacy
     if privacy is not None and privacy.kind == "silo-noise":
@@ -118,10 +116,8 @@ def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
 
 
 def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> list[str]:
-    """Return warnings about silos that the run will lose by their budgets.
-
-    Raises:
-        ConfigError: fewer silos are left than the run needs to begin, or to end.
+    """Return warnings about silos that the run will lose by their budgets. Raises `ConfigError` if fewer silos are left
+    than the run needs to begin, or to end.
     """
     refused = [each.silo for each in planned if not each.begins]
     spent = [each.silo for each in planned if each.begins and not each.ends]
@@ -155,10 +151,8 @@ def _noise(run: PrivacyConfig, plan: PrivacyPlan, settings: PrivateSettings, own
 
 
 def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:
-    """Return the noise, and the least number of silos in a sum, of a run that begins with ``silos`` silos.
-
-    Raises:
-        ConfigError: no share of the noise is left, or no noise reaches the target.
+    """Return the noise, and the least number of silos in a sum, of a run that begins with ``silos`` silos. Raises
+    `ConfigError` if no share of the noise is left, or no noise reaches the target.
     """
     sealed = sealing(config.settled(silos))
     assert sealed is not None

@@ -68,20 +68,16 @@ def node_config(config: SiloStartConfig) -> str:
 
 
 def way_to_server(config: SiloStartConfig) -> Way:
-    """Return a silo's route to its server; without TLS, never through a proxy.
-
-    Raises:
-        ConfigError: the proxy in the silo's file or in the environment is unusable.
+    """Return a silo's route to its server; without TLS, never through a proxy. Raises `ConfigError` if the proxy in the
+    silo's file or in the environment is unusable.
     """
     return way_to(config.server, os.environ, DIRECT if config.insecure else config.proxy)
 
 
 def silo_programs(config: SiloStartConfig) -> list[Program]:
-    """Return agent, SuperNode and sandbox of a silo; the first message starts the trainer.
-
-    Raises:
-        ConfigError: the proxy is unusable; or this system cannot isolate a run's client code from the silo's keys and
-            data, and the owner does not allow such code without isolation.
+    """Return agent, SuperNode and sandbox of a silo; the first message starts the trainer. Raises `ConfigError` if the
+    proxy is unusable; or this system cannot isolate a run's client code from the silo's keys and data, and the owner
+    does not allow such code without isolation.
     """
     trust = ["--insecure"]
     if not config.insecure:
@@ -121,7 +117,7 @@ def confined(
         closed: files and folders that the sandbox must not read.
 
     Raises:
-        ConfigError: a closed path is inside a program folder, or ``unable``.
+        ConfigError: a closed path is inside a program folder; ``unable`` itself, if this system cannot confine.
     """
     if not can_confine():
         raise unable
@@ -154,18 +150,14 @@ def supernode_trust(authority: Path, key: Path) -> list[str]:
 
 
 def supernode_command(server: str, node: str, trust: Sequence[str]) -> list[str]:
-    """Return the command line of a SuperNode."""
     return [*_CHILD, "supernode", "--superlink", server, "--node-config", node, *trust]
 
 
 def server_programs(config: ServerStartConfig, *, lasting: bool = True) -> list[Program]:
     """Return the SuperLink, and a separate launcher of ServerApps, so that runs survive a SuperLink restart.
 
-    Args:
-        lasting: the SuperLink keeps its state in a database, which costs 20 ms per request.
-
-    Raises:
-        ConfigError: other users can access the state folder, or the folder is not writable.
+    ``lasting``: the SuperLink keeps its state in a database, which costs 20 ms per request. Raises `ConfigError` if
+    other users can access the state folder, or the folder is not writable.
     """
     state = Path(config.state)
     secret = state / SECRET_FILE
@@ -206,10 +198,8 @@ def hub_place(config: ServerStartConfig) -> HubPlace:
 
 
 def uplink_programs(upstream: UpstreamConfig, state: Path) -> list[Program]:
-    """Return a relay's SuperNode, whose agent forwards the server's requests to the relay's app.
-
-    Raises:
-        ConfigError: the proxy is unusable, or this system cannot isolate a run's code.
+    """Return a relay's SuperNode, whose agent forwards the server's requests to the relay's app. Raises `ConfigError`
+    if the proxy is unusable, or this system cannot isolate a run's code.
     """
     trust = supernode_trust(Path(upstream.authority), Path(upstream.node_key))
     host = upstream.server.rpartition(":")[0].strip("[]")

@@ -34,8 +34,7 @@ class RegistrationLoop:
 
     Each attempt reads the key files again, so an operator can correct them while the server runs.
 
-    Args:
-        register: registers some silos; raises `RunError` or `OSError` if the SuperLink does not answer.
+    ``register``: registers some silos; raises `RunError` or `OSError` if the SuperLink does not answer.
     """
 
     silos: Sequence[str]

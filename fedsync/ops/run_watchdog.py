@@ -46,8 +46,6 @@ _LOOK_S = 2.0
 
 @dataclass(slots=True)
 class _Care:
-    """Watchdog state of one run."""
-
     phase: Phase
     version: int | None = None
     tries: int = 0
@@ -143,10 +141,8 @@ class RunWatchdog:
     def _check_room(self, folder: Path, care: _Care) -> None:
         """Delay submissions while the disk is full, and resubmit runs that were submitted to a full disk.
 
-        On a full disk, Flower starts no server process and reports no error.
-
-        Raises:
-            RunError: the disk has no room for the files of a dead run.
+        On a full disk, Flower starts no server process and reports no error. Raises `RunError` if the disk has no room
+        for the files of a dead run.
         """
         files = (path.stat().st_size for path in (folder / CHECKPOINTS).glob("*"))
         wanted, free = LEAST_ROOM + 2 * max(files, default=0), shutil.disk_usage(folder).free

@@ -116,10 +116,8 @@ def submit_run(
         out: folder for the run's files; None creates a folder below the server's state folder.
         overwrite: replace the run in ``out``, if that run has ended.
 
-    Raises:
-        ConfigError: the server has too few silos for the strategy, the folder already has a run, or the folder is
-            not writable.
-        RunError: the server does not accept the run.
+    Raises `ConfigError` if the server has too few silos for the strategy, the folder already has a run, or the folder
+    is not writable. Raises `RunError` if the server does not accept the run.
     """
     listed = [*config.silos, *(silo for region in config.regions.values() for silo in region)]
     if listed:  # without a list, silos are registered by hand
@@ -219,11 +217,8 @@ def _check_idle(folder: Path, *, died: bool) -> None:
 
 
 def stop_run(folder: Path) -> None:
-    """Stop a waiting, active or dead run; only the operator can resume it.
-
-    Raises:
-        ConfigError: the folder has no run, the run is over, or the folder is not writable.
-        RunError: the server process does not end.
+    """Stop a waiting, active or dead run; only the operator can resume it. Raises `ConfigError` if the folder has no
+    run, the run is over, or the folder is not writable, and `RunError` if the server process does not end.
     """
     folder = folder.resolve()
     _read(folder)
@@ -285,11 +280,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def hand_over(config: ServerStartConfig, folder: Path, settings: dict[str, str | float]) -> None:
-    """Submit a run with the settings of `prepare_run`.
-
-    Raises:
-        RunError: the server does not accept the run.
-    """
+    """Submit a run with the settings of `prepare_run`. Raises `RunError` if the server does not accept the run."""
     app, number = folder / APP, ""
     shutil.rmtree(app, ignore_errors=True)
     connect(config)
@@ -329,10 +320,8 @@ def write_bundle(folder: Path, settings: Mapping[str, str | float]) -> Path:
 
 
 def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str:
-    """Submit the app to the SuperLink of ``connection``; returns Flower's run id, or "" if Flower prints none.
-
-    Raises:
-        RunError: Flower refuses the app, times out, or the SuperLink is unreachable.
+    """Submit the app to the SuperLink of ``connection``; returns Flower's run id, or "" if Flower prints none. Raises
+    `RunError` if Flower refuses the app, times out, or the SuperLink is unreachable.
     """
     done = _flwr("run", str(bundle), connection, environment=environment)
     if done.returncode != 0:
@@ -344,10 +333,8 @@ def submit(bundle: Path, connection: str, environment: Mapping[str, str]) -> str
 def withdraw(number: str, connection: str, environment: Mapping[str, str]) -> None:
     """Mark a run as ended at the SuperLink, for a ServerApp that died or must not start; idempotent.
 
-    The SuperLink itself needs a minute to notice, during which a SuperNode may wait for the rest of a message.
-
-    Raises:
-        RunError: Flower's command line times out, or cannot be started.
+    The SuperLink itself needs a minute to notice, during which a SuperNode may wait for the rest of a message. Raises
+    `RunError` if Flower's command line times out, or cannot be started.
     """
     _flwr("stop", number, connection, environment=environment)
 

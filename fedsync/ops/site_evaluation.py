@@ -46,11 +46,9 @@ class Site:
 
     @contextmanager
     def trainer(self) -> Iterator[SiloTrainer]:
-        """Yield the trainer for the silo's evaluations; in a room, where the owner's rules confine training.
-
-        Raises:
-            ConfigError: task or data are not on this machine.
-            UserCodeError: the user's training code raised an error.
+        """Yield the trainer for the silo's evaluations; in a room, where the owner's rules confine training. Raises
+        `ConfigError` if task or data are not on this machine, and `UserCodeError` if the user's training code raised an
+        error.
         """
         if self.owner is None or not self.owner.confines:
             yield local_trainer(self.spec, self.identity)
@@ -64,10 +62,8 @@ class Site:
 
 
 def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
-    """Return the silos of a run, restricted to ``names`` unless empty.
-
-    Raises:
-        ConfigError: the folder has no run, or the run has no silo of a name.
+    """Return the silos of a run, restricted to ``names`` unless empty. Raises `ConfigError` if the folder has no run,
+    or the run has no silo of a name.
     """
     if not (folder / "config.yaml").is_file():
         raise ConfigError(str(folder), "no run: config.yaml is not there", "Name the folder of a run")
@@ -89,10 +85,8 @@ def sites_of_run(folder: Path, names: Sequence[str]) -> list[Site]:
 
 
 def site_here(file: Path, run: str | None = None) -> Site:
-    """Return a real silo as it took part in a run, by default the newest run.
-
-    Raises:
-        ConfigError: the silo took part in no such run, or its owner does not allow reading the run's files.
+    """Return a real silo as it took part in a run, by default the newest run. Raises `ConfigError` if the silo took
+    part in no such run, or its owner does not allow reading the run's files.
     """
     config = SiloStartConfig.load(file)
     found: list[tuple[float, Identity, RunSpec, Path]] = []
@@ -118,11 +112,7 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
-    """Return the model files of a run: best and last, or else ``model.pt``.
-
-    Raises:
-        ConfigError: the run left no model.
-    """
+    """Return a run's model files: best and last, or else ``model.pt``; `ConfigError` if there is none."""
     names = [name for name in _FOUND if (folder / name).is_file()] or [_OLDER]
     if not (folder / names[0]).is_file():
         remedy = "Name a model: --model FILE; of an encrypted run, `fedsync silo export` writes one"
@@ -131,10 +121,8 @@ def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
 
 
 def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> Matrix:
-    """Evaluate each model at each site, and each silo's own models at their site.
-
-    Raises:
-        ConfigError: a file does not fit the task, or the data are not on this machine.
+    """Evaluate each model at each site, and each silo's own models at their site. Raises `ConfigError` if a file does
+    not fit the task, or the data are not on this machine.
     """
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))

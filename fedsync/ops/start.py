@@ -57,10 +57,8 @@ _LEFT_S = 3.0
 
 
 def start_silo(config: SiloStartConfig) -> None:
-    """Run a silo until SIGTERM or SIGINT, then end all of its processes.
-
-    Raises:
-        ConfigError: the state folder is unusable, or another supervisor uses it.
+    """Run a silo until SIGTERM or SIGINT, then end all of its processes. Raises `ConfigError` if the state folder is
+    unusable, or another supervisor uses it.
     """
     state = Path(config.state)
     trainers = state / STATE_FOLDER
@@ -96,11 +94,8 @@ def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient
     """Run the trainer of the silo's newest run until its idle timeout, SIGTERM or SIGINT.
 
     The trainer keeps task, data and model in memory, in their last state. `fedsync silo start` with the same state
-    folder uses this trainer for new messages, and starts no other trainer.
-
-    Raises:
-        ConfigError: no run has reached this silo yet.
-        RunError: the trainer refuses, for example because data or device became unusable.
+    folder uses this trainer for new messages, and starts no other trainer. Raises `ConfigError` if no run has reached
+    this silo yet, and `RunError` if the trainer refuses, for example because data or device became unusable.
     """
     state = private_folder(Path(config.state))
     identity = _newest(state / STATE_FOLDER)
@@ -145,10 +140,8 @@ def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
     The silos of its file are registered once the SuperLink listens. Dead runs are resumed. The health file has the
-    state of both, `RunWatchdog.status` and `RegistrationLoop.status`.
-
-    Raises:
-        ConfigError: state folder, certificates or port are unusable, or another supervisor uses the folder.
+    state of both, `RunWatchdog.status` and `RegistrationLoop.status`. Raises `ConfigError` if state folder,
+    certificates or port are unusable, or another supervisor uses the folder.
     """
     state = Path(config.state)
     if config.certificates is not None:
@@ -180,10 +173,8 @@ def start_server(config: ServerStartConfig) -> None:
 
 
 def _check_port(config: ServerStartConfig) -> None:
-    """Check that the SuperLink can listen; otherwise it would be restarted forever, with errors only in its log.
-
-    Raises:
-        ConfigError: another program uses the port, or this machine does not have the address.
+    """Check that the SuperLink can listen; otherwise it would be restarted forever, with errors only in its log. Raises
+    `ConfigError` if another program uses the port, or this machine does not have the address.
     """
     end_s = time.monotonic() + _LEFT_S  # the SuperLink of a just killed supervisor may still exit
     while True:
@@ -213,11 +204,7 @@ def _have_files(config: ServerStartConfig) -> None:
 
 
 def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None) -> Registered:
-    """Register the keys in the server's file for its silos, and return the result for each silo.
-
-    Raises:
-        ConfigError: the server has no TLS.
-    """
+    """Register the silos' keys in the server's file; return each silo's result. `ConfigError` without TLS."""
     _require_authority(config)
     keys = {name: Path(config.node_keys[name]) for name in (config.node_keys if names is None else names)}
     found = register_each(keys, Path(config.state), CONNECTION)
@@ -227,11 +214,8 @@ def register_silos(config: ServerStartConfig, names: Iterable[str] | None = None
 
 
 def revoke_silo(config: ServerStartConfig, name: str) -> None:
-    """Revoke the registration of a silo's keys.
-
-    Raises:
-        ConfigError: no key is registered under the name, the file still lists the name, or the server has no TLS.
-        RunError: the server does not answer.
+    """Revoke the registration of a silo's keys. Raises `ConfigError` if no key is registered under the name, the file
+    still lists the name, or the server has no TLS. Raises `RunError` if the server does not answer.
     """
     if name in config.node_keys:
         raise ConfigError("silos", f"{name!r} would be registered again at the next start", "Remove it from the file")

@@ -28,11 +28,7 @@ REJOIN_PAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A process to keep running.
-
-    Args:
-        rejoins: the server authenticates the process, and therefore rejects it for a while after a crash.
-    """
+    """Process to keep running; ``rejoins``: the server authenticates it, and rejects it for a while after a crash."""
 
     role: str
     command: Sequence[str]

@@ -114,10 +114,8 @@ def _started(command: Sequence[str], environment: Mapping[str, str], nursery: Nu
 
 @contextmanager
 def alone_in(state: Path) -> Iterator[None]:
-    """Create the state folder if missing, and lock it against other supervisors.
-
-    Raises:
-        ConfigError: the folder is unusable, or another supervisor uses it.
+    """Create the state folder if missing, and lock it against other supervisors. Raises `ConfigError` if the folder is
+    unusable, or another supervisor uses it.
     """
     private_folder(state)
     with taken(state / LOCK_FILE) as alone:

@@ -112,7 +112,6 @@ class Settings:
 
     @classmethod
     def _title(cls) -> str:
-        """Name of the section in the JSON Schema."""
         return cls.__name__
 
     @classmethod
@@ -265,7 +264,6 @@ class Chosen:
     among: tuple[str, ...] = ()
 
     def kinds(self) -> Mapping[str, type[Policy]]:
-        """Policies that the field may hold, by kind."""
         known = kinds(self.section)
         return {kind: known[kind] for kind in self.among} if self.among else known
 

@@ -48,7 +48,7 @@ def epsilon(releases: Mapping[Release, int], delta: float, kind: AccountantKind 
 def fits(releases: Mapping[Release, int], most: float, delta: float, kind: AccountantKind = "pld") -> bool:
     """Return whether ``releases`` cost an epsilon of at most ``most``; arguments and errors as for `epsilon`.
 
-    Far beyond, where the bound by RDP is more than twice as much, the exact figure is not worked out.
+    If the bound by RDP is more than twice ``most``, the exact figure is not computed.
     """
     rough = epsilon(releases, delta, "rdp")
     return rough <= most or (kind == "pld" and rough <= 2 * most + 1 and epsilon(releases, delta) <= most)
@@ -66,11 +66,10 @@ def noise_for(
 
     Args:
         planned: releases of the plan by noise multiplier; more noise never costs more.
-        least: the result is at least this.
+        least: lower bound of the result.
         guess: number near the result, which saves time.
 
-    Raises:
-        ValueError: no noise is enough, since the plan has other releases.
+    Raises `ValueError` if no noise is enough, because the plan has other releases.
     """
     if epsilon(planned(MOST_NOISE), delta, kind) > most:
         raise ValueError(f"no noise brings the plan to epsilon {most:g}")

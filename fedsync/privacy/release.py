@@ -28,9 +28,9 @@ class PrivateSettings:
 
     Args:
         clip: largest norm of a unit's gradient in a step.
-        noise: noise multiplier, the standard deviation of the noise over ``clip``; None until the silo has chosen it,
-            and then nothing is trained.
-        units: number of units that the rate goes by; it is public. A batch of B samples means the rate B / ``units``.
+        noise: noise multiplier, the standard deviation of the noise divided by ``clip``; None until the silo has chosen
+            it: no step is possible before.
+        units: public number of units. A batch of B samples means the sampling rate B / ``units``.
         person_column: column of the silo's table that names the person of a row; empty where an example is a unit.
         seeded: noise and sampling come from the order's seed, which only virtual time may do.
         scores: scores are public, so that evaluations have all their figures.

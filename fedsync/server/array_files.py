@@ -101,7 +101,7 @@ class ArrayFiles:
             self._safe.add(name)
 
     def prune(self, needed: Iterable[ArrayName]) -> None:
-        """Remove all arrays except ``needed`` and those of the last `write`."""
+        """Remove all arrays except ``needed`` and the arrays of the last `write`."""
         with self._alone:
             stay = {name.sha256 for name in needed} | {name.sha256 for _, name in self._written.values()}
             for path in self._folder.glob(f"*{_SUFFIX}"):

@@ -244,7 +244,6 @@ def new_identity(name: str) -> str:
 
 
 def digest(config: StrategyConfig, cluster: ClusterConfig | None) -> str:
-    """Return a hash of a strategy and of the machines that silos emulate."""
     silos = None if cluster is None else cluster.entries()
     text = json.dumps([config.model_dump(mode="json"), silos], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -366,7 +365,6 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def _commits_after(journal: Path, position: int) -> bool:
-    """Whether the journal has a new version of the model after this position [bytes]."""
     with journal.open("rb") as file:
         file.seek(position)
         for line in file:

@@ -197,7 +197,6 @@ class FlowerDriver:
         return [SiloLost(self._now_s(), name, "the server was restarted") for name in sorted(missing)]
 
     def _save(self, entry: JournalEntry | None = None) -> None:
-        """Write a checkpoint if it is due: before any message from which silos learn of ``entry``."""
         if self._checkpoints is None or not self._checkpoints.due(entry):
             return
         coordinator, aggregator, position = self._coordinator, self._aggregator.state(), self._recorder.position()

@@ -193,13 +193,10 @@ class Nodes:
         return gone, fresh
 
     def is_relayed(self, node: int) -> bool:
-        """Whether a node is behind a relay."""
         return self.regions is not None and node in self.regions
 
     def relay(self, node: int, answer: SiloAnswer) -> None:
-        """Register a node as a relay, as its answer says; `ProtocolError` if it may not be one, or the answer is
-        invalid.
-        """
+        """Register a node that answers as a relay; `ProtocolError` if it may not be one, or the answer is invalid."""
         name, regions = self._registered.get(node, ""), self._admission.regions
         if name not in regions if regions is not None else self._registered_only:
             raise self._refusal(node, "relay", "it says that it is a relay, and `regions` names none of this name")
@@ -261,7 +258,6 @@ class Nodes:
             raise RunError(explained_too_few(told, self._admission.needed, left))
 
     def refusals(self) -> list[str]:
-        """Notes on connected silos that took no part because they refused the run."""
         silos: dict[Refused, list[str]] = {}
         for node, why in sorted(self._refusing.items()):
             if node not in self._names:

@@ -74,10 +74,8 @@ class Requests(Protocol):
 
 class OperatorRequests:
     """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
-
-    Raises:
-        ConfigError: the folder cannot be made, or is open to other users.
-        RunError: another process answers requests in this folder.
+    Raises `ConfigError` if the folder cannot be made, or is open to other users, and `RunError` if another process
+    answers requests in this folder.
     """
 
     def __init__(self, out: Path, check: Callable[[OperatorQuestion], str] = lambda question: "") -> None:
@@ -146,7 +144,6 @@ class OperatorRequests:
 
 
 def problem_with(config: StrategyConfig, question: OperatorQuestion) -> str:
-    """Return the reason why a request does not fit a strategy; "" if it fits."""
     if isinstance(question, ChangeStop) and not question.problem():
         try:
             config.stopping(question.given())
@@ -206,7 +203,7 @@ class Suspects:
 
     | event | reaction |
     |---|---|
-    | a sum is spoiled | silos outside the sum are cleared and return; half of the suspects stay out, next the other |
+    | a sum is spoiled | silos outside the sum return, cleared; half of the suspects stay out, then the other half |
     | a sum is spoiled, and a single suspect was in all spoiled sums | it stays out; an operator can readmit it |
     | no sum is spoiled for `PATIENCE` versions, doubled each time no silo is cleared | excluded silos return |
     | too few silos would be left for a sum | no silo is excluded; the run's notes name the suspects |

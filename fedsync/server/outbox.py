@@ -145,7 +145,7 @@ class Outbox:
         self._send(PendingMessage(node, request, due_s, end_s, queued=queued), silo, now_s)
 
     def over(self, update_id: str, now_s: float) -> None:
-        """Note that an order is over, so that the time of the order queued behind it begins."""
+        """Record that an order is over, which starts the time limit of the order queued behind it."""
         if not any(sent.queued for sent in self.waiting):
             return
         due_s, end_s = self._timing.order_until(now_s)
@@ -239,7 +239,7 @@ class Outbox:
     def _message(
         self, sent: PendingMessage, request: Request, payload: Payload | None, left_s: float
     ) -> SiloQuestion | RelayedRequest:
-        """Return a question with its payload, or a letter for a relay's bundle."""
+        """Return a question with its payload; for a silo behind a relay, as a part of the relay's bundle."""
         if not self._nodes.is_relayed(sent.node):
             most = self._most_bytes(sent.request)
             return SiloQuestion(write_request(request), payload, most, self._spec, kind_of(request), left_s)

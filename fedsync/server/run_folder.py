@@ -76,11 +76,8 @@ def read_error(control: Path) -> ConfigError | RunError:
 
 
 def end_process(folder: Path) -> None:
-    """End the server process of a run, if it lives: SIGTERM, then SIGKILL.
-
-    Raises:
-        ConfigError: the process belongs to another user.
-        RunError: the process does not end.
+    """End the server process of a run, if it lives: SIGTERM, then SIGKILL. Raises `ConfigError` if the process belongs
+    to another user, and `RunError` if the process does not end.
     """
     for number in (signal.SIGTERM, signal.SIGKILL):
         # The process takes the lock before it writes its process id.

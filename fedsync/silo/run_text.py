@@ -1,10 +1,10 @@
-"""Text of a run: all that the server says of it. Every name of the run is derived from this text.
+"""Text of a run: the specification and settings that the server sends. It gives the run two digests:
 
 | name | of | used by |
 |---|---|---|
 | `RunText.digest` | the whole text | approvals, the audit log, folders of trainers |
-| `RunText.lasting` | the text without the run's name, which changes when a checkpoint is lost | R: chains, masks, the |
-| | | record of what was evaluated |
+| `RunText.lasting` | the text without the run's name, which changes when a checkpoint is lost | chains, masks, the |
+| | | record of evaluated models |
 
 Two texts are two runs, so no two texts may mean the same. `fedsync.config.run_spec.RunSpec.parse` accepts only output
 of `RunSpec.dump`, and `RunText.lasting` accepts only the canonical run configuration of this module. Settings of a
@@ -27,14 +27,13 @@ _IDENTITY = ("run", "began")
 
 @dataclass(frozen=True, slots=True)
 class RunText:
-    """All that the server says of a run: the unchanged specification, and JSON settings for the silo's own code."""
+    """Text of a run: the unchanged specification, and JSON settings for the silo's own code."""
 
     spec: str
     run_config: str = "{}"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of both texts, hexadecimal."""
         return _digest(self.spec, self.run_config)
 
     @property

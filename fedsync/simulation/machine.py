@@ -233,7 +233,6 @@ class Machine:
         return self.latency_s + nbytes * self._seconds_a_byte
 
     def course(self, order: WorkOrder, start_s: float) -> Course:
-        """Return the end of each local step of an order that begins at ``start_s`` after the start of the run."""
         total = self._work(order)
         return Course(start_s, total) if self._load is None else Course(0.0, self._load.ends(start_s, total))
 

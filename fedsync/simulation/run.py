@@ -48,11 +48,8 @@ def run_virtual(
     """Run a strategy on simulated machines with real training, and with real keys under encryption; return the summary.
 
     ``target_accuracy`` is for ``seconds_to_target``, by default the stop rules' target. ``listeners`` are called after
-    every journal entry. For ``poll_s`` see `VirtualDriver`.
-
-    Raises:
-        ConfigError: strategy and silos do not fit together.
-        RunError: the run could not reach its end.
+    every journal entry. For ``poll_s`` see `VirtualDriver`. Raises `ConfigError` if strategy and silos do not fit
+    together, and `RunError` if the run could not reach its end.
     """
     keys, rings = _keys(config, cluster)
     with claimed(out) as folder:

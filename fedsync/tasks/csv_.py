@@ -67,8 +67,8 @@ class CsvTask(Task):
             a gap, a target that does not fit is class 0, and each row is drawn for the splits by its number.
 
     Raises:
-        ConfigError: in the constructor, an option is out of range; in `data`, a file has an error (names file and
-            line or column); in `model`, no file was read yet.
+        ConfigError: an option is out of range (constructor); a file has an error, named with its line or column
+            (`data`); no file was read yet (`model`).
     """
 
     def __init__(

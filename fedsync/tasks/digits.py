@@ -26,9 +26,7 @@ class DigitsTask(Task):
 
     Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. All silos share one stratified test split, which
     no silo trains on; ``partition`` divides the rest. A digit that no silo trains on is left out of the test split.
-
-    Raises:
-        ConfigError: scikit-learn is not installed.
+    Raises `ConfigError` if scikit-learn is not installed.
     """
 
     partition: Partition

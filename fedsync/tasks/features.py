@@ -48,7 +48,7 @@ class Column:
 def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool, by_row: bool = False) -> Column:
     """Read a column by its rule; with ``named``, the run knows the column's name, so errors may quote it.
 
-    With ``by_row``, the rule alone decides the kind, a number without one, and a cell that does not fit is a gap.
+    With ``by_row``, the rule alone decides the kind; a column without a rule is a number, and a misfit cell is a gap.
 
     Raises `ConfigError` with column and line if a cell does not fit.
     """

@@ -112,10 +112,7 @@ class DataShape:
 
 
 class Source(DataPart):
-    """Source of samples; equal sources give equal samples.
-
-    ``libraries`` lists modules that are imported late and load slowly.
-    """
+    """Source of samples; equal sources give equal samples. ``libraries``: modules imported late that load slowly."""
 
     section = "data"
     libraries: ClassVar[tuple[str, ...]] = ()

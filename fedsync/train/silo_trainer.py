@@ -91,7 +91,7 @@ class SiloTrainer(Protocol):
         """Largest batch that fits the GPU's memory [samples]; None if the search is not quick or not possible."""
 
     def make_private(self, settings: PrivateSettings) -> int:
-        """Train by DP-SGD from now on, but not before settings have a noise; return the number of the silo's units."""
+        """Train by DP-SGD from now on, as soon as the settings have a noise; return the number of the silo's units."""
 
     def run(
         self,

@@ -64,7 +64,7 @@ class Join:
         if not all(isinstance(each, str) for each in texts) or not 1 <= len(join.addresses) <= _MOST_ADDRESSES:
             raise ProtocolError(SERVER, "join", "it is none")
         if not _SECRET.fullmatch(join.secret) or len(join.authority) > _MOST_PEM:
-            raise ProtocolError(SERVER, "join", "its secret or its certificate is none")
+            raise ProtocolError(SERVER, "join", "its secret or its certificate is invalid")
         for address in join.addresses:
             _check_address(address, tls=bool(join.authority))
         return join

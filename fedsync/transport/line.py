@@ -165,9 +165,7 @@ class HubLine:
                     file.write(piece)
 
     def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
-        """Upload a large answer; resumes at the hub's offset. Return False if the server no longer expects the
-        answer.
-        """
+        """Upload a large answer from the hub's offset on; False if the server no longer expects the answer."""
         data = payload.data.cast("B")
         digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
         while True:
@@ -208,9 +206,7 @@ class HubLine:
 
     @staticmethod
     def _checked(reply: httpx.Response) -> None:
-        """Check the status of a response; a temporary failure is a httpx.TransportError, so the request may be
-        retried.
-        """
+        """Check a response's status; a temporary failure becomes a httpx.TransportError, so it may be retried."""
         status = reply.status_code
         if status == 401:
             raise JoinRefused("the hub knows neither this join nor its session; another join begins one")

@@ -198,8 +198,6 @@ def _link(reader: _Reader, newest: int) -> Link:
 
 
 class _Reader:
-    """Bounds-checked reader that cuts a message into pieces."""
-
     def __init__(self, view: memoryview, sender: str) -> None:
         self.view, self._sender, self.at = view, sender, 0
 

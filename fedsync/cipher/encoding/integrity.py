@@ -133,8 +133,8 @@ class Authenticator:
         return added(hashed, self._pads(head), self._form)
 
     def check(self, hashed: Tag, head: Head, tag: Tag, sender: str) -> None:
-        """Check the tag of a sum against its `WordHash.value`, before anything of the sum is opened. Raise
-        `ProtocolError` if the words are not the sum of what the members in ``head`` sealed.
+        """Check the tag of a sum against its `WordHash.value`, before the sum is opened. Raise `ProtocolError` if the
+        words are not the sum of the words that the members in ``head`` sealed.
         """
         expected = added(hashed, self._pads(head), self._form)
         if not hmac.compare_digest(_packed(expected), _packed(tag)):

@@ -150,8 +150,8 @@ class QuantizationGrid:
     def decode(self, chunks: Iterable[Slots], factor: float, out: Vector, updates: int, sender: str = SERVER) -> None:
         """Unpack sums and add the numbers they represent to ``out``, float32 [layout.size], in place.
 
-        ``chunks`` are the slots of all chunks in order, in any portions, of a sum of so many ``updates``; ``factor`` is
-        `fedsync.cipher.encoding.tally.Tally.mean_factor`. Raise `ProtocolError` if a value exceeds the sum of that many
+        ``chunks`` are the slots of all chunks in order, in any portions, of a sum of ``updates`` updates; ``factor`` is
+        `fedsync.cipher.encoding.tally.Tally.mean_factor`. Raise `ProtocolError` if a value exceeds a sum of that many
         clipped updates, or lies behind the layout's last value.
         """
         self._check(out)

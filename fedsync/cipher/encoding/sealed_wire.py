@@ -180,7 +180,6 @@ class Writer:
         return self._hash.digest()
 
     def trailer(self, tag: Tag) -> bytes:
-        """Return tag and signature."""
         if self._left:
             raise ValueError(f"{self._left} chunks are missing")
         packed = _TAG.pack(*tag)

@@ -97,8 +97,7 @@ class SiloNoise:
             factor: multiplier of the values before they are clipped.
             noise: source of the noise; None, as at every real silo, takes it from the operating system.
 
-        Raises:
-            ValueError: a value or the factor is not finite.
+        Raises `ValueError` if a value or the factor is not finite.
         """
         fit = self.fit(values.size, bits)
         norm = math.sqrt(sum(float(np.sum(np.square(values[a:b], dtype=np.float64))) for a, b in _spans(values)))

@@ -29,8 +29,8 @@ A number that takes several slots is cut into limbs of 24 bits, lowest first; th
 Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.
 
 A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which. An
-evaluation that cannot be a sum of evaluations is dropped; the rest of the header counts. Evaluations are only figures,
-and one silo that spoils figures need not cost the run its updates.
+evaluation that cannot be a sum of evaluations is dropped; the rest of the header counts: one silo with wrong figures
+must not cost the run its updates.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ _HOLDERS, _QUESTION, _SQUARE, _TELL_TRAINING, _TELL_LOSS, _TELL_CORRECT = 26, 27
 class Contribution:
     """Numbers that one silo puts into a header.
 
-    ``weight`` is n_i, 1..cap; ``exponents`` are those that each tensor's values need; ``progress`` is |a_i| of FedNova,
-    or 1; ``loss`` is the mean training loss per sample, None if the silo's own training code reports none.
+    ``weight`` is n_i, 1..cap; ``exponents`` has the exponent that each tensor's values need; ``progress`` is |a_i| of
+    FedNova, or 1; ``loss`` is the mean training loss per sample, None if the silo's own training code reports none.
     """
 
     weight: int
@@ -226,7 +226,7 @@ def build(own: Contribution, cap: int, statistics: tuple[Statistic, ...] = ()) -
 
 
 def read(slots: Slots, members: int, cap: int, form: HeaderForm, sender: str) -> Tally:
-    """Read the sum of as many headers as the aggregate names members, after a check that it can be such a sum.
+    """Read the sum of ``members`` headers, after a check that it can be a sum of so many.
 
     ``slots`` are opened, int64 [at least the form's]: the beginning of chunk 0, or all of it. Else `ProtocolError`.
     """

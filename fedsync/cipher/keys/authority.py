@@ -1,6 +1,6 @@
 """Administrator's offline work: makes the group secret, pins silos, wraps the secret for them, begins epochs.
 
-Also all keys of emulated silos, where one process is the administrator and every silo.
+It also makes all keys of emulated silos, for which one process is the administrator and every silo.
 
     administrator/administrator.key     signing key, group secret, pinned silos
                   issued/epoch-2/       a bundle for each silo, and server.json for the server
@@ -100,11 +100,9 @@ def issue(folder: Path, lines: Iterable[tuple[str, bytes]] = (), new_context: Co
     """Pin silos, and write a bundle for each pinned silo and the server's file.
 
     If bundles of this epoch were given out and a silo is new, the next epoch begins: each epoch has one list of
-    members. ``lines`` are (name in error messages, output of `announce`).
-
-    Raises:
-        ConfigError: the administrator's file is missing or damaged, or no silo is pinned.
-        ProtocolError: a line is damaged, or contradicts a pinned key.
+    members. ``lines`` are (name in error messages, output of `announce`). Raises `ConfigError` if the administrator's
+    file is missing or damaged, or no silo is pinned, and `ProtocolError` if a line is damaged, or contradicts a pinned
+    key.
     """
     record = _read(folder)
     members = dict(record.members)

@@ -91,11 +91,8 @@ def accept(folder: Path, bundle: bytes, administrator: bytes | None = None) -> G
     """Check and open a bundle at its silo, and store the group key.
 
     ``administrator`` is the Ed25519 public key, obtained from the administrator in person. It is pinned with the first
-    bundle and may be None from then on.
-
-    Raises:
-        ConfigError: the silo's files or the public key are missing, or differ from the pinned ones.
-        ProtocolError: the bundle is refused, with the reason.
+    bundle and may be None from then on. Raises `ConfigError` if the silo's files or the public key are missing, or
+    differ from the pinned ones, and `ProtocolError` if the bundle is refused, with the reason.
     """
     own = open_silo(folder)
     held = open_group(folder) if (folder / GROUP_FILE).exists() else None

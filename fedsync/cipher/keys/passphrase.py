@@ -92,7 +92,7 @@ def _from_keyring(user: str) -> str | None:
     def ask() -> None:
         try:
             found.append(import_module("keyring").get_password(SERVICE, user))
-        except Exception:  # no package, no keyring, or it is locked
+        except Exception:  # no package or no keyring, or the keyring is locked
             found.append(None)
 
     thread = threading.Thread(target=ask, daemon=True)

@@ -8,8 +8,8 @@ half. Seeds of masks are never on disk: other silos can reveal those of a restar
 |---|---|
 | gone | the pair is gone with it: the silo announces another, and no mask repeats |
 | damaged | nothing is masked: the pair may differ from the announced pair |
-| an older copy | pair masks may repeat, but not the own mask: the others signed the list with the update before |
-| not used for a week, when another is made | removed: later possession of the keys discloses no mask |
+| an older copy | pair masks may repeat; own masks do not, and the other silos sign no second list |
+| not used for a week when another log is made | removed: whoever gets the keys later learns no mask |
 """
 
 from __future__ import annotations
@@ -130,11 +130,9 @@ class Masking:
     def begin(
         self, order: WorkOrder, chain: bytes, attempt: int, roster: MaskRoster, work: WorkDone, ratio: float
     ) -> MaskRound:
-        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`.
-
-        Raises:
-            ProtocolError: the masks were used before, or the roster does not have this silo's pair.
-            ConfigError: the log cannot be written.
+        """Make masks for the update of an order; arguments as for `mask_context` and `MaskRound`. Raises
+        `ProtocolError` if the masks were used before, or the roster does not have this silo's pair, and `ConfigError`
+        if the log cannot be written.
         """
         context = mask_context(self._run, order, chain, attempt, roster)
         masks = MaskRound(self._log.pair, roster, context, work, ratio)

@@ -10,7 +10,7 @@ Questions of the server and answers of silos are `fedsync.cipher.masking.frames`
 | state | next | by |
 |---|---|---|
 | fresh | masked | `mask`, chunk after chunk, each once |
-| masked | signed | `sign`: one list of survivors, for ever |
+| masked | signed | `sign`: one list of survivors and never another |
 | signed | signed | `reveal`, with t signatures of that list, as often as requested: own seed, seeds with silos that |
 |  |  | dropped out, and for survivors that are lost the shares of the same two kinds |
 
@@ -215,9 +215,9 @@ def pair_seeds(own: SiloKeys, keys: Mapping[str, PublicKeys], context: bytes) ->
 
 
 class MaskRound:
-    """Masks of one silo for one update. They blind it once, and nothing after the silo signed.
+    """Masks of one silo for one update: they mask one update only, and none after the silo has signed.
 
-    The own mask is drawn here. Pair masks follow from the keys and the context. So a second round with the same keys
+    The own mask is drawn here. Pair masks follow from the keys and the context, so a second round with the same keys
     and context must never be made: see `fedsync.cipher.masking.mask_log`. `ProtocolError` if the silo is not in the
     roster with its pair for the run.
     """

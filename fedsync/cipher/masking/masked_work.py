@@ -9,7 +9,7 @@ in its annex, the list of survivors repeats it, and no silo signs a list in whic
 | steps | distance that training can cover |
 | samples | weight of an update where the mean is weighed by samples |
 | way | sum of the learning rates of all steps, in units of the order's rate, times the samples where they are weights |
-| budget | time that the order tells training code that counts no steps |
+| budget | time that an order allows training code that counts no steps |
 
 An update that only scores is zeros, and no work.
 """

@@ -40,8 +40,7 @@ class Unmasker:
         opening: seeds that came with the sum; see `pack_opening`.
         members: members of the sum, whose tag has been checked: the tag covers their annexes' digests.
 
-    Raises:
-        ProtocolError: an annex or a seed is missing or another than was committed to, or contexts differ.
+    Raises `ProtocolError` if an annex or a seed is missing, a seed differs from its commitment, or contexts differ.
     """
 
     def __init__(self, opening: bytes, members: Sequence[Member]) -> None:

@@ -39,9 +39,7 @@ class Chain:
         self.paused += 1
 
     def undo(self, back_to: int) -> None:
-        """Add a version that reverts everything added since ``back_to``; `PolicyError` if a part is forgotten, or an
-        UNDO.
-        """
+        """Add a version that reverts all since ``back_to``; `PolicyError` if a part is forgotten, or an UNDO link."""
         if not self.continues(back_to):
             raise PolicyError(f"version {back_to} is to come back, and what was added since is forgotten")
         links = [link for link in reversed(self.since(back_to)) if link.kind is not LinkKind.EMPTY]

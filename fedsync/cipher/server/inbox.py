@@ -117,7 +117,7 @@ class Inbox:
         was not ordered, is present already, or is not its silo's; or members cannot be in one sum.
         """
         if not update_ids or len(set(update_ids)) != len(update_ids):
-            raise ProtocolError(relay, "members", f"{len(update_ids)} updates, none of which may be there twice")
+            raise ProtocolError(relay, "members", f"{len(update_ids)} updates: none, or one occurs twice")
         orders = [self._order_of(relay, update_id) for update_id in update_ids]
         expected = [
             self._expected(update_id.rpartition("/")[0], update_id, ordered, self._plan.chunks)
@@ -264,7 +264,7 @@ def _drop(updates: dict[str, Update], out: Callable[[Update], bool], why: str) -
 
 
 def usual_greetings(greetings: Mapping[str, wire.Envelope]) -> list[wire.Envelope]:
-    """Greetings by name, without those of another model or run than most silos': no silo would open their sum."""
+    """Greetings by name, of the model and run that most silos have: no silo would open a sum with the others."""
     grids = Counter(one.head.grid for _, one in sorted(greetings.items()))
     ((grid, _),) = grids.most_common(1)
     chains = Counter(one.head.members[0].chain for one in greetings.values() if one.head.grid == grid)

@@ -123,7 +123,7 @@ class EncryptedAggregator:
         return self._plan.seal_metrics
 
     def greet(self, silo: str, version: int, greeting: Payload | None) -> None:
-        """Register a present silo. Its statement about the size of its updates counts until the first order. Raise
+        """Register a present silo; its greeting, the size of its updates, counts until the first order. Raise
         `ProtocolError` if the greeting is malformed, or missing while it counts; or silo or version is unknown.
         """
         if self._calibration is not None and not self._plan.masked:
@@ -189,8 +189,8 @@ class EncryptedAggregator:
             raise PolicyError(f"{len(self._calibrations)} silos said how large their updates are, too few to add up")
         usual = usual_greetings(self._calibrations)
         if len(usual) < self._plan.members:
-            raise RunError("silos mean different models, runs or specifications, and it cannot be told who is right")
-        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # later silos are in none, either
+            raise RunError("silos have different models, runs or specifications, and too few agree to begin")
+        self._calibration = self._total(usual[: self._plan.limit], 0, 1)  # silos that join later are in no calibration
         self._calibrations.clear()
 
     def _catch_up(self, held: int) -> CatchUp:
@@ -204,13 +204,11 @@ class EncryptedAggregator:
             return CatchUp(start, -1, newest, chain.since(0), given, calibration)
         kept = self._snapshots.relied
         if kept is None:
-            raise PolicyError(f"version {held} leads nowhere, and there is no snapshot")
+            raise PolicyError(f"no link begins at version {held}, and there is no snapshot")
         return CatchUp(Start.SNAPSHOT, kept.version, newest, chain.since(kept.version), kept.sealed)
 
     def from_the_beginning(self, version: int) -> Payload:
-        """Everything from the beginning to a version or the newest, uint8 [bytes]; `PolicyError` if links are
-        forgotten.
-        """
+        """Everything up to a version or the newest, uint8 [bytes]; `PolicyError` if links are forgotten."""
         found = self._catch_up(-1)
         if found.start is not Start.HELD:
             raise PolicyError("the first links are forgotten")

@@ -33,9 +33,7 @@ class KeptSnapshot:
 
 
 class Snapshots:
-    """Snapshot that joining silos begin with, and a newer candidate; ``needed`` silos, the author included, must
-    attest.
-    """
+    """Snapshot that joining silos begin with, and a newer candidate; ``needed`` silos must attest, author included."""
 
     def __init__(self, needed: int) -> None:
         self._needed = needed

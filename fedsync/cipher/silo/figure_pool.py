@@ -13,11 +13,11 @@
 | other figures (`WorkReport.metrics`) | no | no decision uses them |
 | answer to `EvaluateModel` | pools | the model is not examined: the server could choose it |
 
-Silos add up the figures of successive versions. They tell the server once all silos of a quorum are included, or twice
-as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share an
-update. If all silos of a quorum evaluated for one version, its evaluations alone are published. If not all silos of a
+Silos add up the figures of successive versions in a pool. They publish the pool once it includes all silos of a quorum,
+or twice as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share
+an update. If all silos of a quorum evaluated one version, its evaluations alone are published. If not all silos of a
 version evaluated, none of its evaluations counts. Results on the test split are published separately for each model,
-and always of the same silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the
+and always for the same silos (`Panel`). Published figures are means of four digits: longer fractions would disclose the
 number of samples behind them. `docs/internals/cryptography/metrics.md` has the attacks.
 
 The pools also choose the *best* model, so all silos keep the same one; it is in the state's digest. A kept model has a
@@ -132,7 +132,7 @@ def number_or_none(value: Any) -> float | None:
 
 
 def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
-    """Whether a version's evaluation covers all its silos, and not only few because others have no samples."""
+    """Whether all silos of a version evaluated it, and all, or at least ``least`` distinct silos, have samples."""
     if tally.evaluation is None or tally.evaluators != tally.count:
         return False
     return tally.holders == tally.count or (len(silos) == tally.count and tally.holders >= least)
@@ -140,7 +140,7 @@ def _counts(tally: Tally, silos: frozenset[str], least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Silos whose test samples the answers of a run cover, as in the first published answer, and their samples."""
+    """Silos, and number of their test samples, of a run's first published answer; all later answers have the same."""
 
     silos: frozenset[str]
     samples: int
@@ -196,7 +196,7 @@ def _rounded(value: float) -> float:
 
 
 def countable(silo: str, evaluation: Evaluation | None, statistics: Sequence[Statistic]) -> Evaluation:
-    """Evaluation of ``silo`` as silos can add it up: all sums of the run, or zeros. Raise `ConfigError` if there are
+    """Evaluation of ``silo`` in a form that silos can add: all sums of the run, or zeros; `ConfigError` if there are
     more samples than a header can count.
     """
     known = {one.key: one for one in statistics}

@@ -65,9 +65,7 @@ def link_content(kind: LinkKind, entries: Sequence[tuple[int, bytes]]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """Effect of one version: kind of its link (`LinkKind.EMPTY` for version 0), C, and S: bit i for sum i of an ADD
-    link.
-    """
+    """Effect of one version: its link's kind (EMPTY for version 0), C, and S: bit i for sum i of an ADD link."""
 
     kind: LinkKind
     content: bytes

@@ -9,7 +9,7 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 |---|---|
 | the past of another run or fork | its members' D, before it is opened |
 | a grid that nobody agreed on | its grid, before it is opened |
-| an older version than the newest, where silos keep control variates: caused by the server | the same |
+| a base that is not the newest version, where silos keep control variates: the server's fault | its members' bases |
 | a header that is no sum of headers | `tally.read` |
 | masks of other seeds than were committed to | the same, because the opened values are random |
 | values beyond the clipping range, or behind the last of the model | `QuantizationGrid.decode` |
@@ -88,8 +88,7 @@ class Opener:
         self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline
 
     def begin(self, calibration: Authentic, model: Vector, run: bytes) -> ReplicaState:
-        """Make version 0 of run R from the model before any training, and from silos' headers with the size of their
-        updates.
+        """Make version 0 of run R from the untrained model and the silos' headers with the size of their updates.
 
         A spoiled calibration is ignored; silos then agree on exponents after their first updates.
         """
@@ -296,7 +295,7 @@ def _spoiled(check: str, detail: str) -> ProtocolError:
 
 @contextmanager
 def _noted(spoiled: dict[int, ProtocolError], index: int) -> Iterator[None]:
-    """Record a failure as spoiling by a silo: the sum was authentic, so the server cannot have caused it."""
+    """Record a failure as caused by a silo: the sum was authentic, so the server cannot have caused it."""
     try:
         yield
     except ProtocolError as error:
@@ -312,16 +311,12 @@ def _log_spoiled(version: int, members: Sequence[Member], error: ProtocolError, 
 def model_of(
     plan: EncryptionPlan, ring: Ring, sealer: Sealer, run: str, specification: bytes, received: Payload, first: Vector
 ) -> Vector:
-    """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], where nothing was kept of
-    it.
+    """Compute the model of a finished run from all of its sums, float32 [plan.layout.size], without any kept state.
 
     Nothing is opened before everything is verified. The result equals, to the last bit, the model of a silo that was in
     the run and has the same sums. ``received`` is a `CatchUp` from the beginning of the ``run`` whose ``specification``
-    has this SHA-256; ``first`` is the model before any training.
-
-    Raises:
-        ProtocolError: ``received`` is something else.
-        SpoiledSum: silos meant another run.
+    has this SHA-256; ``first`` is the model before any training. Raises `ProtocolError` if ``received`` is something
+    else, and `SpoiledSum` if silos meant another run.
     """
     digest = run_digest(run, specification, ring.group.epoch, ring.group.fingerprint)
     reader = CatchUpReader(plan, ring, Authenticator(ring.group.derive(Purpose.TAG), plan.form), digest)

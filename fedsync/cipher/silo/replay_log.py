@@ -166,7 +166,7 @@ class ChainLog:
         surplus = [run for _, run in sorted(found)[: max(0, len(found) - (KEPT_RUNS - 1))]]
         over = self._over() | {bytes.fromhex(run) for run in surplus}
         if not surplus or len(over) * DIGEST_BYTES > _MAX_OVER_BYTES:
-            return  # none, or so many that the files stay: the messages of a forgotten run could be replayed
+            return  # at the limit files stay: without a mark, the messages of a removed run could be replayed
         write_private(self._folder / f"{self._epoch}-{_OVER}", b"".join(sorted(over)))
         for run in surplus:
             (self._folder / f"{self._epoch}-{run}").unlink(missing_ok=True)
@@ -212,9 +212,7 @@ class Asked:
 
     @classmethod
     def of_run(cls, ring: Ring, run: bytes, state: Path | None) -> Asked:
-        """Record of run R: beside the silo's keys; where they have no folder, beside the file of its state, or in
-        memory.
-        """
+        """Record of run R: beside the silo's keys; if these have no folder, beside its state's file, or in memory."""
         if ring.folder is None:
             return cls(None if state is None else state.parent / _ASKED_FILE)
         folder, name = private_folder(ring.folder / _ASKED), f"{ring.group.epoch}-{run.hex()}"

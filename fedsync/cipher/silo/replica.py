@@ -190,12 +190,10 @@ class EncryptedReplica:
         return np.frombuffer(b"".join(parts), dtype=np.uint8)
 
     def send(self, update: Vector, order: WorkOrder, report: WorkReport) -> Payload:
-        """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear.
-
-        Raises:
-            ConfigError: the silo weighs more than the plan allows, or the log of used masks cannot be written.
-            ProtocolError: the update would have another silo's name, or starts from an unknown version, or an update
-                was already sealed under the masks of this attempt.
+        """Seal an update, float32 [layout.size]; values that are not to be sealed follow in the clear. Raises
+        `ConfigError` if the silo weighs more than the plan allows, or the log of used masks cannot be written. Raises
+        `ProtocolError` if the update would have another silo's name, or starts from an unknown version, or an update
+        was already sealed under the masks of this attempt.
         """
         if not re.fullmatch(re.escape(self._ring.own.name) + _SERIAL, order.update_id):
             # Three updates of this silo must not pass for three silos': a sum's silos are counted by these names.

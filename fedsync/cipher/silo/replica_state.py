@@ -216,11 +216,8 @@ class ReplicaState:
         """Decode `whole` or `pieces`, for bytes that a holder of the group key wrote.
 
         ``folder`` has the models of earlier versions; None: they follow the newest model, of ``values`` values, in
-        ``data``.
-
-        Raises:
-            OSError: a model in ``folder`` is missing.
-            ValueError: the bytes are malformed, or of another model, or not finite.
+        ``data``. Raises `OSError` if a model in ``folder`` is missing, and `ValueError` if the bytes are malformed, or
+        of another model, or not finite.
         """
         history, at = History.from_bytes(data)
         length, at = int.from_bytes(data[at : at + 8], "little"), at + 8
@@ -339,10 +336,8 @@ def seal_snapshot(ring: Ring, plan: EncryptionPlan, state: ReplicaState) -> byte
 
 def open_snapshot(ring: Ring, plan: EncryptionPlan, run: bytes, data: bytes, version: int) -> tuple[str, ReplicaState]:
     """Open a snapshot of ``version``; return author and state. Other silos must still attest that the run reached it.
-
-    Raises:
-        ProtocolError: no silo of this group made the snapshot.
-        SpoiledSum: a silo made it, but for another run or version, or it is malformed.
+    Raises `ProtocolError` if no silo of this group made the snapshot, and `SpoiledSum` if a silo made it, but for
+    another run or version, or it is malformed.
     """
     read = SignedSnapshot.read(data, SERVER)
     author = ring.group.members.get(read.author)

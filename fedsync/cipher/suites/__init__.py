@@ -9,10 +9,8 @@ from fedsync.cipher.suites.suite import BFV, MASKED, PAD, Sealer, form_of
 
 def open_suite(kind: str, group: GroupKey) -> Sealer:
     """Make the sealer of a suite with a group's secret. ``masked`` gives the encryption inside the masks, see `Masked`.
-
-    Raises:
-        ConfigError: there is no such suite, or the group's context belongs to another suite.
-        RunError: the library writes ciphertexts in an unknown format.
+    Raises `ConfigError` if there is no such suite, or the group's context belongs to another suite, and `RunError` if
+    the library writes ciphertexts in an unknown format.
     """
     form = form_of(kind)
     if form is PAD:

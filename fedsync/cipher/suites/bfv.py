@@ -75,11 +75,8 @@ def seal_bytes(vector: bytes) -> memoryview:
 
 
 def unpacked(data: memoryview) -> list[memoryview]:
-    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces.
-
-    Raises:
-        FormatError: the header differs from the known header.
-        CompressedError: a zstd block is compressed.
+    """Extract a ciphertext's own bytes from SEAL's bytes, in pieces. Raises `FormatError` if the header differs from
+    the known header, and `CompressedError` if a zstd block is compressed.
     """
     magic, header, _, _, compression, reserved, total = _SEAL_HEADER.unpack_from(data)
     if (magic, header, reserved, total) != (_MAGIC, _SEAL_HEADER.size, 0, len(data)):
@@ -187,11 +184,8 @@ def new_context() -> bytes:
 class Bfv:
     """Sealer with the group's BFV context, which the library parses: it must come from the administrator, signed.
 
-    ``form`` is `BFV`, or `MASKED` where the slots are already masked.
-
-    Raises:
-        ConfigError: ``context`` is none of `new_context`.
-        RunError: the library writes ciphertexts in a format that this version does not know.
+    ``form`` is `BFV`, or `MASKED` where the slots are already masked. Raises `ConfigError` if ``context`` is not from
+    `new_context`, and `RunError` if the library writes ciphertexts in a format that this version does not know.
     """
 
     def __init__(self, context: bytes, form: Form = BFV) -> None:

@@ -141,9 +141,7 @@ class Adder:
         self._carry = np.empty((_GROUP, form.words), dtype=np.bool_)
 
     def check(self, words: Words, sender: str, number: int = 0) -> None:
-        """Check that words can be sealed chunks, or raise `ProtocolError`; ``number`` is that of the first,
-        for errors.
-        """
+        """Check that words can be sealed chunks, or raise `ProtocolError`; ``number`` of the first is for errors."""
         if words.dtype != np.uint64 or words.ndim != 2 or words.shape[1] != self.form.words:
             detail = f"{words.dtype} {words.shape}, a chunk has {self.form.words} words of 64 bits"
             raise ProtocolError(sender, "chunks", detail)

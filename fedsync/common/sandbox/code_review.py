@@ -51,10 +51,8 @@ Check = Callable[[Path, bytes], None]
 
 
 def code_below(root: Path) -> dict[str, str]:
-    """SHA-256, hexadecimal, of every Python file below a folder, by relative path.
-
-    Raises:
-        ConfigError: the folder has too many files, or a file cannot be read.
+    """SHA-256, hexadecimal, of every Python file below a folder, by relative path. Raises `ConfigError` if the folder
+    has too many files, or a file cannot be read.
     """
     found: dict[str, str] = {}
     entries = 0
@@ -76,22 +74,14 @@ def code_below(root: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Reviewers' signatures on the Python files of a folder.
-
-    Args:
-        signatures: by public key in OpenSSH's form, without a comment.
-    """
+    """Reviewers' signatures on the Python files of a folder, by public key in OpenSSH's form without a comment."""
 
     files: Mapping[str, str]
     signatures: Mapping[str, bytes]
 
     @classmethod
     def read(cls, folder: Path) -> Review | None:
-        """Read the review in a folder; None without a review.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """Read the review in a folder; None without a review. Raises `ValueError` if the file is damaged."""
         try:
             with open_data(folder / REVIEW) as file:
                 text = file.read(_MOST_BYTES + 1)
@@ -126,11 +116,8 @@ class Review:
 
 
 def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
-    """Parse a reviewer's key, as ``ssh-keygen -t ed25519`` makes it.
-
-    Raises:
-        ValueError: not such a key, or a wrong passphrase.
-        TypeError: the key is encrypted, and ``passphrase`` is None.
+    """Parse a reviewer's key, as ``ssh-keygen -t ed25519`` makes it. Raises `ValueError` for another key or a wrong
+    passphrase, and `TypeError` if the key is encrypted and ``passphrase`` is None.
     """
     key = load_ssh_private_key(data, None if passphrase is None else passphrase.encode())
     if not isinstance(key, Ed25519PrivateKey):
@@ -139,11 +126,7 @@ def private_key(data: bytes, passphrase: str | None) -> Ed25519PrivateKey:
 
 
 def bare(key: str) -> str:
-    """Return a public key in OpenSSH's form without its comment.
-
-    Raises:
-        ValueError: not an Ed25519 key.
-    """
+    """Return a public key in OpenSSH's form without its comment; raises `ValueError` unless it is an Ed25519 key."""
     text = " ".join(key.split()[:2])
     _public(text)
     return text
@@ -179,10 +162,8 @@ def confirmed_by_approval(record: Path) -> Check:
 
 
 def confirmed_by_review(root: Path, reviewers: Sequence[str]) -> Check:
-    """Return the check of ``code: reviewed``: a reviewer must have signed the files of this folder.
-
-    Raises:
-        OwnerRefusal: no listed reviewer signed, or the review is damaged.
+    """Return the check of ``code: reviewed``: a reviewer must have signed the files of this folder. Raises
+    `OwnerRefusal` if no listed reviewer signed, or the review is damaged.
     """
     try:
         review = Review.read(root)
@@ -221,11 +202,8 @@ class _ConfirmedLoader(SourceFileLoader):
 def confirm_imports(root: Path, check: Check) -> Callable[[], None]:
     """Require a check of every module imported from now on, except installed modules.
 
-    Args:
-        root: folder of the code, absolute and without links; it may lie above or below installed folders.
-
-    Returns:
-        A function that undoes this.
+    ``root`` is the folder of the code, absolute and without links; it may lie above or below installed folders. Returns
+    a function that undoes this.
     """
 
     loader = partial(_ConfirmedLoader, check=check)

@@ -149,10 +149,8 @@ def can_confine() -> bool:
 def confine(room: Room) -> None:
     """Confine this thread, and all that it starts from now on.
 
-    Other threads stay free and share its memory: only programs executed afterwards are fully confined.
-
-    Raises:
-        ConfigError: this system cannot confine processes.
+    Other threads stay free and share its memory: only programs executed afterwards are fully confined. Raises
+    `ConfigError` if this system cannot confine processes.
     """
     abi = landlock_abi()
     if abi == 0 or platform.machine() not in _CALLS:
@@ -230,11 +228,7 @@ def settle_in(home: Path) -> None:
 
 
 def emptied(home: Path) -> None:
-    """Recreate a confined process's folder; its old content is untrusted and is removed.
-
-    Raises:
-        ConfigError: something cannot be removed.
-    """
+    """Recreate a confined process's folder without its untrusted old content; raises `ConfigError` on failure."""
     try:
         remove_tree(home)
         (home / "tmp").mkdir(mode=0o700, parents=True)
@@ -350,8 +344,7 @@ def _done(result: int, what: str) -> int:
 def program_folders(packages: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return the paths of Python, its packages and the files that system libraries read.
 
-    Args:
-        packages: folders of packages outside the usual place, as in development.
+    ``packages``: folders of packages outside the usual place, as in development.
     """
     own = [Path(each).resolve() for each in (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.executable)]
     system = ["/usr", "/lib", "/lib64", "/bin", "/sbin", "/proc", "/dev/null", "/dev/urandom", "/dev/random"]

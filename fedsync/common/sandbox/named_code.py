@@ -42,11 +42,8 @@ _NAME = "fedsync_file_"
 
 
 def function_of(name: str, key: str) -> Callable[..., Any]:
-    """Return the function ``module:name``, for the user who starts a run.
-
-    Raises:
-        OwnerRefusal: this process has an owner.
-        ConfigError: there is no such function.
+    """Return the function ``module:name``, for the user who starts a run. Raises `OwnerRefusal` if this process has an
+    owner, and `ConfigError` if there is no such function.
     """
     if os.environ.get(ALLOWED):
         problem = f"the run names a function, {name!r}, and a silo calls none that a run names"
@@ -59,10 +56,8 @@ def function_of(name: str, key: str) -> Callable[..., Any]:
 
 
 def run_plugin(name: str) -> None:
-    """Run the ``plugin`` of a strategy file: a Python file, or an installed module by its dotted name.
-
-    Raises:
-        ConfigError: the plugin is missing or fails.
+    """Run the ``plugin`` of a strategy file: a Python file, or an installed module by its dotted name. Raises
+    `ConfigError` if the plugin is missing or fails.
     """
     if is_module(name):
         _imported(name, "plugin")
@@ -137,8 +132,7 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
     Returns:
         The check of each file's content, if the owner confirms content.
 
-    Raises:
-        OwnerRefusal: the owner does not allow it, or the file would import from a foreign folder.
+    Raises `OwnerRefusal` if the owner does not allow it, or the file would import from a foreign folder.
     """
     text = os.environ.get(ALLOWED)
     policy = json.loads(text) if text else {}

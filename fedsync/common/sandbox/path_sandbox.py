@@ -47,20 +47,11 @@ class Fence:
     never: tuple[str, ...] = ()
 
     def located(self, path: str | Path) -> Path:
-        """Return the path without links.
-
-        Raises:
-            OwnerRefusal: runs may not read the target.
-        """
+        """Return the path without links. Raises `OwnerRefusal` if runs may not read the target."""
         return self._inside(path)[1]
 
     def open(self, path: str | Path) -> BinaryIO:
-        """Open a file for reading.
-
-        Raises:
-            OwnerRefusal: runs may not read the file.
-            OSError: the file cannot be opened.
-        """
+        """Open a file for reading; raises `OwnerRefusal` if runs may not read it, else `OSError` on failure."""
         folder, found = self._inside(path)
         descriptor = _walk(folder, found.relative_to(folder).parts, self._closed(), path)
         try:
@@ -89,11 +80,7 @@ class Fence:
         return [part for each in parts for part in self._open_parts(each)]
 
     def check_names(self) -> None:
-        """Check that no closed file has a second name (hard link) below the readable folders.
-
-        Raises:
-            OwnerRefusal: a closed file has a second name there.
-        """
+        """Raise `OwnerRefusal` if a closed file has a second name (hard link) below the readable folders."""
         second = frozenset(_place(found) for found in self._closed_files() if found.st_nlink > 1)
         if not second:
             return
@@ -126,11 +113,8 @@ class Fence:
 
 
 def open_data(path: str | Path) -> BinaryIO:
-    """Open a file that a run names for reading, within the fence if this process has an owner.
-
-    Raises:
-        OwnerRefusal: runs may not read the file.
-        OSError: the file cannot be opened.
+    """Open a file that a run names for reading, within the fence if this process has an owner. Raises `OwnerRefusal` if
+    runs may not read the file, and `OSError` if the file cannot be opened.
     """
     fence = fence_here()
     return Path(path).open("rb") if fence is None else fence.open(path)

@@ -127,11 +127,9 @@ class CrossSiteConfig(Section):
         return self
 
     def check(self, cipher: CipherConfig, evaluated: float) -> None:
-        """Raise ValueError if the share ``evaluated`` of silos evaluates nothing, or no silo keeps the model to
-        fine-tune.
-        """
+        """Raise ValueError if the share ``evaluated`` of silos is 0, or no silo keeps the model to fine-tune."""
         if evaluated == 0:
-            raise ValueError("fraction_evaluate 0 has nobody evaluate what evaluation.cross_site compares; write 1.0")
+            raise ValueError("fraction_evaluate 0: no silo evaluates what evaluation.cross_site compares; write 1.0")
         if not isinstance(cipher, PlainConfig) and sealed_metrics(cipher) is None and self.fine_tune:
             raise ValueError(
                 "evaluation.cross_site.fine_tune begins with the best model, which silos of an encrypted run keep only "

@@ -22,7 +22,7 @@ class BudgetConfig(Section):
     """Privacy budget of a data set: the most that all runs together may disclose of any one example or person."""
 
     epsilon: Epsilon
-    """Largest epsilon that all runs together may spend. A changed file spends nothing back."""
+    """Largest epsilon that all runs together may spend. A change of this file does not reset what is spent."""
 
     delta: Delta
     """Probability that belongs to ``epsilon``; well below one over the number of examples or persons."""
@@ -41,8 +41,8 @@ class BudgetConfig(Section):
     """Largest norm of a unit's gradient that a run may use (``privacy.clip``)."""
 
     examples: Annotated[int, Field(ge=1)] | None = None
-    """Number of training rows (of persons, for ``unit: person``) that the server learns and that sampling rates go by.
-    Left out, the exact number, which is then public."""
+    """Public number of training rows (of persons, for ``unit: person``), from which sampling rates are computed. Left
+    out, the exact number, which is then public."""
 
     public: list[Public] = Field(default=["speed"])
     """Figures that the owner declares public, so that they are sent without noise: ``loss`` of training, ``scores`` of
@@ -50,8 +50,8 @@ class BudgetConfig(Section):
     answer arrives tells the speed in any case."""
 
     accountant: AccountantKind = "pld"
-    """Way of adding up. ``pld`` is exact for batch sizes that do not depend on the results of training. ``rdp`` costs
-    about a fifth more, and is the safer choice against a server that chooses batch sizes by the results."""
+    """Method of adding up. ``pld`` is exact for batch sizes that do not depend on the results of training. ``rdp``
+    costs about a fifth more, and is the safer choice against a server that chooses batch sizes by the results."""
 
     @model_validator(mode="after")
     def _names_persons(self) -> Self:
@@ -79,12 +79,12 @@ class PrivacyConfig(Section):
     """Largest norm of a unit's gradient, or of a silo's update; longer ones are scaled down."""
 
     noise_multiplier: Noise | None = None
-    """Standard deviation of the noise, over ``clip``; with ``silo-noise``, of all shares together without those of the
-    silos that collude."""
+    """Standard deviation of the noise, divided by ``clip``; with ``silo-noise``, of the sum of all shares except those
+    of silos that collude."""
 
     target_epsilon: Epsilon | None = None
     """Epsilon of the whole run at a silo, from ``stop.rounds``, ``local.steps`` and ``local.batch_size``. A silo with
-    less left in its budget aims at that instead."""
+    less left in its budget aims at what is left."""
 
     delta: Delta = 1e-5
     """Probability that belongs to ``target_epsilon``."""

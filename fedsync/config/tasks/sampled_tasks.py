@@ -57,7 +57,7 @@ class TaskSection(Section):
         raise NotImplementedError
 
     def build_by_row(self) -> Task:
-        """Return model and data for a private run; where it matters, no row decides how another is read."""
+        """Return model and data for a private run, in which no row may affect how another row is read."""
         return self.build()
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
@@ -68,9 +68,7 @@ class TaskSection(Section):
         return []
 
     def own(self, index: int, silos: int) -> Self:
-        """Return the task for silo ``index`` of ``silos``, without others' files; raises `ConfigError` if files do not
-        fit.
-        """
+        """Return the task for silo ``index`` of ``silos``, without others' files; `ConfigError` if files do not fit."""
         return self
 
     def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:

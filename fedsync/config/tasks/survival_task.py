@@ -86,7 +86,6 @@ class SurvivalConfig(Section):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds that the run needs."""
         return 1 + (self.steps if self.covariates else 0)
 
     def check(self, of: FollowedTable) -> None:

@@ -61,7 +61,7 @@ def may_begin(elapsed_s: float, step_s: float, budget_s: float, overrun: float) 
 
     It must begin before the budget ends, and may exceed the budget by at most ``overrun`` of its length.
 
-    Source: FSP, section 3.1 (a worker decides whether to continue when the signal comes in mid-step).
+    Source: FSP, section 3.1 (a worker that is signalled within a step decides whether to finish it).
     """
     left_s = budget_s - elapsed_s
     return left_s > 0 and left_s >= (1 - overrun) * step_s

@@ -161,7 +161,7 @@ MISFIT = 0.02
 """Mean relative residual of a straight line above which a bend is tried."""
 
 FLATTEST = 0.01
-"""Slopes below this share of the mean seconds a sample count as zero: they would promise any size for free."""
+"""Slopes below this share of the mean seconds a sample count as zero: else any size would seem to take no time."""
 
 
 def fit_curve(groups: Sequence[Sequence[CurvePoint]]) -> Curve:

@@ -21,7 +21,7 @@ from fedsync.core.speed.fitting import CurveFitter
 from fedsync.core.views import SiloView
 
 OVERHEAD_NOISE = 0.05
-"""Random variation between orders, as a share of the largest overhead: smaller gains are no gains."""
+"""Random variation between orders, as a share of the largest overhead; smaller gains are ignored."""
 
 _BANDS = 33
 """Number of size bands tried when `Sizing.within` limits the spread of sizes."""
@@ -30,8 +30,7 @@ _BANDS = 33
 class Scale(StrEnum):
     """Quantity that follows a silo's speed.
 
-    ``BATCH`` is LB-BSP. The others are the variants that lose accuracy on non-i.i.d. data (LB-BSP, section 5.5); they
-    exist to show that loss.
+    ``BATCH`` is LB-BSP. The others exist to show how much accuracy they lose on non-i.i.d. data (LB-BSP, section 5.5).
     """
 
     BATCH = "batch"

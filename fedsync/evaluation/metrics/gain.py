@@ -39,8 +39,8 @@ class JudgedSamples:
         sums: statistic key -> sums, [size].
         labels: statistic key -> true class of each sample, int64 [samples], -1 if unknown; for statistics of class
             counts.
-        cells: statistic key -> entries of the sums in which each sample counts, int64 [samples, n], -1 for none;
-            likewise.
+        cells: statistic key -> entries of the sums in which each sample counts, int64 [samples, n], -1 for none; for
+            the same statistics.
     """
 
     metrics: Sequence[AnyMetric]

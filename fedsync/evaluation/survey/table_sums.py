@@ -92,7 +92,7 @@ class SurveyForm:
         except ValueError:
             form = None
         if form is None or form.layout != layout:
-            raise ProtocolError("a silo", "survey", "what it calls a survey's layout is none")
+            raise ProtocolError("a silo", "survey", "the layout is not a survey's")
         return form
 
 

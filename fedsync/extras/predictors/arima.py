@@ -41,7 +41,6 @@ class Filter:
     unit: float
 
     def step(self, state: Floats, speed: float) -> Floats:
-        """Return the predicted state after one more speed [samples/s]."""
         after: Floats = self.transition @ state + self.gain * (speed / self.unit - float(self.design @ state))
         return after
 

@@ -90,6 +90,6 @@ def _header(path: Path, head: bytes, axes: int) -> tuple[int, ...]:
         )
     shape = tuple(int(size) for size in np.frombuffer(head, dtype=">u4", count=axes, offset=4))
     if 0 in shape:
-        raise ConfigError(f"{path}, byte 4", "the header tells of an empty array", "Copy the file again")
+        raise ConfigError(f"{path}, byte 4", "the header describes an empty array", "Copy the file again")
     check_cells(f"{path}, byte 4", prod(shape))
     return shape

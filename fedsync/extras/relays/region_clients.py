@@ -56,8 +56,7 @@ _TEXTS = 2**20
 class RelayedRequest:
     """Question for a silo behind a relay, with its payload; see `RegionAsk`.
 
-    Args:
-        in_sum: maximum size of its update's share of a region's sum [bytes].
+    ``in_sum``: maximum size of its update's share of a region's sum [bytes].
     """
 
     text: str
@@ -155,11 +154,7 @@ class Regions:
         return self._relays[self._behind[node][0]].name if node in self._behind else ""
 
     def enrol(self, node: int, name: str, since: str, answer: SiloAnswer) -> None:
-        """Add a node that has identified itself as a relay.
-
-        Raises:
-            ProtocolError: the rest of its answer is invalid.
-        """
+        """Add a node that has identified itself as a relay; raises `ProtocolError` for an invalid answer."""
         reply = read_region_reply(answer.text, name)
         logger.info("%s is a relay", name)
         self._relays[node] = _Relay(name, since)
@@ -186,11 +181,7 @@ class Regions:
     # Requests.
 
     def push(self, transport: Transport, spec: str, letters: Sequence[tuple[int, RelayedRequest]]) -> list[str | None]:
-        """Send letters, with one message per relay; return a name for each question, None if its node is gone.
-
-        Args:
-            letters: pairs of destination node and letter.
-        """
+        """Send (node, request) pairs, one message per relay; return each question's name, None for a lost node."""
         named: list[str | None] = []
         asks: dict[int, list[RegionAsk]] = {}
         pieces: dict[int, list[Payload]] = {}
@@ -296,7 +287,7 @@ class Regions:
         known = tuple(relay.waiting[number][1] for number in members.numbers if number in relay.waiting)
         try:
             if aggregator is None or whole is None or known != members.update_ids or "" in known:
-                raise ProtocolError(relay.name, "sum", "nobody waits for all that is in it")
+                raise ProtocolError(relay.name, "sum", "it contains updates that no request waits for")
             aggregator.put_sum(relay.name, members.update_ids, whole)
         except ProtocolError as error:
             logger.warning("%s; its updates are asked for one by one", error)

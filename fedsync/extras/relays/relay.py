@@ -155,11 +155,8 @@ class RelayService:
         self._changed = threading.Condition()
 
     def ask(self, spec: str, text: str, payload: Payload | None) -> tuple[str, Payload | None]:
-        """Answer the server's question; text and bytes in, text and bytes out.
-
-        Raises:
-            ProtocolError: the request is invalid.
-            LimitReached: too many requests or questions are pending.
+        """Answer the server's question; text and bytes in, text and bytes out. Raises `ProtocolError` if the request is
+        invalid, and `LimitReached` if too many requests or questions are pending.
         """
         request = read_region_request(text)
         if request is None:  # the server asks the node for its identity: a relay, with these silos
@@ -200,7 +197,6 @@ class RelayService:
 
     @property
     def waits(self) -> bool:
-        """Whether any silo's answer is pending."""
         with self._changed:
             return any(run.waiting for run in self._runs.values())
 

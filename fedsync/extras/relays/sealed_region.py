@@ -88,7 +88,7 @@ class SealedRegion:
         if any(one.envelope.head.members[0].nonce == nonce for one in self._kept.values()):
             raise ProtocolError(silo, "nonce", "that of another update: silos would not open a sum of both")
         kept = _Single(update, envelope, clear, share)
-        _ = kept.beside  # raises where its annex is none
+        _ = kept.beside  # raises if the annex is invalid
         self._kept[update_id] = kept
 
     def discard(self, update_id: str) -> None:

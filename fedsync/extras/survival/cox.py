@@ -32,7 +32,7 @@ class CoxTask(CsvTask):
         options: arguments of `CsvTask`.
 
     Raises:
-        ConfigError: as `CsvTask`; in `data`, a time is missing or not above 0.
+        ConfigError: as in `CsvTask`; also if `data` finds a time that is missing or not above 0.
     """
 
     def __init__(self, time: str, **options: Any) -> None:

@@ -10,7 +10,7 @@ With d events and n persons at risk at a time, in pooled counts:
   contributes, for l = 0 .. d - 1 and S = R - (l / d) D: -log S0 to the likelihood, -S1/S0 to its gradient, and
   S2/S0 - S1 S1'/S0^2 to the information.
 
-Counts on the whole grid stay within the silos' software. People see `told`: times of curves that are far enough apart.
+Counts on the whole grid stay within the silos' software. People see only the result of `told`, with fewer times.
 
 Sources: Kaplan and Meier 1958; Mantel 1966; Cox 1972; Efron 1977.
 """
@@ -98,7 +98,7 @@ def log_rank(counts: Counts) -> LogRank:
     covariance = np.diag((factor * share).sum(axis=1)) - (factor * share) @ share.T
     degrees = len(counts) - 1
     if np.linalg.matrix_rank(covariance) < degrees:
-        raise ConfigError("task.survival.group", "a group has nobody at risk while events happen", "Leave it out")
+        raise ConfigError("task.survival.group", "a group has no person at risk at any event", "Leave it out")
     statistic = float(difference[:-1] @ np.linalg.solve(covariance[:-1, :-1], difference[:-1]))
     return LogRank(statistic, degrees, chi_squared_tail(statistic, degrees))
 
@@ -191,7 +191,7 @@ def _at_risk(counts: Counts) -> Counts:
 
 
 def told(form: SurvivalForm, sums: SurvivalSums) -> dict[str, Any]:
-    """Return what people may see: no difference of two lines that tells of fewer than ``least`` persons.
+    """Return the publishable result, in which no difference of two lines describes fewer than ``least`` persons.
 
     Raises `ConfigError` as `log_rank` and `cox_fit`.
     """

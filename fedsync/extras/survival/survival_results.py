@@ -20,10 +20,8 @@ from fedsync.silo.protocol import STATE_FOLDER, Identity
 
 
 def result_of_run(folder: Path) -> dict[str, Any]:
-    """Return the publishable result of a run in ``folder``, as `told`.
-
-    Raises:
-        ConfigError: the folder has no survival analysis, or its sums allow no result.
+    """Return the publishable result of a run in ``folder``, as `told`. Raises `ConfigError` if the folder has no
+    survival analysis, or its sums allow no result.
     """
     from fedsync.train.weights import load_model
 
@@ -39,10 +37,8 @@ def result_of_run(folder: Path) -> dict[str, Any]:
 
 def result_here(file: Path, run: str | None = None) -> dict[str, Any]:
     """Return the publishable result of an encrypted run that a real silo took part in, by default of the newest run.
-
-    Raises:
-        ConfigError: the silo has no sums of such a run, or they allow no result.
-        RunError: the silo's copy of the sums is damaged.
+    Raises `ConfigError` if the silo has no sums of such a run, or they allow no result, and `RunError` if the silo's
+    copy of the sums is damaged.
     """
     config = SiloStartConfig.load(file)
     for kept in kept_runs(Path(config.state) / STATE_FOLDER):

@@ -6,8 +6,8 @@ Newton step of a Cox model. With the coefficients b that follow from the rounds 
 z exp(bz) and zz' exp(bz) over the persons of each cell, where z are covariates in pooled deviations. Sums over the
 persons at risk are sums over the cells from a time on (`fedsync.extras.survival.survival_estimates`).
 
-A *cell* is a row of times with enough persons: two cells that differ by one person would disclose that person's
-covariates. Silos agree on cells without a message, because cells follow from the counts of the first round. Cells of
+A *cell* is a span of consecutive times with enough persons: two cells that differ by one person would disclose that
+person's covariates. Silos agree on cells without a message: cells follow from the counts of the first round. Cells of
 events and cells of censored persons are formed apart, since Efron's treatment of ties needs both sums.
 
 | tensor | content | round |
@@ -186,11 +186,8 @@ def step_vector(form: SurvivalForm, place: int, rows: SurvivalRows, sums: Surviv
 
 
 def read_survival(form: SurvivalForm, vector: Vector) -> SurvivalSums | None:
-    """Read sums from the mean of silos' vectors; None before the first round.
-
-    Raises:
-        ProtocolError: the mean is none of such vectors.
-        ConfigError: a round has other silos than the first.
+    """Read sums from the mean of silos' vectors; None before the first round. Raises `ProtocolError` for an invalid
+    mean, and `ConfigError` if a round has other silos than the first.
     """
     parts = {name: part.reshape(-1).astype(np.float64) for name, part in form.layout.split(vector).items()}
     marks = parts["silos"][:-1].reshape(form.rounds, form.places)

@@ -10,8 +10,8 @@ seed of the silo's own mask was revealed with the sum.
 
 *Required consents*: more than half of all silos with a key, and at least as many as a version of the run must have
 updates. The administrator, not the server, decides how many silos have a key. Two groups of silos without a common
-member cannot both be a majority. Owners who let nobody see a sum of fewer than m updates do not have single updates
-shown on the consent of fewer than m.
+member cannot both be a majority. If nobody may see a sum of fewer than m updates, fewer than m consents must not be
+enough to see single updates.
 """
 
 from __future__ import annotations

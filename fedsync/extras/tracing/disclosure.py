@@ -52,11 +52,8 @@ class Disclosure:
 
     @classmethod
     def open(cls, path: Path) -> Disclosure:
-        """Read what `disclose` wrote; updates are not parsed.
-
-        Raises:
-            ConfigError: the file cannot be read.
-            ProtocolError: the file is of another kind, or ends early.
+        """Read what `disclose` wrote; updates are not parsed. Raises `ConfigError` if the file cannot be read, and
+        `ProtocolError` if the file is of another kind, or ends early.
         """
         try:
             with path.open("rb") as file:

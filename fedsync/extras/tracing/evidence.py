@@ -80,11 +80,7 @@ class Evidence:
         self._warn(why)
 
     def settle(self, seeds: Mapping[str, bytes] | None = None) -> None:
-        """Complete the version's evidence, and remove evidence that exceeds the limits.
-
-        Args:
-            seeds: revealed seeds of silos' own masks.
-        """
+        """Complete the version's evidence with the ``seeds`` of silos' own masks; remove what exceeds the limits."""
         if self._begun is None:
             return
         notice, self._begun = replace(self._begun, seeds=seeds or {}), None

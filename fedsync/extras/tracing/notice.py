@@ -6,8 +6,8 @@
 
 The notice has no words of any update, so it discloses nothing that the server does not know. The server writes the
 notice and can write anything. But each slip is signed by its silo, and the content C of the version follows from the
-slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`); otherwise the notice is not
-that of the version.
+slips. Silos that reached the version remember the same C (`fedsync.cipher.silo.history`); another C means that the
+notice is false.
 """
 
 from __future__ import annotations
@@ -92,12 +92,9 @@ class Notice:
         return next((update for update in self.updates if update.head.sender == silo), None)
 
     def known(self, history: History) -> bool:
-        """Whether a silo reached this version with these very updates; False if it has not reached the version.
-
-        Raises:
-            ProtocolError: the silo reached the version with others, or the version does not follow on the silo's
-                history.
-            ConfigError: the silo has forgotten the version.
+        """Whether a silo reached this version with these very updates; False if it has not reached the version. Raises
+        `ProtocolError` if the silo reached the version with others, or the version does not follow on the silo's
+        history. Raises `ConfigError` if the silo has forgotten the version.
         """
         records = history.records
         if self.version > records.newest:
@@ -128,11 +125,7 @@ class Notice:
 
     @classmethod
     def read(cls, data: bytes, senders: Mapping[str, bytes]) -> Notice:
-        """Decode, and check that every slip is signed by its silo.
-
-        Raises:
-            ProtocolError: the notice is malformed, or of another group.
-        """
+        """Decode; raises `ProtocolError` if malformed, of another group, or with a slip not signed by its silo."""
         if not data.startswith(_MAGIC):
             raise ProtocolError(SERVER, "notice", "it is none")
         run, packed, group, kind, clear, roster, seeds, slips = unpack(data[len(_MAGIC) :], SERVER, 8)

@@ -56,12 +56,9 @@ class Traced:
 
 
 def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str]) -> Consented:
-    """Make a consent of the silo's owner to an examination of a version by the named silos.
-
-    Raises:
-        ConfigError: there are no keys, an examiner is unknown, the silo has forgotten the version, or the book of used
-            masks is damaged.
-        ProtocolError: the server's notice is invalid, or does not fit the silo's history.
+    """Make a consent of the silo's owner to an examination of a version by the named silos. Raises `ConfigError` if
+    there are no keys, an examiner is unknown, the silo has forgotten the version, or the log of used masks is damaged.
+    Raises `ProtocolError` if the server's notice is invalid, or does not fit the silo's history.
     """
     ring = _ring(config)
     read = _read(notice, ring)
@@ -82,11 +79,9 @@ def consent_to(config: SiloStartConfig, notice: bytes, examiners: Sequence[str])
 
 
 def trace(config: SiloStartConfig, file: Path) -> Traced:
-    """Examine the updates of a version at the silo of ``config``, by the server's disclosure ``file``.
-
-    Raises:
-        ConfigError: the silo has no keys, the file cannot be read, or the silo keeps nothing of the run.
-        ProtocolError: too few owners consent, or the file does not fit the silo's history.
+    """Examine the updates of a version at the silo of ``config``, by the server's disclosure ``file``. Raises
+    `ConfigError` if the silo has no keys, the file cannot be read, or the silo keeps nothing of the run. Raises
+    `ProtocolError` if too few owners consent, or the file does not fit the silo's history.
     """
     ring, disclosure = _ring(config), Disclosure.open(file)
     notice = _read(disclosure.notice, ring)
@@ -142,11 +137,9 @@ def _history(kept: KeptRun) -> History | None:
 def _pairs(ring: Ring, notice: Notice, kept: KeptRun, history: History) -> dict[str, bytes] | None:
     """Return the mask seeds that this silo's update shares with others; None if the update has no masks or seeds.
 
-    The update must belong to this very version, or start from the newest version that the silo reached.
-
-    Raises:
-        ProtocolError: the notice's roster is not the roster of the update's masks, or the update is older.
-        ConfigError: the book of used masks is damaged.
+    The update must belong to this very version, or start from the newest version that the silo reached. Raises
+    `ProtocolError` if the notice's roster is not the roster of the update's masks, or the update is older. Raises
+    `ConfigError` if the log of used masks is damaged.
     """
     slip = notice.slip(ring.own.name)
     if slip is None or slip.head.form is not MASKED:

@@ -31,11 +31,8 @@ class CsvExporter:
 
     An unknown figure is an empty cell. Metrics of a whole round have an empty silo.
 
-    Args:
-        path: table of rounds; the paths of the other tables derive from it, see `tables`.
-
-    Raises:
-        ConfigError: a table cannot be written.
+    ``path``: table of rounds; the paths of the other tables derive from it, see `tables`. Raises `ConfigError` if a
+    table cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

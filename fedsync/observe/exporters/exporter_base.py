@@ -53,10 +53,8 @@ class Guarded:
 
 
 def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any]) -> list[Exporter]:
-    """Open the exporters of a configuration.
-
-    Raises:
-        ConfigError: an exporter cannot start, for example because of a missing library or a used port.
+    """Open the exporters of a configuration. Raises `ConfigError` if an exporter cannot start, for example because of a
+    missing library or a used port.
     """
     if export is None:
         return []

@@ -19,10 +19,8 @@ MOST_METRICS = 1000
 class MlflowExporter:
     """Exporter to a tracking server, or to a folder or database that MLflow opens itself.
 
-    A metric's step is the round. Its timestamp is the run's own time in milliseconds.
-
-    Raises:
-        ConfigError: MLflow is not installed, or the server cannot be reached.
+    A metric's step is the round. Its timestamp is the run's own time in milliseconds. Raises `ConfigError` if MLflow is
+    not installed, or the server cannot be reached.
     """
 
     def __init__(self, uri: str, run: Mapping[str, Any]) -> None:

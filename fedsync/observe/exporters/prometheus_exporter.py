@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 class PrometheusExporter:
     """HTTP server for the newest figures, in a thread of the run's process until the run ends.
 
-    Args:
-        url_file: file that receives the URL of ``/metrics``; deleted at the end.
-
-    Raises:
-        ConfigError: prometheus_client is not installed, or the port is in use.
+    ``url_file``: file that receives the URL of ``/metrics``; deleted at the end. Raises `ConfigError` if
+    prometheus_client is not installed, or the port is in use.
     """
 
     def __init__(self, config: PrometheusConfig, url_file: Path) -> None:
@@ -46,7 +43,6 @@ class PrometheusExporter:
         url_file.write_text(self.url + "\n", encoding="utf-8")
 
     def follow(self, ledger: Ledger) -> None:
-        """Store the ledger; figures are computed on request."""
         self._ledger = ledger
 
     def close(self) -> None:

@@ -12,10 +12,8 @@ _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/l
 
 
 class TensorBoardExporter:
-    """Exporter to an event file; steps are rounds, and the wall time is the run's own time, virtual or real.
-
-    Raises:
-        ConfigError: tensorboardX is not installed.
+    """Exporter to an event file; steps are rounds, and the wall time is the run's own time, virtual or real. Raises
+    `ConfigError` if tensorboardX is not installed.
     """
 
     def __init__(self, folder: Path) -> None:

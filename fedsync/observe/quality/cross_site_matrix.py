@@ -136,7 +136,6 @@ def sealed_document(
     about: Mapping[Subject, Mapping[str, Any]],
     missing: Sequence[tuple[ModelRow, str]],
 ) -> Document:
-    """Build the document for sealed metrics; see the module docstring."""
     told: dict[str, Any] = {}
     for name, better in higher_is_better(metrics).items():
         pooled = {str(each): score.numbers[name] for each, score in scores.items() if name in score.numbers}

@@ -129,8 +129,7 @@ def summary(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return ``evaluation`` of ``summary.json``, and the content of ``evaluation.json``.
 
-    Args:
-        judged: each model on each split; without the evaluations of single silos where metrics are sealed.
+    ``judged``: each model on each split; without the evaluations of single silos where metrics are sealed.
     """
     estimates: dict[str, Any] = {"higher_is_better": higher_is_better(metrics)}
     drawn: dict[str, Any] = {}

@@ -83,11 +83,8 @@ class KeptModels:
     def finish(self, last: Vector | None) -> None:
         """Write the pending best model and the last model.
 
-        Args:
-            last: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
-
-        Raises:
-            ConfigError: a file cannot be written, and ``last`` is not None.
+        ``last``: final model, float32 [layout.size]; None where the run failed, or where only silos hold the model.
+        Raises `ConfigError` if a file cannot be written, and ``last`` is not None.
         """
         if last is None:
             self._not_before_s = 0.0

@@ -275,10 +275,8 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
-    """Check that a summary has all keys of a report, for runs without a journal.
-
-    Raises:
-        ConfigError: a key is missing; the message names the file and the keys.
+    """Check that a summary has all keys of a report, for runs without a journal. Raises `ConfigError` if a key is
+    missing; the message names the file and the keys.
     """
     missing = [repr(key) for key in sorted(FIGURES - summary.keys())]
     silos = summary["silos"]

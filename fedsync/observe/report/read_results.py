@@ -41,11 +41,8 @@ from fedsync.observe.report.results import (
 def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Results:
     """Read the results of a run.
 
-    Args:
-        summary: content of ``summary.json``; None if the run has not ended.
-
-    Raises:
-        ConfigError: a file is malformed; the message names the file.
+    ``summary``: content of ``summary.json``; None if the run has not ended. Raises `ConfigError` if a file is
+    malformed; the message names the file.
     """
     lower, why = {"loss"}, _rule(config)
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
@@ -63,11 +60,8 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
 def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     """Read a ``cross_site.json``; None if the file is missing.
 
-    Args:
-        lower: metrics of which lower is better; the metrics of the file are added to this set.
-
-    Raises:
-        ConfigError: the file is malformed.
+    ``lower``: metrics of which lower is better; the metrics of the file are added to this set. Raises `ConfigError` if
+    the file is malformed.
     """
     document = read_object(path)
     if document is None:

@@ -87,11 +87,7 @@ MEANINGS = {
 
 
 def page(runs: Sequence[RunData]) -> str:
-    """Return the report of one run, or of several runs side by side, as HTML.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Return the report of one run, or of several side by side, as HTML; `ConfigError` without matplotlib."""
     labels, several = ", ".join(run.label for run in runs), len(runs) > 1
     sections = _sections(runs)
     return (

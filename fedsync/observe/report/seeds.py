@@ -31,10 +31,7 @@ class SeedGroup:
     runs: dict[int, RunData] = field(default_factory=dict)
 
     def values(self, figure: str) -> dict[int, float]:
-        """Return a figure by seed.
-
-        Times to a target are empty if one run missed the target: the remaining runs would be a biased selection.
-        """
+        """Return a figure by seed; no times to a target if one run missed it, because the rest would be biased."""
         found = {seed: number_of(_figure(run, figure)) for seed, run in self.runs.items()}
         if figure == TO_TARGET and None in found.values():
             return {}

@@ -60,11 +60,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A finished figure with title and caption.
-
-    Args:
-        wide: the figure needs the full width of the page.
-    """
+    """Finished figure with title and caption; ``wide`` if it needs the full width of the page."""
 
     title: str
     alt: str
@@ -75,11 +71,7 @@ class Picture:
 
 @contextmanager
 def canvas(width: float = 4.6, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
-    """Provide a figure without a window, and its axes; sizes in inches.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Provide a figure without a window, and its axes; sizes in inches. `ConfigError` without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
@@ -107,7 +99,6 @@ def bars(index: int) -> dict[str, Any]:
 
 
 def legend_above(figure: Figure, ax: Axes) -> None:
-    """Put the legend above the axes, where it hides no data."""
     handles, labels = ax.get_legend_handles_labels()
     columns = 4 if max(map(len, labels)) <= 8 else 3 if max(map(len, labels)) <= 14 else 2
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)
@@ -143,8 +134,7 @@ def to_svg(figure: Figure, background: str = "none", title: str | None = None) -
 def inline(svg: str, key: str, alt: str) -> str:
     """Convert SVG for embedding in an HTML page, with ids that are unique in the page.
 
-    Args:
-        alt: text alternative, already escaped for an attribute.
+    ``alt``: text alternative, already escaped for an attribute.
     """
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
@@ -165,10 +155,7 @@ def inline(svg: str, key: str, alt: str) -> str:
 def write_picture(picture: Picture, path: Path, *, named: bool = True) -> None:
     """Write one picture on a white background; the file extension ``.svg`` or ``.png`` selects the format.
 
-    ``named`` as for `write_result`.
-
-    Raises:
-        ConfigError: the extension is unknown, or the file cannot be written.
+    ``named`` as for `write_result`. Raises `ConfigError` if the extension is unknown, or the file cannot be written.
     """
     match path.suffix.lower():
         case ".svg":

@@ -68,11 +68,7 @@ def guarded(name: str) -> Callable[[Callable[Arguments, Check]], Callable[Argume
 
 
 def model_bytes(strategy: StrategyConfig) -> int:
-    """Return the size of a strategy's model [bytes].
-
-    Raises:
-        ConfigError: the task cannot be built on this machine.
-    """
+    """Return the size of a strategy's model [bytes]; raises `ConfigError` if this machine cannot build the task."""
     from fedsync.train.weights import initial_model
 
     return int(initial_model(strategy.task.build(), strategy.seed, strategy.model.build())[0].nbytes)
@@ -219,7 +215,6 @@ def check_memory_for(strategy: StrategyConfig | None) -> Check:
 
 
 def check_memory(model: int | None) -> Check:
-    """Check that memory suffices for training."""
     free = psutil.virtual_memory().available
     wanted = LEAST_MEMORY_BYTES if model is None else LEAST_MEMORY_BYTES + MODELS_IN_MEMORY * model
     detail = f"{_size(free)} available" + ("" if model is None else f", model {_size(model)}")

@@ -24,7 +24,7 @@ from fedsync.ops.doctor.machine_checks import Check, guarded, judge_expiry
 
 TIMEOUT_S = 5.0
 MOST_SKEW_S = 60.0
-"""Maximum clock skew; new certificates tolerate an hour, because ``fedsync certs`` backdates them, but not all else."""
+"""Maximum clock skew; only new certificates tolerate an hour, because ``fedsync certs`` backdates them."""
 
 
 def check_reachable(way: Way) -> Check:

@@ -68,11 +68,7 @@ HEADERS = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """HTTP server of one run's page, on loopback.
-
-    Raises:
-        OSError: the port is in use.
-    """
+    """HTTP server of one run's page, on loopback. Raises `OSError` if the port is in use."""
 
     daemon_threads = True
     request_queue_size = MOST_AT_ONCE

@@ -57,14 +57,12 @@ class WaitingUpdates:
         return tuple(dict.fromkeys([*self.payloads, *self.sums]))
 
     def add(self, sender: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Keep an update, or the sum of several. Raises `ProtocolError` if an update id is already in use, or is named
-        twice.
-        """
+        """Keep an update, or the sum of several; raises `ProtocolError` if an update id is in use, or named twice."""
         for update_id in update_ids:
             if update_id in self.payloads or update_id in self.sums:
                 raise ProtocolError(sender, "update id", f"{update_id!r} is here already")
         if not update_ids or len(set(update_ids)) != len(update_ids):
-            raise ProtocolError(sender, "members", f"{len(update_ids)} updates, none of which may be there twice")
+            raise ProtocolError(sender, "members", f"{len(update_ids)} updates: none, or one occurs twice")
         self.payloads[update_ids[0]] = payload
         if len(update_ids) > 1:
             self.sums.update(dict.fromkeys(update_ids, tuple(update_ids)))
@@ -154,11 +152,9 @@ class Combining:
         counts.update({"commits": 0, "few": 0, "left_out": {}} | counts)
 
     def change(self, updates: CommitUpdates) -> Part:
-        """Return a function of (start, stop): spans of the change of a commit, float32 [stop - start].
-
-        Raises:
-            PolicyError: the combiner chooses updates that are not there, or, in a span, did not return one finite value
-                per column.
+        """Return a function of (start, stop): spans of the change of a commit, float32 [stop - start]. Raises
+        `PolicyError` if the combiner chooses updates that are not there, or, in a span, did not return one finite value
+        per column.
         """
         chosen = sorted(set(self._combiner.choose(updates)))
         if not chosen or not set(chosen) <= set(range(len(updates.ids))):

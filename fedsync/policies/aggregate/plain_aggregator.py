@@ -39,9 +39,7 @@ _NAMES: Names = {
 
 
 def check_values(wire: WireFormat, size: int, silo: str, update: Payload) -> None:
-    """Reject a harmful update. Raises `ProtocolError` if wrong type, shape or length, or a value that is not finite or
-    exceeds `MAX_MAGNITUDE`.
-    """
+    """Raise `ProtocolError` for a wrong type, shape or length, or a value not finite or beyond `MAX_MAGNITUDE`."""
     wire.check(update, size, silo)
     for start, stop in spans(size, 4):
         span = wire.decode(update, start, stop)
@@ -156,9 +154,7 @@ class PlainAggregator(InTheClear):
         return self._best[1]
 
     def put(self, silo: str, update_id: str, update: Payload) -> None:
-        """Check and keep an update. Raises `ProtocolError` if wrong type, shape or length, a value that is not finite,
-        or an update id that is in use.
-        """
+        """Check and keep an update; raises `ProtocolError` as `check_values`, and for an update id that is in use."""
         check_values(self._wire.up, self.model.size, silo, update)
         self._waiting.add(silo, (update_id,), self._keeper.keep(update))
 
@@ -166,8 +162,8 @@ class PlainAggregator(InTheClear):
         return FP32.payload_bytes(self.model.size)
 
     def put_sum(self, relay: str, update_ids: Sequence[str], payload: Payload) -> None:
-        """Check and keep the mean of a region's updates. Raises `ProtocolError` if as for `put`; the members began with
-        different versions; or a member was not ordered.
+        """Check and keep the mean of a region's updates. Raises `ProtocolError` as `put`, and if members began with
+        different versions or a member was not ordered.
         """
         if len({self._bases[update_id][0] if update_id in self._bases else -1 for update_id in update_ids}) != 1:
             raise ProtocolError(relay, "members", "updates that began with different versions are in one sum")
@@ -242,7 +238,7 @@ class PlainAggregator(InTheClear):
         backing, counted = None, self._counted
         if optimizer.controls:
             if taken.left_out:
-                return  # otherwise the silos' view of their updates' worth and the variates' mean would differ
+                return  # silos count all their updates, so the mean of their variates would differ from the server's
             if any(staleness):
                 raise PolicyError(f"version {commit.version} has updates that did not begin with the newest one")
             counted = {**counted, **dict(map(serial_of, commit.weights))}

@@ -43,7 +43,7 @@ class _Looked:
 
 
 class RobustPolicy(AggregationPolicy):
-    """Base of aggregations that combine updates in another way than by a sum."""
+    """Base of aggregations that do not add updates up."""
 
     inner: InnerAggregation
     """Aggregation that gives updates their coefficients before the comparison. Default: equal coefficients."""

@@ -202,7 +202,6 @@ class AggregationPolicy(Policy):
 
     @property
     def discounts(self) -> bool:
-        """Whether stale updates count less with these settings."""
         return False
 
     additive: ClassVar[bool] = True

@@ -31,12 +31,10 @@ class BalancerPolicy(Policy):
 
     @property
     def scales_steps(self) -> bool:
-        """Whether the balancer sets numbers of steps instead of batch sizes."""
         return False
 
     @property
     def scales_rates(self) -> bool:
-        """Whether silos get different learning rates."""
         return False
 
     needs_lockstep: ClassVar[bool] = False
@@ -163,10 +161,8 @@ class ForecastBalancer(SharingBalancer):
     @abstractmethod
     def plan(self, curves: Sequence[Curve], total: int, bounds: Bounds) -> NDArray[np.int64]:
         """Sizes, int64 [n] in samples, within bounds and summing to ``total``, for the predicted curves of n silos.
-
-        Raises:
-            ConfigError: the bounds cannot hold ``total``.
-            ValueError: a curve is not finite, or its speed not positive.
+        Raises `ConfigError` if the bounds cannot hold ``total``, and `ValueError` if a curve is not finite, or its
+        speed not positive.
         """
 
     def sizing(self, work: LocalWork) -> Sizing:

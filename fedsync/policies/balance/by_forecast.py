@@ -143,8 +143,8 @@ class CurveTimes:
 
     @classmethod
     def of(cls, curves: Sequence[Curve]) -> CurveTimes:
-        """Return the step times of n curves, without their overhead; see `Curve.spread`. Raises `ValueError` if a speed
-        is not finite and positive, or a constant time not finite.
+        """Return the step times of n curves, without overhead; raises `ValueError` for a curve that is not finite, or a
+        speed that is not positive.
         """
         table = np.array([(c.speed, c.launch_s, c.saturation) for c in curves], dtype=np.float64).reshape(-1, 3)
         if not (np.isfinite(table).all() and (table[:, 0] > 0).all()):

@@ -15,9 +15,7 @@ from fedsync.core.speed.curve import Curve
 
 
 def check_total(total: int, bounds: Bounds) -> None:
-    """Check that sizes within bounds can sum to ``total``. Raises `ConfigError` if they cannot; the error names the
-    possible totals.
-    """
+    """Raise `ConfigError`, with the possible totals, if sizes within bounds cannot sum to ``total``."""
     lowest, highest = int(bounds.floor.sum()), int(bounds.cap.sum())
     if not lowest <= total <= highest:
         raise ConfigError(
@@ -44,12 +42,10 @@ def round_shares(shares: NDArray[np.float64], total: int, cap: NDArray[np.int64]
 def round_soonest(
     shares: NDArray[np.float64], total: int, cap: NDArray[np.int64], speeds: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Round shares, in proportion to speed [samples/s], so that the slowest silo, at ``size / speed``, is as fast as
-    possible.
+    """Round shares in proportion to speed [samples/s] so that the slowest silo takes the least ``size / speed``.
 
-    Each sample goes to the silo that would end first with one more. Ties go to the slower silo, which has the larger
-    remainder, then to the lowest index. Rounding down keeps only samples that would be given before the remaining ones,
-    so only the remaining ones are distributed.
+    All shares are rounded down; each remaining sample then goes to the silo that would end first with one sample more.
+    Ties go to the slower silo, which has the larger remainder, then to the lowest index.
     """
     sizes = _rounded_down(shares)
     left = total - int(sizes.sum())
@@ -70,7 +66,7 @@ def round_soonest(
 
 
 def _rounded_down(shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round down, but count a share like 39.999999999 as 40 with rounding errors."""
+    """Round down, but count a share like 39.999999999 as 40 with a rounding error."""
     return np.floor(shares + 1e-9).astype(np.int64)
 
 

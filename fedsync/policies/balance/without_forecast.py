@@ -59,10 +59,10 @@ class LeaderStraggler(SharingBalancer):
     in every round of the window, `step` samples move from straggler to leader. If it was slower in one of the rounds,
     the two have changed places, and the `fine` pace holds from then on.
 
-    The paper leaves three cases open. A round without a time of either silo, which failed or has just joined, does not
-    count as a lead. The change of places is sought in the rounds of the longest window only: where the first test
-    fails, one of its own rounds shows why, except for exact ties. A silo that cannot take the step within its bounds,
-    or whose memory is nearly full, is no leader.
+    The paper leaves three cases open. A round in which one of the two silos has no time (its order failed, or it has
+    just joined) does not count as a lead. A change of places is looked for only in the remembered rounds, which are as
+    many as the longest window. A silo that cannot take the step within its bounds, or whose memory is nearly full, is
+    no leader.
 
     Source: LB-BSP, Algorithm 2 (section 3.3.2).
     """
@@ -167,8 +167,8 @@ class SpendEvenly(SharingBalancer):
 
     A barrier that ends orders early, or silos of unequal steps, make budgets end at different rounds again.
 
-    The server knows of budgets only what the strategy says. It sees no ledger, so what other runs have spent does not
-    count unless the numbers given here leave it out; each silo's own ledger decides.
+    The server knows budgets only from the strategy. It sees no silo's ledger, so subtract what other runs have spent
+    from the numbers given here; each silo's own ledger decides.
 
     Source: Bun and Steinke 2016 (arXiv:1605.02065), proposition 1.3; for sampling, Mironov et al. 2019
     (arXiv:1908.10530), whose divergence grows with q² to leading order.

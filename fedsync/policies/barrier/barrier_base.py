@@ -68,7 +68,6 @@ class BarrierPolicy(Policy, Generic[S]):
 
     @property
     def needs_discount(self) -> bool:
-        """Whether the barrier relies on a discount for stale updates."""
         return False
 
     @property
@@ -124,9 +123,7 @@ def within(inner: BarrierPolicy[Any]) -> dict[str, int]:
 
 
 def check_outermost(inner: BarrierPolicy[Any], around: str) -> None:
-    """Refuse to wrap overlap. Raises `ValueError` if ``inner`` queues orders; the wrapper would take silos with a
-    queued order for busy silos.
-    """
+    """Raise `ValueError` if ``inner`` queues orders: the wrapper would count silos with a queued order as busy."""
     if inner.queues:
         raise ValueError(f"{around} around overlap would wait for silos that have sent; write overlap around {around}")
 

@@ -36,7 +36,7 @@ class OwnExtension(Extension):
 
     def __init__(self, inner: Extension, kind: str) -> None:
         self._inner, self._kind = inner, kind
-        self.name = inner.name  # type: ignore[misc]  # of a class, but this one stands for any
+        self.name = inner.name  # type: ignore[misc]  # a class variable, but here each object has its own
 
     @property
     def expects(self) -> bool:

@@ -19,7 +19,7 @@ class MixtureState:
 
     Args:
         errors: recent mean squared error of each expert, empty before the second order.
-        promised: whether each expert's promise has been counted.
+        promised: whether each expert's `PredictorPolicy.promise` has been counted.
     """
 
     states: tuple[Any, ...]

@@ -141,7 +141,6 @@ class Narx(PredictorPolicy[NarxState]):
 
     @property
     def start(self) -> tuple[float, ...] | None:
-        """Initial parameters from an earlier run, or None; see `loaded`."""
         return None
 
     def loaded(self) -> Narx:
@@ -282,9 +281,7 @@ class WarmNarx(Narx):
 
 
 def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:
-    """Read the parameters that `Narx.export` has written. Raises `ValueError` if the content is no such export, or has
-    a hidden layer of another size.
-    """
+    """Read the output of `Narx.export`; raises `ValueError` for other content, or a hidden layer of another size."""
     expected = hidden * (_INPUTS + 2) + _INPUTS + 1
     parameters = content.get("parameters")
     if content.get("kind") != "narx" or not isinstance(parameters, list):

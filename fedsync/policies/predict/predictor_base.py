@@ -30,9 +30,7 @@ class PredictorPolicy(Policy, Generic[S]):
         return False
 
     def loaded(self) -> PredictorPolicy[S]:
-        """Return the predictor with the contents of the files that its fields name; called once, before a run. Raises
-        `ConfigError` if a file is invalid.
-        """
+        """Return the predictor with the files that its fields name, read once before a run; raises `ConfigError`."""
         return self
 
     @abstractmethod

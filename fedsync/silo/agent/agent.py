@@ -95,7 +95,6 @@ class AgentSession:
 
     @property
     def unheard_s(self) -> float:
-        """Time since the hub's last answer [s]."""
         return time.monotonic() - self._heard_s
 
     @property
@@ -164,7 +163,7 @@ class AgentSession:
             if newer is not None and _elsewhere(newer, session):
                 self._newer = newer
                 return
-            with self._room:  # at the limit, the server's next question has to wait
+            with self._room:  # at the limit, the server's next question waits here
                 question = line.asked(after)
             if question is not None:
                 after = question.number
@@ -292,7 +291,7 @@ class Agent:
                 self._sessions[name][0].invite(joined)
 
     def _make_room(self) -> bool:
-        """End the session with the longest silence of its hub, first one that never answered; False if all answer."""
+        """End the session with the longest silence, first one whose hub never answered; False if all hubs answer."""
         sessions = {name: session for name, (session, _) in self._sessions.items()}
         name = max(sessions, key=lambda each: (not sessions[each].heard, sessions[each].unheard_s))
         session = sessions[name]

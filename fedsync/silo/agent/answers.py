@@ -96,7 +96,7 @@ class Place:
     def _relayed(socket: Path, spec: str, text: str, nbytes: int, fetch: Fetch) -> tuple[str, Payload | None]:
         try:
             return ask_relay(socket, spec, text, _fetched(fetch, socket.parent, socket.parent, nbytes))
-        except Exception as error:  # a relay has no owner who would read a record
+        except Exception as error:  # a relay has no owner, so there is no record to write
             known = isinstance(error, OSError | FedSyncError)
             told = "a question of the server above has no answer, and is asked again: %s"
             logger.warning(told, error, exc_info=None if known else error)

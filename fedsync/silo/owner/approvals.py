@@ -110,7 +110,7 @@ def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def unshowable(run: AskedRun) -> str:
-    """Return why an owner cannot be shown all of a run; empty if possible. Invalid JSON is shown as text."""
+    """Return why a run cannot be shown in full to an owner; empty if it can. Invalid JSON is shown as text."""
     for text in (run.spec, run.run_config):
         try:
             for path, value in leaves(json.loads(text)):
@@ -174,7 +174,6 @@ class Approvals:
         return next((kept.run for path in paths if (kept := self._read(path)) is not None), None)
 
     def covers(self, digest: str, code: Mapping[str, str]) -> bool:
-        """Return whether the owner approved the run with exactly this code."""
         kept = self._read(self._folder / _APPROVED / digest)
         return kept is not None and kept.code == code
 

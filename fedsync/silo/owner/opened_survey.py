@@ -43,8 +43,8 @@ def surveyed(spec: RunSpec, sums: SurveySums | None, folder: Path | None) -> Run
 def open_survey(survey: SealedSurvey, identity: Identity, ring: Ring, owner: OwnerPolicy) -> SurveySums | None:
     """Open a sealed survey, part of the run's specification as the server sent it; None if it holds no silo's sums.
 
-    Raises `ProtocolError` if the survey is invalid, or is not what silos sealed, `SpoiledSum` if they sealed for
-    another survey, and `OwnerRefusal` if it seals too little.
+    Raises `ProtocolError` if the survey is invalid, or differs from the sums that silos sealed. Raises `SpoiledSum` if
+    silos sealed for another survey, and `OwnerRefusal` if it seals less than the owner demands.
     """
     from fedsync.cipher.silo.opening import model_of
     from fedsync.cipher.suites import open_suite

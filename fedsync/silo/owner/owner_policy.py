@@ -255,7 +255,7 @@ class OwnerPolicy(Section):
             )
             raise OwnerRefusal("cipher.members", problem, remedy)
         _check_bounds(plan, self.seal)
-        # Under a budget only scores with noise leave, and what the owner declares public.
+        # Under a budget, only scores with noise and figures that the owner declared public leave.
         if self.seal.metrics == "sealed" and not plan.seal_metrics and not self.privacy:
             problem = "metrics would travel in the clear, and this silo's owner wants them sealed"
             remedy = "Write metrics: sealed, or have the owner take seal.metrics out of silo.yaml"
@@ -298,7 +298,7 @@ def _at_least(limit: str, found: int, least: int) -> None:
 
 
 def owner_environment(config: SiloStartConfig) -> Mapping[str, str]:
-    """Return all variables of a process that may start a silo's trainer, so that none of the caller's applies."""
+    """Return all variables for a process that may start a silo's trainer; they replace the caller's."""
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     return {KEYS: config.keys or "", NAMED_BY: config.passphrase_env, ALLOWED: OwnerPolicy.of(config).model_dump_json()}

@@ -1,8 +1,8 @@
 """Guard of a silo's privacy budgets: what a private run may do here, and what of its results leaves.
 
 An order is admitted if the budget has room for all of its steps. Its executed steps are entered in the ledgers before
-its result leaves. Of the report, only what follows from the order, what the owner declared public and scores with noise
-remain; docs/assurance/privacy.md lists each figure.
+its result leaves. The guard removes all figures from the report except figures that follow from the order, figures that
+the owner declared public, and scores with noise; docs/assurance/privacy.md lists each figure.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _TOLD = 12
 class PrivacyGuard:
     """Guard of one run at one silo.
 
-    With a target, the noise is worked out anew whenever the rest of the run, at the batch size of the next order, would
-    exceed it; so batches that follow the silo's speed keep the target.
+    With a target epsilon, the noise is computed anew whenever the rest of the run, at the batch size of the next order,
+    would exceed the target. So runs with changing batch sizes keep the target.
 
     Args:
-        ledgers: of the data that the run reads; the last is the run's own, in memory, whose budget is the target.
+        ledgers: ledgers of the data that the run reads; with a target, the last one is in memory, with the target as
+            budget.
         run: name of the run in the ledgers.
-        counts: whether an evaluation's score is a number of right predictions, of which each row adds at most one.
-        whole: an order's only release, where noise is on whole updates; no step has noise then.
+        counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
+        whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
     """
 
@@ -66,7 +67,7 @@ class PrivacyGuard:
     _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
-        """Return an order that may begin; one that is bounded by time has no more steps than the budgets have room for.
+        """Return an order that may begin; an order with a time budget is cut to the steps for which budgets have room.
 
         Raises `BudgetSpent` without room, and `OwnerRefusal` if it would train without privacy.
         """
@@ -92,21 +93,21 @@ class PrivacyGuard:
         return AccountedTrainer(self) if self.whole is None else self.trainer
 
     def estimated(self, order: WorkOrder) -> None:
-        """Enter an order that nobody asked for, whose update leaves as an estimate; raises as `released`."""
+        """Enter the silo's own order, from which the scale of updates is estimated; raises as `released`."""
         self._enter("estimate", self._releases_of(order, order.max_steps))
 
     def as_trained(self, order: WorkOrder) -> WorkOrder:
-        """Return an order as it is trained: no score is computed that is not told, since even a failure would tell."""
+        """Return an order, without evaluation unless scores leave: even a failure of it would disclose something."""
         return order if self.tells else replace(order, evaluate=False)
 
     @property
     def tells(self) -> bool:
-        """Whether scores leave, with noise or as public ones."""
+        """Whether scores leave, with noise or because the owner declared them public."""
         return self._noisy or self._open
 
     @contextmanager
     def spending(self, order: WorkOrder) -> Iterator[None]:
-        """Enter all steps of an order whose training fails inside: that it does may depend on what the steps found."""
+        """Enter all steps of an order whose training fails inside, since the failure may depend on the data."""
         try:
             yield
         except Exception:
@@ -154,7 +155,7 @@ class PrivacyGuard:
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
     def evaluated(self, found: Evaluation | None, of: str) -> Evaluation:
-        """Enter an evaluation, and return it as it may leave; None where nothing `tells`. Raises as `released`."""
+        """Enter an evaluation, and return what of it may leave; raises as `released`."""
         told = self._told(found, of)
         self._enter(of, self._scored())
         return told
@@ -199,8 +200,8 @@ class PrivacyGuard:
     def _told(self, found: Evaluation | None, of: str) -> Evaluation:
         """Return a score with noise, or nothing.
 
-        A row adds at most one to the number of right predictions. Where the number of rows is not public, it has noise
-        too, and a row adds at most the square root of two to both together.
+        A row adds at most one to the number of right predictions. If the number of rows is not public, it gets noise
+        too, and a row changes both numbers together by at most the square root of two.
         """
         if self._open and found is not None:
             return replace(found, gains={})
@@ -225,9 +226,9 @@ class PrivacyGuard:
 
 
 class AccountedTrainer:
-    """Trainer for a first estimate of updates: what it runs is entered before, and it tells the public number of rows.
+    """Trainer for a first estimate of updates, with ledger entries before its orders and a public number of rows.
 
-    The scale on which a silo seals follows from this estimate, and reaches other silos.
+    The scale on which a silo seals follows from this estimate, and other silos learn the scale.
     """
 
     def __init__(self, guard: PrivacyGuard) -> None:
@@ -255,8 +256,8 @@ def privacy_guard(
 
     Args:
         ledgers: from `check_budgets`.
-        plan: of the run's encryption, which has the noise on whole updates.
-        seeded: noise comes from the seeds of orders, in virtual time.
+        plan: plan of the run's encryption, with the noise on whole updates, if any.
+        seeded: draw noise from the seeds of orders, in virtual time.
 
     Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
     """
@@ -323,7 +324,7 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
 
 
 def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
-    """Return the loaded ledgers of the data that a task reads, all for code of its own; see `PrivacyLedger.load`."""
+    """Return the loaded ledgers of the data that a task reads; of all data unless it is a table or a survey."""
     read: list[str] = []
     task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]
     everything = not isinstance(task, CsvConfig | SurveyConfig)

@@ -1,7 +1,7 @@
 """Ledger of a data set's privacy budget: what left the silo about its units, over all runs. Append-only, on disk.
 
-An entry is on disk (``fdatasync``) before its result leaves. A killed order leaves no entry, or one whose result never
-left: then its repetition is entered again, so an order may count twice and never not at all.
+An entry is on disk (``fdatasync``) before its result leaves. If a process is killed between the two, the repeated order
+is entered again. So an order may count twice, but never not at all.
 
 Entries form a chain of digests, as in the audit log. Each entry also goes to the audit log, with its number and digest.
 A ledger that is older than the audit log, as after the restoration of a backup, is therefore noticed and closed. The
@@ -43,7 +43,7 @@ LEDGERS = "privacy"
 """Folder of the ledgers in the state folder."""
 
 SPENT = "privacy"
-"""Kind of the audit log's lines about entries."""
+"""Kind of the audit log's lines about ledger entries."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class PrivacyLedger:
 
     def load(self) -> PrivacyLedger:
         """Read the ledger; raise `ConfigError` if it is damaged, or older than the audit log."""
-        if self.file is not None and self.file.parent.exists():  # to read makes no folders
+        if self.file is not None and self.file.parent.exists():  # reading creates no folder
             with self._alone():
                 self._read()
         if self.file is not None and self.audit is not None:
@@ -86,7 +86,6 @@ class PrivacyLedger:
         return fits(self.spent + Counter(releases), self.budget.epsilon, self.budget.delta, self.budget.accountant)
 
     def check(self, releases: Mapping[Release, int]) -> None:
-        """Raise `BudgetSpent` unless the budget has room for further releases."""
         with self._alone():
             self._read()
             self._check(releases)
@@ -199,8 +198,8 @@ _FILE = "spent-{}.json"
 class PrivacyTally:
     """Releases of one silo in one run; ``budget`` is the epsilon of the silo's budget, if it has one.
 
-    A real silo's ledger stays with its owner. In a simulation all silos are the user's, so the run's result has what
-    each has spent. ``file`` is a copy for the process that runs the simulation; None where both are one process.
+    A real silo's ledger stays with its owner. In a simulation all silos belong to the user, so the run's result has the
+    budget that each silo has spent. ``file`` is a copy for the process that runs the simulation, if it is another.
     """
 
     silo: str
@@ -218,7 +217,6 @@ class PrivacyTally:
             write_atomically(self.file, text.encode(), OWNER_FILE, settle=False)
 
     def told(self) -> dict[str, float | None]:
-        """Return the tally as ``summary.json`` has it."""
         return {
             "epsilon": epsilon(self.releases, self.delta, self.accountant),
             "delta": self.delta,
@@ -227,7 +225,7 @@ class PrivacyTally:
 
 
 def tally_of(spec: RunSpec, config: PrivacyConfig, index: int) -> PrivacyTally:
-    """Return the tally of silo ``index``; that of a real silo is in its memory only, and nobody reads it."""
+    """Return the tally of silo ``index``; a real silo's tally is in memory only, and nobody reads it."""
     if not spec.emulate:
         return PrivacyTally("", config.delta)
     machine, root = spec.emulate[index], os.environ.get(STATE)

@@ -83,7 +83,7 @@ class TrainingProcess:
         units = self._ask(messages.MadePrivate, messages.MakePrivate(settings))[0].units
         self._private = settings
         if not 1 <= units <= self.facts.examples:
-            raise RunError(f"the training process says that {self.facts.examples} rows are of {units} units")
+            raise RunError(f"the training process reports {units} privacy units in {self.facts.examples} rows")
         return units
 
     def run(
@@ -234,7 +234,7 @@ class TrainingProcess:
         code = self._started.exit_code(_LAST_S)
         self.end()
         if code is None:
-            return RunError(f"the training process said what it may not ({error}), and was ended")
+            return RunError(f"the training process sent an invalid message ({error}), and was ended")
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         return RunError(f"the training process ended {how}. The next order starts another")
 

@@ -1,6 +1,6 @@
-"""Start and end of a training process, and models that a run's code builds in it for what an owner's command writes.
+"""Start and end of a training process, also for an owner's command that exports a model built by the run's code.
 
-A model's process returns tensors; this process writes files.
+The training process returns tensors; the process of the command writes the files.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _environment(home: Path) -> Mapping[str, str]:
     kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
     allowed = json.loads(os.environ.get(ALLOWED) or "{}")
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
-    if CONFIRMED in os.environ:  # the original lies where no process of the room may read
+    if CONFIRMED in os.environ:  # the original is where no process of the room may read
         kept[CONFIRMED] = str(shutil.copy(Path(os.environ[CONFIRMED]), home / "approval.json"))
     return kept
 

@@ -333,7 +333,7 @@ def checked_order(order: WorkOrder, told: OrderDone, parts: int, examples: int) 
 
 def _check(holds: bool, what: str) -> None:
     if not holds:
-        raise RunError(f"the training process says what cannot be of its {what}")
+        raise RunError(f"the training process reports an impossible value of its {what}")
 
 
 _MOST_REASON = 4000

@@ -1,9 +1,8 @@
-"""Queue of a trainer's orders: one running, at most one queued behind it, and those with a retrievable result.
+"""Queue of a trainer's orders: one running, at most one queued behind it, and finished orders with their results.
 
-An order names the order that it is queued behind (`WorkOrder.behind`). So each order tells what the server assumes:
-the silo has this order and the order before it. Both stay, in either arrival order. The server has given up any other
-order, so the queue ends it. The first order to arrive starts first. No order waits for another order that may have
-been lost on its way.
+An order names the order that it is queued behind (`WorkOrder.behind`). So each order shows that the server counts on
+two orders: this order and the order before it. The queue keeps both, whichever arrives first, and ends all others,
+because the server has given them up. The first order to arrive starts first: the other order may have been lost.
 """
 
 from __future__ import annotations

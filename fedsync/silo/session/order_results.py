@@ -77,7 +77,7 @@ class LastOrder:
 
 
 class LastOrders:
-    """Last order that a silo finished, and the order before it if the two were queued; None as folder keeps none."""
+    """Last order that a silo finished, and the order before it if the two were queued; empty without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self._paths = () if folder is None else tuple(folder / name for name in ANSWERS)
@@ -104,7 +104,7 @@ class LastOrders:
         if last is not None and _queued(last.order, order.order):
             place = other
         else:
-            other.unlink(missing_ok=True)  # first, because two files together mean that one order was queued
+            other.unlink(missing_ok=True)  # first, because two files mean that one order was queued behind the other
         saved = replace(order, number=0 if last is None else last.number + 1).save(place)
         self._kept = [*(each for each in self._kept if each[0] != place), (place, saved)]
         return saved

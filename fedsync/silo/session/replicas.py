@@ -74,7 +74,7 @@ def encrypted_replica(
     *,
     seeded: bool,
 ) -> Replica:
-    """Make the replica for encryption; arguments as of `fedsync.cipher.silo.replica.EncryptedReplica`."""
+    """Make the replica for encryption; arguments as for `fedsync.cipher.silo.replica.EncryptedReplica`."""
     from fedsync.cipher.silo.replica import EncryptedReplica
     from fedsync.cipher.suites import open_suite
 

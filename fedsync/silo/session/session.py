@@ -53,8 +53,8 @@ _MOST_TOLD = 30_000
 """Limit of an emulated silo's reported table form [characters over all columns]."""
 
 OWED, OWN = "owed", "own"
-"""Names of vectors beside a last order: what the next update makes up for, and what the next order may begin with; see
-`fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
+"""Names of vectors beside a last order: the rounding error that the next update corrects, and the vector with which the
+next order may begin; see `fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
 
 
 class SiloSession:
@@ -63,7 +63,7 @@ class SiloSession:
     Args:
         ring: finds the silo's keys by its name; called only if the run is encrypted.
         owner: rules of the silo's owner; None allows everything.
-        folder: keeps the last order and the replica; None keeps them in memory only.
+        folder: keeps the last order and the replica; without it, only position and replica are kept, in memory.
         throttled: slow the training down to the speed of the emulated machine.
         confined: train in a separate process without keys and network, where the owner admits no code of the server.
 
@@ -185,7 +185,7 @@ class SiloSession:
 
         Raises:
             OtherVersion: the payload does not continue the held model; nothing was changed.
-            IntegrityError: the payload is not what silos of the group sealed, or not for this place.
+            IntegrityError: silos of the group did not seal the payload, or sealed it for another place in the chain.
             SiloLocked: too many integrity checks failed.
             ProtocolError: the order or its payload is invalid.
         """

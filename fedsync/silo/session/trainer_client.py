@@ -73,7 +73,6 @@ def state_folder() -> Path:
 
 
 def trainer_folder(identity: Identity) -> Path:
-    """Return the folder of a silo's trainer in one run; raises as `state_folder`."""
     own = replace(identity, spec="", run_config="").dump()
     return state_folder() / hashlib.sha256(f"{identity.text.digest} {own}".encode()).hexdigest()[:16]
 
@@ -127,8 +126,8 @@ class TrainerClient:
                 process = self._start()
             if time.monotonic() > end_s:
                 raise RunError(
-                    f"nobody answers in {self._folder} after {_LISTEN_S:.0f} s. Whoever is there goes on, and a later "
-                    f"message may find it; if none does, see {self._folder / LOG}"
+                    f"no trainer answers in {self._folder} after {_LISTEN_S:.0f} s. A started trainer goes on, and may "
+                    f"answer a later message; if not, see {self._folder / LOG}"
                 )
             time.sleep(_PAUSE_S)
 
@@ -206,7 +205,7 @@ def check_room(trainers: Path, nbytes: int) -> None:
 
 @contextlib.contextmanager
 def room_for(folder: Path, nbytes: int) -> Iterator[None]:
-    """Hold disk space for ``nbytes`` below ``folder`` until they are written; what others hold at the time counts.
+    """Reserve disk space for ``nbytes`` below ``folder`` until they are written; other reservations count too.
 
     Raises `LimitReached` as `check_room`, and `OSError` if too little of the disk would be left.
     """

@@ -73,10 +73,9 @@ class LoadFound:
 def find_load(stretches: Sequence[Stretch], ratios: Floats) -> LoadFound:
     """Detect load by other processes in points of ascending time: none, two lasting states, or a general trace.
 
-    Pure jitter has no correlation between neighbours; load has, because it lasts. If two levels explain nearly all of
-    it,
-    the load is a two-state Markov chain, else a trace. ``ratios`` are the times over the idle machine's, float64
-    [points].
+    Neighbouring points of pure jitter are uncorrelated; under load they are correlated, because load lasts. If two
+    levels explain nearly all of the load, it is a two-state Markov chain, else a trace. ``ratios`` are the times over
+    the idle machine's, float64 [points].
     """
     count, logs = len(ratios), np.log(ratios)
     idle = LoadFound(np.ones(count), np.ones(count, dtype=np.bool_))

@@ -107,7 +107,7 @@ def read_record(folder: Path) -> RunRecord:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FedSyncError(f"{path}: not the journal of a run: {problem:.200}") from error
     if not ledger.rounds or not any(silo.stretches for silo in silos.values()):
-        raise FedSyncError(f"{path}: nothing was trained in this run, so that it tells nothing of the machines")
+        raise FedSyncError(f"{path}: this run trained nothing, so no machine can be fitted to it")
     return RunRecord(config, runtime, model_bytes, emulated, silos, tuple(ledger.rounds))
 
 
@@ -165,11 +165,11 @@ class _MachineReader:
             return
         took_s = ended.end_s - ended.begin_s
         if not (report.steps >= 1 and report.samples >= 1 and 0 < report.compute_s < _LONGEST_S and took_s >= 0):
-            raise ValueError(f"order {ended.order.update_id!r:.80} cannot have taken what its report says")
+            raise ValueError(f"the report of order {ended.order.update_id!r:.80} has impossible times")
         known = {kind: max(float(seconds), 0.0) for kind, seconds in report.overhead_s.items()}
         told_s = report.compute_s + sum(known.values())
         if not math.isfinite(told_s):
-            raise ValueError(f"order {ended.order.update_id!r:.80} cannot have taken what its report says")
+            raise ValueError(f"the report of order {ended.order.update_id!r:.80} has impossible times")
         down = report.metrics.get(RECEIVED, self._model_bytes)
         silo.overheads.append({**known, TRAVEL: max(took_s - told_s, 0.0)})
         silo.sizes.append(int(down) + self._uploads.get(ended.order.update_id, 0))

@@ -120,7 +120,7 @@ class Twin:
         actual_s: seconds a round of the run, or None.
         horizon_s: duration of the run [s].
         spread: see `OVERHEAD_SPREAD`; 0 if silos share nothing.
-        wider: extra half width of intervals: the distance of the run itself from its own interval.
+        wider: extra half width of intervals: the distance between the run's actual time and its predicted interval.
     """
 
     fits: tuple[SiloFit, ...]

@@ -130,10 +130,7 @@ class FirstModel:
     tensors: Sequence[tuple[str, str, tuple[int, ...]]] = field(default=())
 
     def arrays(self, seed: int, run: PartPatterns = UNSAID) -> NamedArrays:
-        """Return the model; all zeros if silos cannot make it.
-
-        Raises `ConfigError` without a model, and `RunError` if ``make`` failed.
-        """
+        """Return the model, zeros if silos cannot make it; `ConfigError` without one, `RunError` if ``make`` failed."""
         if self.make is None:
             if not self.tensors:
                 problem = "nobody says what the first model is"

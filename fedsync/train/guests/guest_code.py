@@ -43,10 +43,7 @@ def own_code(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Turn errors of user code, or of a library that it called, into a `UserCodeError` with file and line.
-
-    Raises `RunError` if memory ran out.
-    """
+    """Turn errors in user code and its libraries into `UserCodeError` with file and line; `RunError` without memory."""
     try:
         yield
     except FedSyncError:

@@ -66,8 +66,7 @@ class Hub:
             certificate: PEM of the server's certificate, with ``key``; None for no TLS, as behind a proxy.
             socket: Unix socket to listen at, instead of host and port.
 
-        Raises:
-            ConfigError: the address is unavailable, or the certificate cannot be read.
+        Raises `ConfigError` if the address is unavailable, or the certificate cannot be read.
         """
         config = uvicorn.Config(
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
@@ -133,7 +132,6 @@ class Hub:
             return self._sessions.silos
 
     def returns(self, silo: str) -> bool:
-        """Whether a silo of an earlier server process may still return by itself."""
         with self._lock:
             return self._sessions.returns(silo)
 
@@ -191,7 +189,6 @@ class Hub:
             return self._sessions.blobs
 
     def keep(self, digests: Collection[str]) -> None:
-        """Delete all other blobs."""
         with self._lock:
             self._blobs.keep(digests)
 

@@ -21,8 +21,6 @@ Box = tuple[float, float, int]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Style of one kind of box."""
-
     label: str
     colour: str
     hatch: str = ""

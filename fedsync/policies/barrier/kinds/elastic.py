@@ -7,7 +7,7 @@ spread is the time that the first silo waits for the last; the max is the time t
 
 1. least waiting;
 2. then the earliest time (section 4.2: the longer a superstep, the staler the work of the fast silos);
-3. then the latest steps: each silo synchronises at its last step that ends not after ``time``.
+3. then the latest steps: each silo synchronises at its last step that ends at or before ``time``.
 
 Rule 3 is Algorithm 2's "for elements with the same p values, keep the latest". So the steps follow from ``time`` alone:
 no later step fits, and an earlier step cannot reduce a spread that is already least.
@@ -64,11 +64,11 @@ def sweep(ends: Ends) -> Steps:
 
 
 def last_steps(ends: Ends, time: float) -> Steps:
-    """Each silo's last step that ends not after ``time``: rule 3 of the module."""
+    """Each silo's last step that ends at or before ``time``: rule 3 of the module."""
     return np.asarray(np.count_nonzero(ends <= time, axis=1), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # eq of arrays has no one truth value
+@dataclass(frozen=True, slots=True, eq=False)  # == of arrays returns an array
 class SyncPoint:
     """Point at which the silos synchronise.
 
@@ -90,8 +90,7 @@ def find_sync_point(ends: ArrayLike, method: str = "sweep") -> SyncPoint:
         ends: predicted ends of the next R steps, shape [n, R], float or int, ascending along R; any unit of time.
         method: a key of `METHODS`. Heuristics return a valid point, not always the least waiting.
 
-    Raises:
-        ValueError: ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
+    Raises `ValueError` if ``method`` is ``naive`` and R^n exceeds `NAIVE_LIMIT`.
     """
     table = np.asarray(ends)
     steps = _search(method)(table)

@@ -247,7 +247,7 @@ class Fsp(BarrierPolicy[FspState]):
         refused: tuple[str, ...],
         why: str,
     ) -> tuple[FspState, Verdict]:
-        """Commit the round's updates and the accepted late ones; the interval policy learns only from the former."""
+        """Commit the round's updates and accepted late ones; the interval policy learns only from the round's own."""
         left_out = set(refused)
         commit = tuple(update_id for update_id in view.pending if update_id not in left_out)
         costs = [state.overheads[meta.silo].seconds for meta in fit if meta.silo in state.overheads]

@@ -16,8 +16,7 @@ from fedsync.policies.schema import Count, PositiveInt, register
 class Tick:
     """Progress of one silo; ``clock`` and ``failures`` are the last seen values of `SiloView`.
 
-    Args:
-        ticks: finished orders, failed ones included, plus the count at which the silo started.
+    ``ticks``: finished orders, failed ones included, plus the count at which the silo started.
     """
 
     ticks: int
@@ -117,8 +116,8 @@ class Clocks(Mapping[str, Tick]):
 def advance(clocks: Clocks, view: ClusterView, changed: Collection[str] | None) -> Clocks:
     """Return the clocks after the events since ``clocks``; O(changes), or O(n) if ``changed`` is None.
 
-    - A silo that is new, or has joined again, counts from the slowest: other silos need not wait until it has made up
-      for orders before it joined.
+    - A silo that is new, or has joined again, starts with the slowest tick, so other silos do not wait for it to catch
+      up on orders from before it joined.
     - A silo that was hidden because its order was late counts on from its old tick, or from the slowest if that is
       further. Otherwise two silos that are late in turn would each restart from the other for ever, and all other
       silos would wait for them.

@@ -61,8 +61,8 @@ class Overlap(BarrierPolicy[Any]):
             raise ValueError("overlap inside overlap: a silo has two orders at most; write one of them")
         if not inner.innermost.rounds:
             raise ValueError(
-                f"overlap queues the next round's orders, and barrier.kind {inner.innermost.kind!r} has no rounds for "
-                "that: its silos go on one by one, or its orders end at a time that is set before; choose bsp or a-bsp"
+                f"overlap queues orders of the next round, but under barrier.kind {inner.innermost.kind!r} silos "
+                "continue one by one, or orders end at a fixed time; choose bsp or a-bsp"
             )
         if inner.draws:
             raise ValueError("overlap keeps all silos at work, and fraction has some sit a round out; take one away")
