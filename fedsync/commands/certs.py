@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from fedsync.identity.certificates import CertificateFacts
 
-app = typer.Typer(help="Certificates and node keys: who is who in a federation.", no_args_is_help=True)
+app = typer.Typer(help="Certificates and node keys, which identify server and silos.", no_args_is_help=True)
 
 WARN_DAYS = 30
 
@@ -25,13 +25,13 @@ def init(
     folder: Annotated[Path, typer.Argument(help="Folder for authority and server certificate.")],
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME|IP", help="Under which silos reach the server; may stand several times."),
+        typer.Option("--host", metavar="NAME|IP", help="Name or address by which silos reach the server; repeatable."),
     ] = None,
-    days: Annotated[int, typer.Option("--days", help="How long the server's certificate holds.")] = 365,
+    days: Annotated[int, typer.Option("--days", help="Validity of the server's certificate [days].")] = 365,
     renew: Annotated[
         bool,
         typer.Option(
-            "--renew", help="Keep the authority, and the hosts unless given; make the server's certificate again."
+            "--renew", help="Make a new server certificate with the same authority, and the same hosts unless given."
         ),
     ] = False,
 ) -> None:

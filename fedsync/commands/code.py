@@ -48,7 +48,7 @@ def sign(
 def verify(
     folder: Folder,
     reviewer: Annotated[
-        list[Path] | None, typer.Option("--reviewer", metavar="FILE", help="Public key that has to have signed.")
+        list[Path] | None, typer.Option("--reviewer", metavar="FILE", help="Public key whose signature is required.")
     ] = None,
 ) -> None:
     """Print the signers of a folder's code, and the files that differ from the signed files."""

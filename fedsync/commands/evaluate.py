@@ -29,7 +29,9 @@ def evaluate(
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="A state dict; left out, best.pt and last.pt in DIR.")
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", help="At a real silo: which run's data; the newest.")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="At a real silo: run whose data is used; the newest by default.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="JSON to write; evaluated.json in DIR.")
     ] = None,

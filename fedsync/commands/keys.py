@@ -103,7 +103,7 @@ def issue(
 def rotate(
     folder: AdminFolder,
     without: Annotated[
-        list[str] | None, typer.Option("--without", metavar="NAME", help="Silo that is to get no key any more.")
+        list[str] | None, typer.Option("--without", metavar="NAME", help="Silo that gets no further key.")
     ] = None,
 ) -> None:
     """Begin a new epoch with a fresh group secret."""

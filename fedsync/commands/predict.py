@@ -30,10 +30,10 @@ _COLUMNS = ("step", "speed", "cpu", "memory")
 def predict(
     trace: Annotated[Path, typer.Argument(help="CSV file with the columns step, speed, cpu, memory.")],
     predictors: Annotated[
-        str, typer.Option("--predictors", metavar="A,B,...", help="Which predictors; all by default.")
+        str, typer.Option("--predictors", metavar="A,B,...", help="Predictors to compare; all by default.")
     ] = ",".join(all_predictors()),
     out: Annotated[Path | None, typer.Option("--out", help="JSON file to write.")] = None,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="First steps that do not count.")] = 500,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Number of first steps that do not count.")] = 500,
 ) -> None:
     """Forecast a recorded speed one step ahead with each predictor, and print the errors.
 

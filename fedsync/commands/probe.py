@@ -36,7 +36,7 @@ def probe(
         str, typer.Option("--task", help="Strategy file whose task is trained: a path, or the name of a shipped one.")
     ] = "lb-bsp",
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:0; what the strategy says by default.")
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:0; the strategy's by default.")
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="About how long to measure.")] = 20.0,
     out: Annotated[Path | None, typer.Option("--out", help="Silo file to write.")] = None,

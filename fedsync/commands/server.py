@@ -56,7 +56,7 @@ def register(file: File) -> None:
 
 @app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Name of the silo, which the file lists no more.")], file: File
+    name: Annotated[str, typer.Argument(help="Name of the silo, which is no longer in the file.")], file: File
 ) -> None:
     """Make the running server reject a silo from now on."""
     config = _config(file)

@@ -55,7 +55,7 @@ def export(
     file: File,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for model.pt, which is replaced.")],
     run: Annotated[
-        str | None, typer.Option("--run", help="Which run's; left out, the one whose model came last.")
+        str | None, typer.Option("--run", help="Run whose model is exported; left out, the one with the newest model.")
     ] = None,
 ) -> None:
     """Write this silo's copy of the model of an encrypted run; the server has no such copy."""
@@ -113,8 +113,10 @@ def unlock(file: File) -> None:
 @app.command()
 def approve(
     file: File,
-    digest: Annotated[str | None, typer.Argument(help="Of a run that waits; left out, what waits is listed.")] = None,
-    refuse: Annotated[bool, typer.Option("--refuse", help="Say no to it.")] = False,
+    digest: Annotated[
+        str | None, typer.Argument(help="Digest of the run to decide on; left out, waiting runs are listed.")
+    ] = None,
+    refuse: Annotated[bool, typer.Option("--refuse", help="Refuse the run.")] = False,
 ) -> None:
     """List the runs that wait for approval by this silo's owner (``approve: ask``), and approve or refuse one."""
     config = _config(file)

@@ -42,7 +42,7 @@ def survival(
     silo: Annotated[
         Path | None, typer.Option("--silo", metavar="FILE", help="At a real silo: its silo.yaml, in the place of DIR.")
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", help="At a real silo: which run; the newest.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="At a real silo: the run; the newest by default.")] = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON to write.")] = None,
 ) -> None:
     """Show survival curves, log-rank test and Cox regression over all silos' persons."""

@@ -12,7 +12,7 @@ from fedsync.observe.terminal import say
 if TYPE_CHECKING:
     from fedsync.core.operator.operator_commands import OperatorQuestion
 
-app = typer.Typer(help="A run that goes on: pause it, do without a silo, end otherwise.", no_args_is_help=True)
+app = typer.Typer(help="Steer a run: pause it, leave a silo out, change when it ends.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run's files, on the server's machine.")]
 Silo = Annotated[str, typer.Argument(help="Name of the silo.")]

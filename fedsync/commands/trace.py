@@ -27,10 +27,10 @@ Silo = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's f
 
 
 def consent(
-    notice: Annotated[Path, typer.Argument(help="What the server says went into the version: VERSION.notice.")],
+    notice: Annotated[Path, typer.Argument(help="The server's list of the version's updates: VERSION.notice.")],
     silo: Silo,
     examiner: Annotated[
-        list[str], typer.Option("--examiner", metavar="NAME", help="Silo that may examine; several may be named.")
+        list[str], typer.Option("--examiner", metavar="NAME", help="Silo that may examine the update; repeatable.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the consent.")],
 ) -> None:
@@ -54,7 +54,7 @@ def consent(
 
 
 def trace(
-    file: Annotated[Path, typer.Argument(help="What `fedsync server disclose` wrote.")],
+    file: Annotated[Path, typer.Argument(help="File that `fedsync server disclose` wrote.")],
     silo: Silo,
 ) -> None:
     """Examine, at a silo, the single updates of one version. The exit status is 1 if an update has a fault."""
@@ -78,8 +78,8 @@ def trace(
 
 def disclose(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the run's files.")],
-    version: Annotated[int, typer.Option("--version", help="That the updates made.")],
-    examiner: Annotated[str, typer.Option("--examiner", metavar="NAME", help="Silo that is to examine.")],
+    version: Annotated[int, typer.Option("--version", help="Version of the model whose updates are disclosed.")],
+    examiner: Annotated[str, typer.Option("--examiner", metavar="NAME", help="Silo that examines the updates.")],
     consents: Annotated[
         list[Path], typer.Option("--consent", metavar="FILE", help="An owner's consent; give one of each.")
     ],

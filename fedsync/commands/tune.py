@@ -32,7 +32,7 @@ def tune(
         float | None, typer.Option("--target", help="Train candidates here, and rank by time to this accuracy.")
     ] = None,
     strategies: Annotated[
-        str | None, typer.Option("--strategies", metavar="A,B", help="Candidates; all that do not encrypt by default.")
+        str | None, typer.Option("--strategies", metavar="A,B", help="Candidates; by default all without encryption.")
     ] = None,
     steps: Annotated[
         str | None, typer.Option("--steps", metavar="N,M", help="Local steps to try; by default those of the task.")

@@ -76,9 +76,9 @@ def _option_of_start_file(path: Path) -> str | None:
 
 
 def schema(
-    silos: Annotated[bool, typer.Option("--silos", help="The schema of silo files for simulations instead.")] = False,
-    server: Annotated[bool, typer.Option("--server", help="That of server.yaml.")] = False,
-    silo: Annotated[bool, typer.Option("--silo", help="That of silo.yaml.")] = False,
+    silos: Annotated[bool, typer.Option("--silos", help="Print the schema of silo files for simulations.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Print the schema of server.yaml.")] = False,
+    silo: Annotated[bool, typer.Option("--silo", help="Print the schema of silo.yaml.")] = False,
 ) -> None:
     """Print the JSON Schema of strategy files, for editors."""
     from fedsync.config.server_start import ServerStartConfig
