@@ -54,6 +54,7 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
+    "predictors": {"commands/predict.py"},
     "tasks": {"config/tasks/sampled_tasks.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/trace.py"},

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.papers.contention import Contention, contention_trace
-from fedsync.commands.predict import read_trace
+from fedsync.extras.predictors.backtest import read_trace
 
 QUIET = Contention(speed=80.0, arrivals=0.0, spikes=0.0, drift=0.0, noise=0.0, reading=0.0)
 

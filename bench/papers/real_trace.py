@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from bench.common import print_table, write_json
 from fedsync.core.orders import Cursor, WorkOrder
-from fedsync.policies.predict.backtest import Step, backtest
+from fedsync.extras.predictors.backtest import Step, backtest
 from fedsync.policies.predict.predictor_base import predictors
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
@@ -16,15 +14,12 @@ from rich.table import Table
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
 from fedsync.common.names import near_miss
-from fedsync.core.report_checks import MAX_SPEED, MIN_SPEED
 from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, WordsColumn
 from fedsync.policies.predict.predictor_base import predictors as all_predictors
 
 if TYPE_CHECKING:
-    from fedsync.policies.predict.backtest import BacktestErrors, Step
-
-_COLUMNS = ("step", "speed", "cpu", "memory")
+    from fedsync.extras.predictors.backtest import BacktestErrors
 
 
 def predict(
@@ -39,7 +34,7 @@ def predict(
 
     A forecast knows the cpu and memory of its row, but not the speed.
     """
-    from fedsync.policies.predict.backtest import backtest
+    from fedsync.extras.predictors.backtest import backtest, read_trace
 
     known = all_predictors()
     kinds = _kinds(predictors, known)
@@ -65,65 +60,6 @@ def predict(
         errors = {kind: {"rmse": scores[kind].rmse, "mae": scores[kind].mae} for kind in kinds}
         content = {"predictors": errors, "steps": len(steps), "warmup": warmup}
         write_result(out, f"{json.dumps(content, indent=2)}\n".encode())
-
-
-def read_trace(path: Path) -> list[Step]:
-    """Read a trace.
-
-    Raises:
-        ConfigError: the trace is invalid; the error names file, line and column.
-    """
-    try:
-        # A spreadsheet may write a byte order mark before the header.
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return _steps(file, path)
-    except OSError as error:
-        raise ConfigError(str(path), error.strerror or str(error), "Name a CSV file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), "not text", "Save it as UTF-8") from error
-    except csv.Error as error:
-        raise ConfigError(str(path), f"not a CSV file: {error}", "Separate values by commas") from error
-
-
-def _steps(file: TextIO, path: Path) -> list[Step]:
-    from fedsync.policies.predict.backtest import Step
-
-    reader = csv.reader(file, skipinitialspace=True)
-    header = [name.strip().lower() for name in next(reader, [])]
-    for name in _COLUMNS:
-        if header.count(name) != 1:
-            found = "is missing" if name not in header else "is there more than once"
-            raise ConfigError(f"{path}, line 1", f"column {name!r} {found}", f"Write {','.join(_COLUMNS)}")
-    at = {name: header.index(name) for name in _COLUMNS}
-    steps: list[Step] = []
-    last = -math.inf
-    for row in reader:
-        if not any(cell.strip() for cell in row):
-            continue
-        place = f"{path}, line {reader.line_num}"
-        step, speed, cpu, memory = (_number(place, name, row, at[name]) for name in _COLUMNS)
-        if step <= last:
-            raise ConfigError(f"{place}, column 'step'", f"{step:g} does not follow {last:g}", "Sort by step")
-        if not MIN_SPEED <= speed <= MAX_SPEED:
-            remedy = f"Write samples per second, from {MIN_SPEED:g} to {MAX_SPEED:g}"
-            raise ConfigError(f"{place}, column 'speed'", f"{speed:g}", remedy)
-        for name, share in (("cpu", cpu), ("memory", memory)):
-            if not 0 <= share <= 1:
-                raise ConfigError(f"{place}, column {name!r}", f"{share:g}", "Write a share, from 0 to 1")
-        steps.append(Step(speed, cpu, memory))
-        last = step
-    return steps
-
-
-def _number(place: str, name: str, row: Sequence[str], index: int) -> float:
-    text = row[index].strip() if index < len(row) else ""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(f"{place}, column {name!r}", f"{text!r} is not a number", "Write a finite number")
-    return number
 
 
 def _kinds(text: str, known: Collection[str]) -> list[str]:

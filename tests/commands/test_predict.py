@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.commands.predict import read_trace
 from fedsync.common.errors import ConfigError
+from fedsync.extras.predictors.backtest import read_trace
 from tests.commands.call import call
 
 HEADER = "step,speed,cpu,memory\n"

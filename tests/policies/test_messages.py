@@ -11,6 +11,7 @@ from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
+from fedsync.extras.predictors.backtest import Step, backtest
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.balance.balancer_base import CurvePolicy
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer
@@ -21,7 +22,6 @@ from fedsync.policies.barrier.kinds.compass import Compass
 from fedsync.policies.barrier.kinds.elastic import Elastic, find_sync_point
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
 from fedsync.policies.barrier.wrappers.late_orders import Capped, LateRule, Quorum
-from fedsync.policies.predict.backtest import Step, backtest
 from fedsync.policies.predict.mixture import Mixture
 from fedsync.policies.predict.narx import load
 from fedsync.policies.schema import Chosen
