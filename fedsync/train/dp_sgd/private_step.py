@@ -118,8 +118,9 @@ def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tenso
     Values that are not finite count as zeros.
     """
     sums = _clipped(optimizer, single)
-    # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients.
-    if not all(bool(total.isfinite().all()) for total in sums):
+    # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients. Finite sums
+    # that overflow here are only clipped again, with the same result.
+    if not all(math.isfinite(total.sum()) for total in sums):
         sums = _clipped(optimizer, [finite(each) for each in single])
     return sums
 
