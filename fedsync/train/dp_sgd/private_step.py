@@ -33,7 +33,7 @@ from fedsync.train.batches import Batches
 from fedsync.train.options import LocalOptions
 
 _KEY, _NONCE = 32, 16
-_PAIRS = 2**12
+_PAIRS = 2**13
 """Pairs of normal numbers at once: few calls for small tensors, and temporary arrays that stay in the cache."""
 
 _PART = 2.0**-53
@@ -49,25 +49,29 @@ class SystemRandom:
     def __init__(self) -> None:
         secret = os.urandom(_KEY)
         self._stream = Cipher(ChaCha20(secret, bytes(_NONCE)), mode=None).encryptor()
-        self._spare = torch.empty(0, dtype=torch.float64)
+        self._spare = torch.empty(0)
 
     def normal(self, like: Tensor) -> Tensor:
-        spare = self._spare if self._spare.dtype == like.dtype else self._spare[:0].to(like.dtype)
-        if like.numel() > len(spare):
-            blocks = -(-(like.numel() - len(spare)) // (2 * _PAIRS))
-            spare = torch.cat([spare, *(self._block().to(like.dtype) for _ in range(blocks))])
-        found, self._spare = spare[: like.numel()], spare[like.numel() :]
+        count, spare = like.numel(), self._spare if self._spare.dtype == like.dtype else self._spare[:0].to(like.dtype)
+        if count > len(spare):
+            left, blocks = len(spare), -(-(count - len(spare)) // (2 * _PAIRS))
+            spare = torch.cat([spare, spare.new_empty(blocks * 2 * _PAIRS)])
+            for block in spare[left:].view(blocks, 2, _PAIRS):
+                self._fill(block)
+        found, self._spare = spare[:count], spare[count:]
         return found.view(like.shape).to(like.device)
 
     def chosen(self, units: int, rate: float) -> NDArray[np.int64]:
         return np.flatnonzero(self._uniform(units).numpy() < rate)
 
-    def _block(self) -> Tensor:
-        """Standard normal numbers, float64 [2 * _PAIRS]."""
+    def _fill(self, block: Tensor) -> None:
+        """Write standard normal numbers, computed in float64, to a block [2, _PAIRS]."""
         # Box and Muller 1958: two independent normal numbers of two uniform ones. 1 - u is exact, and never 0.
-        radius = self._uniform(_PAIRS).neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
-        angle = self._uniform(_PAIRS).mul_(2.0 * math.pi)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])
+        radius, angle = self._uniform(2 * _PAIRS).view(2, _PAIRS)
+        radius.neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
+        angle.mul_(2.0 * math.pi)
+        block[0] = angle.cos().mul_(radius)
+        block[1] = angle.sin_().mul_(radius)
 
     def _uniform(self, count: int) -> Tensor:
         """Uniform numbers in 0..1 without 1, float64 [count], of 53 bits each."""
@@ -114,8 +118,9 @@ def clipped_sums(optimizer: DPOptimizer, single: Sequence[Tensor]) -> list[Tenso
     Values that are not finite count as zeros.
     """
     sums = _clipped(optimizer, single)
-    # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients.
-    if not all(bool(total.isfinite().all()) for total in sums):
+    # A value that is not finite makes the sum so. To look for it in the sums saves a copy of all gradients. Finite sums
+    # that overflow here are only clipped again, with the same result.
+    if not all(math.isfinite(total.sum()) for total in sums):
         sums = _clipped(optimizer, [finite(each) for each in single])
     return sums
 
