@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, Unpack
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import MachineProbe, Pace
 from fedsync.train.postmortem import Postmortem
-from fedsync.train.silo_trainer import Outcome, Throttle, TrainerFacts, Watch
+from fedsync.train.silo_trainer import Outcome, RunOptions, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state
 
 logger = foreign.logger(__name__)
@@ -218,6 +218,7 @@ class LocalTrainer(ABC):
         order: WorkOrder,
         base: Vector,
         cursor: Cursor,
+        *,
         throttle: Throttle | None = None,
         watch: Watch | None = None,
         correction: Vector | None = None,
@@ -377,16 +378,8 @@ class GuardedTrainer:
         return self._trainer.make_private(settings)
 
     @guarded()
-    def run(
-        self,
-        order: WorkOrder,
-        base: Vector,
-        cursor: Cursor,
-        throttle: Throttle | None = None,
-        watch: Watch | None = None,
-        correction: Vector | None = None,
-    ) -> Outcome:
-        return self._trainer.run(order, base, cursor, throttle, watch, correction)
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
+        return self._trainer.run(order, base, cursor, **options)
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:
         return self._trainer.try_evaluate(model, cursor, split)

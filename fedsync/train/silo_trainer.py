@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import numpy as np
 
@@ -71,6 +71,14 @@ class TensorPlace:
     start: int
 
 
+class RunOptions(TypedDict, total=False):
+    """Optional arguments of `SiloTrainer.run`: a throttle, a callback between steps, a control [layout.size]."""
+
+    throttle: Throttle | None
+    watch: Watch | None
+    correction: Vector | None
+
+
 class SiloTrainer(Protocol):
     """Trainer of one silo; not thread-safe.
 
@@ -93,15 +101,7 @@ class SiloTrainer(Protocol):
     def make_private(self, settings: PrivateSettings) -> int:
         """Train by DP-SGD from now on, as soon as the settings have a noise; return the number of the silo's units."""
 
-    def run(
-        self,
-        order: WorkOrder,
-        base: Vector,
-        cursor: Cursor,
-        throttle: Throttle | None = None,
-        watch: Watch | None = None,
-        correction: Vector | None = None,
-    ) -> Outcome:
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
         """Carry out an order; see `fedsync.train.local_trainer.LocalTrainer.run`."""
 
     def try_evaluate(self, model: Vector, cursor: Cursor, split: Split) -> Evaluation | None:

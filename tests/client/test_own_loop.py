@@ -197,7 +197,7 @@ def test_an_opaque_function_takes_the_time_of_the_machine_that_is_emulated(monke
     app.train(opaque=True)(lambda work: None)
     guest = GuestTrainer(app, SITE, OPTIONS)
     throttle = Throttle(Curve(speed=100.0), fastest_ratio=1.0)
-    report = guest.run(order(batch_size=8, max_steps=5), guest.initial_model(), Cursor(), throttle).report
+    report = guest.run(order(batch_size=8, max_steps=5), guest.initial_model(), Cursor(), throttle=throttle).report
     assert report.compute_s == pytest.approx(40 / 100)
     assert clock.slept_s == [pytest.approx(0.4)]
 
@@ -219,7 +219,7 @@ def test_a_validation_within_the_loop_is_no_training_time(
 
     guest = trainer(loop)
     throttle = Throttle(Curve(speed=80.0), fastest_ratio=1.0)  # as slow as the steps are
-    report = guest.run(order(max_steps=6, budget_s=budget_s), guest.initial_model(), Cursor(), throttle).report
+    report = guest.run(order(max_steps=6, budget_s=budget_s), guest.initial_model(), Cursor(), throttle=throttle).report
     assert report.steps == steps
     assert report.compute_s == pytest.approx(0.1 * steps)
     assert report.overhead_s["evaluate"] == pytest.approx(1.0 * steps)

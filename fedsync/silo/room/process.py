@@ -91,6 +91,7 @@ class TrainingProcess:
         order: WorkOrder,
         base: Vector,
         cursor: Cursor,
+        *,
         throttle: Throttle | None = None,
         watch: Watch | None = None,
         correction: Vector | None = None,

@@ -80,7 +80,9 @@ class _Work:
         throttle = self._throttle if asked.throttled else None
         corrected = None if correction is None else correction.view(np.float32)
         cursor = replace(asked.cursor, private=private.tobytes())
-        outcome = self.trainer.run(order, base.view(np.float32), cursor, throttle, watch, corrected)
+        outcome = self.trainer.run(
+            order, base.view(np.float32), cursor, throttle=throttle, watch=watch, correction=corrected
+        )
         after = outcome.cursor
         done = messages.OrderDone(outcome.report, after.epoch, after.position, after.state)
         self._channel.send(done, outcome.update, after.private)

@@ -230,11 +230,11 @@ class SiloSession:
         start = self._progress.start(order, model) if carried else model
         correction = None if self._control is None else self._control.correction(order)
         if start is model:
-            return self._trainer.run(order, model, cursor, self._throttle, watch, correction)
+            return self._trainer.run(order, model, cursor, throttle=self._throttle, watch=watch, correction=correction)
         begin_s = perf_counter()
         found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
         cost_s = perf_counter() - begin_s
-        outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, self._throttle, watch)
+        outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, throttle=self._throttle, watch=watch)
         overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
@@ -273,7 +273,7 @@ class SiloSession:
             alone = order.subject is Subject.LOCAL
             before = self._first(order, received), Cursor() if alone else self.cursor
         base, cursor = before
-        outcome = self._trainer.run(order, base, cursor, self._throttle, self._patient(watch, order))
+        outcome = self._trainer.run(order, base, cursor, throttle=self._throttle, watch=self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
         report = self.replica.disclosed(outcome.report)
         self._own.keep(order, base + outcome.update, report, outcome.cursor)

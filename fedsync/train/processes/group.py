@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Unpack
 
 import psutil
 import torch
@@ -45,7 +46,7 @@ from fedsync.train.machine.resources import Resources, allowed_processors
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import MachineProbe
 from fedsync.train.processes.rank import OthersGone, Rank
-from fedsync.train.silo_trainer import Outcome, Throttle, Watch
+from fedsync.train.silo_trainer import Outcome, RunOptions
 
 MakeTask = Callable[[], Task]
 """Builds the task; must be picklable, because every process builds its own task."""
@@ -87,18 +88,10 @@ class GroupTrainer(Trainer):
         found = super().find_batch_cap(limit_s)
         return None if found is None else found * self._size
 
-    def run(
-        self,
-        order: WorkOrder,
-        base: Vector,
-        cursor: Cursor,
-        throttle: Throttle | None = None,
-        watch: Watch | None = None,
-        correction: Vector | None = None,
-    ) -> Outcome:
+    def run(self, order: WorkOrder, base: Vector, cursor: Cursor, **options: Unpack[RunOptions]) -> Outcome:
         """See `LocalTrainer.run`; raises `RunError` if another process ends. The next order starts new processes."""
-        with self._together((order, cursor), base, correction) as group:
-            outcome = super().run(order, base, cursor, throttle, watch, correction)
+        with self._together((order, cursor), base, options.get("correction")) as group:
+            outcome = super().run(order, base, cursor, **options)
             held = outcome.report.metrics.get("peak_memory_bytes")
             others = group.done()
         if held is None:
