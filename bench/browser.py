@@ -1,4 +1,4 @@
-"""A headless Chromium that is spoken to over two pipes: what a page takes to load, and what it looks like."""
+"""A headless Chromium, controlled over two pipes: load times and pictures of pages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the benches share: a second process, tables, JSON, and figures that also read in greyscale.
+"""Shared code of the benches: a second process, tables, JSON, and figures that are also readable in greyscale.
 
-How series look is that of reports, see `fedsync.observe.report.style`.
+Series look as in reports, see `fedsync.observe.report.style`.
 """
 
 from __future__ import annotations

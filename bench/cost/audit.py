@@ -1,7 +1,7 @@
-"""What an entry of a silo's audit log costs: its own work, the digest of what leaves, and the wait for the disk.
+"""Cost of an entry of a silo's audit log: its own work, the digest of what leaves, and the wait for the disk.
 
-An entry is written, and on the disk, before the answer leaves that it is about. Processor time is that of this process.
-The last column has what the disk alone takes for as many bytes, in turns with the entries: the rest is FedSync's.
+An entry is on the disk before the answer that it describes leaves. Processor time is that of this process.
+The last column is the disk's time for as many bytes, measured in turns with the entries. FedSync takes the rest.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a round of encrypted aggregation costs on this machine, beside the arrangement that peers use.
+"""Cost of a round of encrypted aggregation on this machine, compared with encryption as other frameworks use it.
 
     python bench/cost/cipher.py [--params 1000000] [--silos 4] [--kind bfv] [--bits 16] [--against ckks] [--json]
 
-All roles run in this process: every silo seals, the server adds, a silo opens. Processor time; nothing is sent.
-``--against ckks``: the same updates with CKKS as peers use it, in the same run (see ``cipher_peers.py``).
-``--json`` prints `CipherCost` alone, with ``against`` and ``ratio`` (how many times better FedSync is) where compared.
+One process plays all roles: every silo encrypts, the server adds, a silo decrypts. Nothing is sent. Processor time.
+``--against ckks`` encrypts the same updates with CKKS as other frameworks do, in the same run (``cipher_peers.py``).
+``--json`` prints `CipherCost`; after a comparison, also ``against`` and ``ratio`` (how much better FedSync is).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Encryption as peers use it, to compare with: CKKS with a vector for each tensor, loaded and added by the library.
+"""CKKS encryption as other frameworks use it, for comparison: the library holds, loads and adds a vector per tensor.
 
-This is the arrangement of NVFLARE's homomorphic encryption (N = 8192, coefficient modulus of 60, 40 and 40 bits, scale
-2^40). Its server hands bytes that a peer wrote to native code, which a peer can crash; see docs/security.md.
+NVFLARE's homomorphic encryption works like this (N = 8192, coefficient modulus of 60, 40 and 40 bits, scale
+2^40). Its server passes a client's bytes to native code, so a client can crash the server; see docs/security.md.
 """
 
 from __future__ import annotations

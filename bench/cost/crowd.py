@@ -1,16 +1,16 @@
-"""What a crowd of silos costs one server: work, memory and files, with a load generator that speaks their protocol.
+"""Cost of hundreds of silos at one server: work, memory and files, with a load generator that speaks their protocol.
 
-The server is the ServerApp of a real one with its hub, TLS and sessions (`bench/cost/crowd_server.py`); only there is
-no SuperLink, which a silo's join crosses once, and its heartbeats. All silos are one process
-(`bench/cost/crowd_silos.py`), in which nothing is trained. Updates are committed as they come, so many at a time
-(`fedbuff`), in the clear or sealed. The generator takes as much of the machine as it can, so a commit's seconds say
-what both of them reach together; milliseconds are processor time. What a silo that waits costs, `hub.py` measures.
+The server (`bench/cost/crowd_server.py`) is a real ServerApp with its hub, TLS and sessions. Only the SuperLink is
+missing, which would carry each silo's join and heartbeats. All silos are one process (`bench/cost/crowd_silos.py`) and
+train nothing. A commit takes a fixed number of updates in order of arrival (`fedbuff`), in the clear or encrypted.
+The load generator uses all of the machine that it can get, so the seconds of a commit are those of server and generator
+together. Milliseconds are processor time. `hub.py` measures the cost of a waiting silo.
 
 | figure | is |
 |---|---|
-| an order | processor time of the ServerApp and of all silos, by the updates that are committed meanwhile |
-| overhead an order | median of: from the decision to its update, less what the silo says that it worked |
-| memory, files | of these processes after each fifth of the commits, and the most in between |
+| an order | processor time of the ServerApp and of all silos, per committed update |
+| overhead an order | median time from the decision to the update, less the silo's reported work |
+| memory, files | of these processes after each fifth of the commits, and the maximum in between |
 
     python bench/cost/crowd.py [--silos 100 --commit 200] [--sealed] [--commits 20]
 """

@@ -1,4 +1,4 @@
-"""What silos of `bench/cost/crowd_silos.py` answer: the session of a real silo, whose trainer trains nothing."""
+"""Answers of the silos of `bench/cost/crowd_silos.py`: a real silo's session, whose trainer trains nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silos' lines to a hub, of which one process has thousands: as `fedsync.transport.line`, but cheap."""
+"""Silos' connections to a hub, thousands in one process: like `fedsync.transport.line`, but cheap."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Relays of `bench/cost/crowd_silos.py`, each with the engine of a real one, whose silos answer in this process.
+"""Relays of `bench/cost/crowd_silos.py`: each has a real relay's engine, and its silos answer in this process.
 
-So what lies between server and relays is real, and what lies behind relays costs this process alone.
+So the traffic between server and relays is real. The silos behind the relays cost this process only.
 """
 
 from __future__ import annotations

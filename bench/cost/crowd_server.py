@@ -1,6 +1,6 @@
-"""The ServerApp of `bench/cost/crowd.py`: a real one with its hub, whose nodes are there without a SuperLink.
+"""The ServerApp of `bench/cost/crowd.py`: a real one with its hub, whose nodes are registered without a SuperLink.
 
-A join, which Flower would carry, becomes a file for the silos' process.
+Flower would carry a join. Here the join is a file, which the silos' process reads.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What sealed silos of one process share, because each of them would come to the same.
+"""Results that the encrypted silos of one process share, because each silo would compute the same.
 
 A silo opens the sums that it has missed on its own machine. A thousand silos in one process would open each sum a
-thousand times, with one key and one result, on the machine whose server is measured. So here:
+thousand times, with one key and one result, on the machine whose server is measured. So they share:
 
 | shared | as long as |
 |---|---|
-| the group key, and what seals and makes tags with it | always: a group has one |
-| the run's specification as it is parsed | its text is the same |
-| what a catch-up is read and authenticated as | its bytes are the same, by SHA-256, and so is D of what it continues |
-| what a version is opened to: the model, and all that a silo keeps with it | the same link, to a state of the same D |
+| the group key, and the objects that encrypt and make tags with it | always: a group has one |
+| the parsed specification of the run | its text is the same |
+| a catch-up, parsed and authenticated | its bytes are the same, by SHA-256, and D of the state that it continues |
+| an opened version: the model, and the rest of the silo's state | the same link is applied to a state of the same D |
 
-D is the digest of all that led to a version (`fedsync.cipher.silo.history`), so equal ones are of equal states. Each
-silo still has its own node key, line and serials, receives all bytes that are for it, follows its own chain, and seals
-and signs an update of its own. The server gets from it what it would get if nothing were shared; it cannot tell.
+D is the digest of all that led to a version (`fedsync.cipher.silo.history`), so equal D mean equal states. Each
+silo still has its own node key, connection and serial numbers, receives all its bytes, follows its own chain, and
+seals and signs its own update. The server receives the same messages as without sharing.
 """
 
 from __future__ import annotations

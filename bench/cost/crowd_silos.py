@@ -1,10 +1,10 @@
-"""Many silos, or relays with silos behind them, in one process: what `bench/cost/crowd.py` asks a real server with.
+"""Load generator of `bench/cost/crowd.py`: many silos, or relays with silos behind them, in one process.
 
-Each has a session at the hub and two connections, as an agent: one that is held, and one for answers. What a silo
-answers is made by the session of a real one (`fedsync.silo.session.session`), with the model that it keeps and its
-keys; only the training is none: an update is noise of the size of a small step. Under encryption silos share what each
-of them would compute alike, and the server cannot tell: `bench/cost/crowd_shared.py`. A relay is the engine of a real
-one, whose silos answer at once, in this process.
+Each has a session at the hub and two connections, like an agent: one held open for orders, and one for answers. The
+session of a real silo (`fedsync.silo.session.session`) makes the answers, with its model and keys. Only the training is
+missing: an update is noise of the size of a small step. Under encryption silos share equal results, which the server
+cannot notice (`bench/cost/crowd_shared.py`). A relay is a real relay's engine. Its silos answer at once, in this
+process.
 """
 
 from __future__ import annotations

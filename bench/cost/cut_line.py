@@ -1,7 +1,7 @@
-"""What is sent again of a large model, and of an update, when its line is cut in the middle.
+"""Bytes of a large model, and of an update, that are sent again after their connection is cut in the middle.
 
-A hub and a silo's line are the real ones, over a socket whose first connection ends after half of the bytes. Counted is
-all that goes through it, either way, with TLS and HTTP, beyond the bytes of the model.
+Hub and silo use the real connection code, over a socket whose first connection ends after half of the bytes. The figure
+counts all bytes through the socket, in both directions, with TLS and HTTP, beyond the bytes of the model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Cost of a round of the Flower driver beyond training, against flwr's own FedAvg in the same engine.
 
-Both strategies run the same number of rounds in Flower's simulation engine with the same silos, which
-answer at once with an update of the model's size; both exchange one message a silo and round, no
-evaluation. What is left is the driver: making messages, waiting, aggregating. FedAvg's waiting is
-dominated by a pause of its own, so processor time is given too. FedSync writes a checkpoint a round; the third row has
-what a round costs without.
+Both strategies run the same number of rounds in Flower's simulation engine. Their silos answer at once, with an
+update of the model's size. Both exchange one message per silo and round, and evaluate nothing. The driver's work
+remains: making messages, waiting, aggregating. A pause of FedAvg's own dominates its waiting, so the table also has
+processor time. FedSync writes a checkpoint per round; the third row is a round without checkpoints.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What encryption costs a run: accuracy, and seconds end to end.
+"""Cost of encryption to a run: accuracy, and seconds end to end.
 
     python bench/cost/encrypted.py [--parts accuracy seconds] [--quick] [--processes N] [--out FILE.json]
 
-- ``accuracy``: 30 rounds of LB-BSP on non-i.i.d. digits in virtual time, real ciphertexts, five seeds. The silos' test
-  samples are 360, so one more correct is 0.28 points, and training is chaotic: a different last bit ends elsewhere. So
-  the figure is the mean over seeds of the mean over the last ten rounds, and the same is shown for plain runs that
-  differ from each other by a rounding to 24 bits only, which is the noise to compare with.
+- ``accuracy``: 30 rounds of LB-BSP on non-i.i.d. digits in virtual time, real ciphertexts, five seeds. The silos have
+  360 test samples, so one more correct is 0.28 points. Training is chaotic: a different last bit changes the end
+  result. So the figure is the mean over seeds of the mean over the last ten rounds. Plain runs that differ by a
+  rounding to 24 bits only show the noise to compare with.
 - ``seconds``: LB-BSP on real Flower processes with a model of a million parameters, in the clear and under ``bfv``,
-  one after the other, several times; seconds from the first order to the last commit, and what silos spent on sealing
-  and opening.
+  in turns, several times: seconds from the first order to the last commit, and the silos' seconds of sealing and
+  opening.
 """
 
 from __future__ import annotations

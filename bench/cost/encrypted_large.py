@@ -1,15 +1,15 @@
-"""What sealing, adding and opening a large model take: seconds by stage, and memory at the server and at a silo.
+"""Cost of sealing, adding and opening a large model: seconds by stage, and memory at the server and at a silo.
 
     python bench/cost/encrypted_large.py [--million 25] [--silos 2 16] [--kind bfv] [--bits 16] [--parts stages round]
 
-No Flower, nothing is sent: a server in one process, its silos in another, one after the other; what passes between them
-is a file that the receiver maps. So this is what encryption adds to a round, and what no transport can take away.
+No Flower, nothing is sent. A server in one process and its silos in another work in turns, and exchange files that the
+receiver maps. So the figures are what encryption adds to a round with any transport.
 
-- ``stages``: processor seconds a million values of each step on words that fit the cache, and what the library's own
-  calls take of it: that is the floor, for nothing seals or opens without them.
-- ``round``: seconds, processor seconds and most resident memory (beyond that before the call, in models of float32) of
+- ``stages``: processor seconds of each step for a million values, on words that fit the cache, and the share of the
+  library's own calls in it. This share is the lower bound, because sealing and opening need these calls.
+- ``round``: seconds, processor seconds and peak resident memory (beyond that before the call, in models of float32) of
   one silo's `send` and `receive`, and of the server's `put`, `commit`, `outgoing` and checkpoint. The server's peak is
-  over the whole run, beyond a server to which no silo has come. Of what is repeated the median counts.
+  over the whole run, beyond a server without silos. Repeated calls count by their median.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Events per second of the virtual clock in timing-only mode, from 100 to 100,000 silos, on one core.
 
-An event is an order that a silo gets or an answer that arrives from one: each order counts two. The clock of the
-bench starts when the first orders are out and stops with the last commit but one; in between lies everything that a
-run does: heap, coordinator, policies, books. It is processor time, and the journal is off.
+An event is an order to a silo or an answer from a silo, so each order counts two. The measurement starts after the
+first orders, stops with the last commit but one, and contains all that a run does: heap, coordinator, policies,
+accounts. The unit is processor time, and the journal is off.
 
 Speeds spread 1:3, so that no two silos finish together; memoryless forecasts, no balancer. Rows:
 
-- ``bsp``: all wait for all; every arrival is one call of the coordinator, every round releases all silos.
-- ``each``: every arrival is committed alone and its silo goes on at once. The barrier is the least that can do it
-  and not a shipped one, so this row is the engine with an asynchronous barrier that costs nothing.
+- ``bsp``: every silo waits for all; every arrival is one call of the coordinator, every round releases all silos.
+- ``each``: every arrival is committed alone, and its silo continues at once. This barrier is the smallest possible and
+  not a shipped one, so the row shows the engine with an asynchronous barrier that costs nothing.
 - ``asp``: as shipped.
-- ``ssp``: with a bound of 4; what changes is looked at, and every silo only when the slowest has come on.
-- ``pbsp``: `sampled` with a sample of 4, where every waiting silo looks at others at each arrival.
-- ``asp, poll``: the coordinator looks at multiples of a time in which about a tenth of all silos finish.
+- ``ssp``: with a bound of 4. It looks at changes, and at every silo only when the slowest has advanced.
+- ``pbsp``: `sampled` with a sample of 4, where every waiting silo looks at other silos at each arrival.
+- ``asp, poll``: the coordinator is called at multiples of a time in which about a tenth of all silos finish.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The client on a GPU: what its loop costs, how its steps grow with the batch, and what it does when memory ends.
+"""The client on a GPU: cost of its loop, time of a step by batch size, and recovery from out-of-memory errors.
 
-- Cost: `Trainer.run` against the loop that everyone writes, over the same ResNet-32 for pictures of 32 x 32
+- Cost: `Trainer.run` against a usual PyTorch loop, over the same ResNet-32 for pictures of 32 x 32
   (0.46 million parameters), batches of 128, in fp32, bf16 and fp16. Repetitions alternate within one process, and
-  ratios are taken pair by pair. "steps" is the part that a report calls compute time; "run" is the whole call, with
+  ratios are taken pair by pair. "steps" is the report's compute time; "run" is the whole call, with
   setting the weights, a fresh optimizer and reading the update.
 - Curve: seconds a step by batch size and the fitted ``max(c, a + b x)``, as `fedsync probe` measures it.
-- Memory: torch is allowed a part of the GPU's memory only (on a processor, a failing allocation is acted), and an
-  order is far too large for it; how large the pieces are in which it is done, and the cap that a search finds.
+- Memory: torch may use only a part of the GPU's memory (on a processor, failing allocations are simulated), and an
+  order needs far more. The figures are the size of the pieces into which the order is split, and the cap that a
+  search finds.
 
-Without a GPU it says so and ends; ``--device cpu`` runs it on the processor, which tests the script and measures
-little.
+Without a GPU it prints that and ends; ``--device cpu`` runs it on the processor, which tests the script only.
 
     python bench/cost/gpu.py [--device auto] [--pairs 30] [--steps 100] [--seconds 20] [--out bench/results/gpu.json]
 """

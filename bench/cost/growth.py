@@ -1,14 +1,14 @@
-"""What a silo more costs: seconds and memory of federations of ever more silos on this machine.
+"""Cost of each additional silo: seconds and memory of growing federations on this machine.
 
-Runs `fedsync run` with orders of no weight (a step on a few samples), and looks at its processes.
+Runs `fedsync run` with tiny orders (a step on a few samples), and measures its processes.
 
 | column | is |
 |---|---|
-| start | from the command to the first order, for which all silos are there with their trainers loaded |
+| start | from the command to the first order, when all silos have joined with loaded trainers |
 | round | median time between two commits, without the first three |
-| overhead an order | median of: from the decision to its update, less what the silo says that it worked |
-| server an order | processor time of SuperLink and ServerApp, which has the hub, in the rounds, by orders |
-| idle | processor time of both while one silo works for long, with others that wait less without |
+| overhead an order | median time from the decision to the update, less the silo's reported work |
+| server an order | processor time of SuperLink and ServerApp (with the hub) during the rounds, per order |
+| idle | processor time of both while one silo works long and others wait, less that without the others |
 | a silo more | memory of silos' processes (PSS: a shared page counts once), less one silo's (RSS) |
 
     python bench/cost/growth.py [--silos 4 8 16] [--rounds 25] [--out bench/results/growth.json]

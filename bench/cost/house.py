@@ -1,6 +1,6 @@
-"""Size of the house: lines, code, docstrings, largest folder, files of one name, and modules in an import circle.
+"""Size of the source: lines, code, docstrings, largest folder, files of one name, and modules in circular imports.
 
-*Code* is every line that is no docstring, comment, blank or import. `tests/test_house.py` fails when a number grows.
+*Code* excludes docstrings, comments, blank lines and imports. `tests/test_house.py` fails if a number grows.
 """
 
 from __future__ import annotations

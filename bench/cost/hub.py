@@ -1,6 +1,6 @@
-"""Costs of the hub: a question there and back over TLS, what many silos take of it, and large bytes.
+"""Costs of the hub: latency of a question over TLS, processor time of many silos, and large payloads.
 
-Silos are in another process. They answer at once, so that what is measured is the way alone: neither agent nor trainer.
+Silos are another process and answer at once. So the figures contain the transport alone, without agent and trainer.
 
     python bench/cost/hub.py
 """

@@ -1,15 +1,15 @@
-"""What a round with a large model takes: flwr's own FedAvg, and FedSync's `local` runtime, side by side in one run.
+"""Cost of a round with a large model: flwr's own FedAvg and FedSync's `local` runtime, side by side in one run.
 
 Both are real processes on this machine, over TLS with node authentication: a SuperLink, a SuperExec, a ServerApp, one
-SuperNode a silo. flwr's are as flwr deploys them: a process for every message, a look for messages every 3 s. FedSync's
-have an agent and a resident trainer each. The model is one whose training costs next to nothing; what is left of a
-round without the slowest silo's seconds of training is counted. The first round does not count: processes start in it.
+SuperNode a silo. flwr runs as flwr deploys it: a process for every message, and polling for messages every 3 s.
+FedSync's silos have an agent and a resident trainer each. The model's training costs almost nothing. The figure is the
+time of a round less the slowest silo's training. The first round, in which processes start, does not count.
 
-Memory is the kernel's own mark of the most that was resident (VmHWM), of each process, with pages of mapped files, less
-that of the same process in the same federation with a model of a thousand parameters: there it has imported the same
-and done the same. So is processor time, of all processes of a kind, over all rounds. Bytes are those of loopback in a
-network namespace in which nobody else is, with all that processes of the server say to each other; what goes through
-files and Unix sockets is not among them.
+Memory is the kernel's peak of resident memory (VmHWM) of each process, with pages of mapped files, less that of the
+same process in the same federation with a model of a thousand parameters, which has the same imports and the same
+steps. Processor time is relative in the same way, summed over all processes of a kind and all rounds. Bytes are those
+of loopback in a network namespace of this run, with all traffic between the server's processes, without files and Unix
+sockets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""flwr's own FedAvg on a large model, for `large.py`: a ServerApp and a ClientApp as its documentation has them.
+"""flwr's own FedAvg on a large model, for `large.py`: a ServerApp and a ClientApp as in flwr's documentation.
 
-The client adds a number of its own to each tensor, and needs no torch: Flower starts a process for every message, and
-what the imports of a user's own code take would be counted against it. Values are random: Flower carries what is equal
-once.
+The client adds its own number to each tensor, and needs no torch: Flower starts a process for every message, and the
+imports of user code would count against it. Values are random, because Flower sends equal values once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model of any size that costs next to nothing to train: what travels is large, what is computed is not."""
+"""A model of any size whose training costs almost nothing: large messages, little computation."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What fetching samples costs in FedSync's loops over the user's own `DataLoader`, in the same loop in bare PyTorch.
+"""Cost of fetching samples in FedSync's loops over the user's own `DataLoader`, relative to a bare PyTorch loop.
 
-An epoch in orders of some steps each: over JPEGs that Pillow decodes and augments (crop, flip, brightness), and over
-a store that takes 10 ms a sample. "bare" is one pass over a `DataLoader` with as many workers, which stay from epoch to
-epoch. "shipped" is `Trainer` with `local.workers`. "work.loader" is a `SiloApp`'s loop, once as it is and once with
+An epoch is cut into orders of some steps. The data are JPEGs that Pillow decodes and augments (crop, flip, brightness),
+and a store that takes 10 ms a sample. "bare" is one pass over a `DataLoader` with as many workers, which stay from
+epoch to epoch. "shipped" is `Trainer` with `local.workers`. "work.loader" is a `SiloApp`'s loop, as it is and with
 ``persistent_workers=False``. They take turns in one process. "over bare" is the least time over the least time of the
-bare loop, which other programs disturbed least; then come quartiles of the ratios within a turn.
+bare loop, because other programs disturb the least times least. Quartiles of the ratios within a turn follow.
 
     python bench/cost/loader.py [--images 2000] [--turns 7] [--workers 2] [--out bench/results/loader.json]
 """

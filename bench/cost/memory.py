@@ -1,9 +1,9 @@
-"""Memory that a large model takes, by stage: at the server's aggregator and checkpoints, and at a silo.
+"""Memory of a large model, by stage: at the server's aggregator and checkpoints, and at a silo.
 
-In the clear, and at a silo under `bfv` too; what the server takes then, `encrypted_large.py` says. No transport:
-updates come as maps of files, as the server's gate takes them. Each case is a process of its own. The
-figure of a stage is the most that was resident (VmHWM, pages of mapped files too) beyond what was before the first
-stage, over the model. At a silo the model and its gradient, which are torch's, are two of them.
+Plain runs at both, and `bfv` at a silo; `encrypted_large.py` has the server under encryption. There is no transport:
+updates are mapped files, as the server receives them. Each case is a process of its own. The figure of a stage is
+the peak of resident memory (VmHWM, with mapped files) beyond that before the first stage, divided by the model's size.
+At a silo two of these models are torch's model and gradient.
 """
 
 from __future__ import annotations

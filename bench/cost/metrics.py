@@ -1,7 +1,7 @@
-"""What measuring all default metrics adds to an evaluation: a logistic regression, an MLP and a CNN.
+"""Cost of all default metrics in an evaluation: a logistic regression, an MLP and a CNN.
 
-Trainers with and without metrics evaluate the same samples in turns, in one process on one thread; medians of seconds
-of the processor, which other programs on the machine hardly change.
+Trainers with and without metrics evaluate the same samples in turns, in one process on one thread. Figures are medians
+of processor seconds, which other programs hardly change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A task with a million parameters on little data: what travels is large, what is computed is not."""
+"""A task with a million parameters on little data: large messages, little computation."""
 
 from __future__ import annotations
 

@@ -2,11 +2,10 @@
 
     python bench/cost/overlap_real.py [--silos 2] [--train 1.5] [--travel 1.5] [--rounds 12] [--pairs 1] [--quick]
 
-Both sides are the same run by `fedsync run --runtime local`, one after the other: BSP, and an order queued at each
-silo. Silos emulate a speed at which an order trains for so many seconds, and a line on which model and update together
-travel for so many. What a round costs besides is what real processes cost: messages, the aggregation, files. Counted is
-from the second commit to the last one. Beside it stands what virtual time says of the same silos, which has the line
-alone.
+Two runs of `fedsync run --runtime local` alternate: BSP, and BSP with an order queued at each silo. Silos emulate a
+speed at which an order trains for ``--train`` seconds, and a connection on which model and update together take
+``--travel``. A round also has the costs of real processes: messages, the aggregation, files. The measurement starts at
+the second commit and ends at the last one. The table also has the same silos in virtual time, without these costs.
 """
 
 from __future__ import annotations

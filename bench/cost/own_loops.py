@@ -1,17 +1,17 @@
-"""What a step costs in a loop of one's own, over the bare PyTorch loop and over the shipped one.
+"""Time of a step in a user's own loop, relative to the bare PyTorch loop and to the shipped loop.
 
-Same model, data set, batches and optimizer in one process; all ways take turns, each turn in the opposite order, so
-that a machine that gets busier slows all. Samples are read one by one and collated, as by a `DataLoader` without
-workers:
+Model, data set, batches and optimizer are the same, in one process. All ways take turns, each turn in the opposite
+order, so that a busier machine slows all of them. Samples are read one by one and collated, as by a `DataLoader`
+without workers:
 
-- "bare": the loop that everyone writes, over a `DataLoader`
+- "bare": a usual PyTorch loop over a `DataLoader`
 - "shipped": the task's loop
 - "work.loader", "work.batches": a `SiloApp`, whose loop is the bare one
 - "hosted": a Flower ClientApp, whose loop is the bare one over ``steps(msg, loader)``
 
-"step ms" is the time that the report calls compute, for a step; "over bare" is the median of its ratios within a turn,
-with quartiles. "processor" is the whole order, with weights in and update out, in processor seconds instead of elapsed
-ones, over the bare steps and over the shipped order: with one thread the better number where other programs run.
+"step ms" is the report's compute time per step; "over bare" is the median of its ratios within a turn, with quartiles.
+"processor" is the whole order, from setting the weights to reading the update, in processor seconds, relative to the
+bare steps and to the shipped order. With one thread and other programs running, it is the better figure.
 
     python bench/cost/own_loops.py [--turns 30] [--steps 20 100] [--out bench/results/own_loops.json]
 """

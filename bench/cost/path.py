@@ -1,9 +1,9 @@
-"""Which files and functions of FedSync one steady round passes, and how many processes an order crosses each way.
+"""Files and functions of FedSync in one steady round, and the processes that an order crosses in each direction.
 
 Three silos train under BSP, in virtual time and on real processes, in the clear and encrypted. Every process records
-the functions of ``fedsync/`` that it calls, from the end of round 3 to that of round 5. That is one whole round at
-least, wherever the clocks of the processes stand, and no start-up. Forked processes count like all others. Left out are
-the process that the user has started, and what starts other processes. Lambdas and comprehensions do not count.
+the functions of ``fedsync/`` that it calls, from the end of round 3 to that of round 5. This covers at least one whole
+round even if the clocks of the processes differ, and no start-up. Forked processes count. The user's own process, the
+processes that start others, lambdas and comprehensions do not count.
 
     python bench/cost/path.py
 """

@@ -1,10 +1,10 @@
-"""Time of a private local step, beside Opacus' own on the same model and batch.
+"""Time of a private local step, relative to Opacus on the same model and batch.
 
     python bench/cost/private_step.py [--quick] [--pairs N] [--out FILE.json]
 
 Opacus: `GradSampleModule` and `DPOptimizer` as `PrivacyEngine` makes them, with a Poisson-sampled batch of the same
-expected size from tensors in memory. Ours: an order of `PrivateTrainer`. Both do the same number of steps, in turn, on
-one thread. The figure is ours over Opacus', of the medians.
+expected size from tensors in memory. FedSync: an order of `PrivateTrainer`. Both do the same number of steps, in turn,
+on one thread. The figure is the ratio of the medians, FedSync over Opacus.
 """
 
 from __future__ import annotations

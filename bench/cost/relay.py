@@ -1,9 +1,9 @@
-"""What relays spare a server: processor time an order, with relays and without, in the clear and sealed.
+"""Server work that relays save: processor time per order, with relays and without, in the clear and encrypted.
 
-The server is that of `bench/cost/crowd.py`, a ServerApp with its hub. Silos, and relays with their silos, are the load
-generator's (`bench/cost/crowd_silos.py`), in which nothing is trained. All silos work in rounds (BSP). An order's work
-is the processor time of the ServerApp from the first commit to the last, by the updates that were committed meanwhile.
-So what silos cost that wait is in it, too: it grows with the seconds, which are mostly the generator's.
+The server is that of `bench/cost/crowd.py`, a ServerApp with its hub. The load generator (`bench/cost/crowd_silos.py`)
+plays silos, and relays with their silos, and trains nothing. All silos work in rounds (BSP). Work per order is the
+processor time of the ServerApp from the first commit to the last, divided by the updates committed meanwhile.
+So it contains the cost of waiting silos, which grows with the seconds. Most of these seconds are the generator's.
 
     python bench/cost/relay.py [--silos 100 --region 10] [--rounds 10] [--plain] [--sealed]
 """

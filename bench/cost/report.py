@@ -1,8 +1,8 @@
 """The report of a long run with many silos: bytes of the page, seconds to build it and to load it in a browser.
 
-A virtual run is trained, as short a round as can be, and its report built as `fedsync report` does. If there is a
-Chromium or a Chrome, a page of its own loads the file several times: from the start of the navigation until everything
-is laid out and painted.
+A virtual run trains in the shortest possible rounds, and its report is built as by `fedsync report`. If Chromium or
+Chrome is installed, a fresh page loads the file several times. Loading is timed from the start of the
+navigation until everything is laid out and painted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The time of an empty order from the server to a resident silo and back, over the hub and in Flower's messages.
+"""Latency of an empty order from the server to a resident silo and back, over the hub and over Flower's messages.
 
-Both are the `local` runtime: a SuperLink, one SuperNode a silo, TLS and node authentication. Flower's own way starts a
-process for every message and looks for messages every 3 s; over the hub an agent has its next order at once.
-The order is one local step on one sample, so what is measured is the way there and back. The first orders, in which
+Both are the `local` runtime: a SuperLink, one SuperNode a silo, TLS and node authentication. Flower starts a process
+for every message and polls for messages every 3 s. Over the hub an agent receives its next order at once.
+The order is one local step on one sample, so the figure is the way there and back. The first orders, in which
 the trainers start, do not count.
 """
 

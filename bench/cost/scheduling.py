@@ -1,13 +1,13 @@
-"""What scheduling costs: predicting speeds, planning batch sizes and deciding, for one round of so many silos.
+"""Cost of scheduling: predicting speeds, planning batch sizes and deciding, for one round, by the number of silos.
 
     python bench/cost/scheduling.py [--sizes 12 96 ...] [--predictors ema ...] [--quick] [--out FILE.json]
 
-A round of BSP: every silo's update arrives by itself and is one call of the coordinator; the last one commits and
-releases all. Silos have affine curves, speeds from 1 to 3, and steps that vary by 3 %, so that batch sizes and fits
-never settle. Processor time of one core; nothing is trained, sent or stored. Of each round:
+A round of BSP: every silo's update is one call of the coordinator; the last one commits and releases all silos. Silos
+have affine curves, speeds from 1 to 3, and steps that vary by 3 %, so that batch sizes and fits never settle. The unit
+is processor time of one core; nothing is trained, sent or stored. Parts of a round:
 
-- ``predict``: curves are fitted and speeds observed and forecast;
-- ``plan``: the balancer's share, with all that goes in and comes out;
+- ``predict``: curves are fitted, speeds are observed and forecast;
+- ``plan``: the balancer, with its inputs and outputs;
 - ``barrier``: n decisions;
 - ``all``: the whole coordinator, which also checks reports, counts, weighs updates and writes orders.
 

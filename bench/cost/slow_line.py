@@ -1,9 +1,9 @@
-"""The cost of one silo's slow line to the others, over the hub and in Flower's own messages.
+"""Effect of one silo's slow connection on the others, over the hub and over Flower's messages.
 
 A real federation, with TLS, node authentication and encryption, trains a model of a million parameters without a
-barrier: ASP. What the first silo sends goes through a line of so many bytes a second. Flower announces an answer before
-its parts are there, and its way of pulling answers returns when all parts of all are. Counted are the updates of
-each silo.
+barrier (ASP). The first silo's outgoing connection has a limited bandwidth. Flower announces an answer before
+its parts have arrived, and its call that pulls answers returns when all parts of all answers are there. The figure is
+the number of updates of each silo.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Where the time of a short run on real processes goes: seconds by phase, and processor seconds by program.
+"""Time of a short run on real processes: seconds by phase, and processor seconds by program.
 
-Starts ``fedsync run`` with two silos, and looks every tenth of a second which programs there are and how far the run's
-files are. A phase ends where a program of the next one begins, or where a file is written:
+Starts ``fedsync run`` with two silos, and checks programs and files of the run every tenth of a second. A phase ends
+when a program of the next phase starts, or when a file is written:
 
 | phase | until |
 |---|---|
-| server | SuperNodes begin: the SuperLink listens, and keys are made and registered |
-| handing over | the ServerApp begins: ``flwr run`` has submitted the run |
-| ServerApp | trainers begin: the ServerApp has been imported, and has asked the silos |
+| server | SuperNodes start: the SuperLink listens, and keys are made and registered |
+| handing over | the ServerApp starts: ``flwr run`` has submitted the run |
+| ServerApp | trainers start: the ServerApp has been imported, and has asked the silos |
 | trainers | the first version: trainers have imported the user's code, loaded data and model, and trained once |
 | rounds | the summary |
 | end | the command returns: all processes have ended |

@@ -1,11 +1,10 @@
-"""What `Trainer.run` costs over the bare PyTorch loop.
+"""Cost of `Trainer.run` over the bare PyTorch loop.
 
 Same model, data, batches and optimizer; repetitions alternate within one process, and ratios are taken pair by
-pair, so that a machine that gets busier meanwhile slows both. The bare loop counts its steps alone. "run" is the
-whole call, with setting the weights, a fresh optimizer, reading the update and the resource probe; "steps" is the
-part of it that the report calls compute time, and "beside" the rest of it [ms].
-"processor" is run/bare in processor seconds instead of elapsed ones:
-with one thread the better number where other programs run.
+pair, so that a busier machine slows both. The bare loop counts its steps alone. "run" is the whole call, with setting
+the weights, a fresh optimizer, reading the update and the resource probe. "steps" is the report's compute time, and
+"beside" the rest of the call [ms]. "processor" is run/bare in processor seconds. With one thread and other programs
+running, it is the better figure.
 
     python bench/cost/train_overhead.py [--pairs 100] [--threads 1] [--out bench/results/train_overhead.json]
 """

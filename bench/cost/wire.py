@@ -1,16 +1,16 @@
-"""What fewer bits on the wire cost in accuracy, and how many bytes they save: `wire` of a strategy file.
+"""Accuracy and bytes of runs with fewer bits per sent value: `wire` of a strategy file.
 
     python bench/cost/wire.py [--quick] [--processes N] [--out FILE.json]
 
 LB-BSP on non-i.i.d. digits (two classes a silo) in virtual time: 24 rounds, and for each of 20 seeds the same run with
-every format. The silos' test samples are 360, so one more correct is 0.28 points, and training is chaotic: another last
-bit ends elsewhere. So the accuracy of a run is the mean over its last ten versions; that of the last alone is shown
+every format. The silos have 360 test samples, so one more correct is 0.28 points. Training is chaotic: a different last
+bit changes the end result. So a run's accuracy is the mean over its last ten versions; the last version's is shown
 beside it. A format's difference to float32 is paired by seed. Its 90 % interval is that of two one-sided t-tests at
-5 %: formats are *equivalent* to float32 within a margin where the whole interval lies within it. The margins are 0.1
+5 %: formats are *equivalent* to float32 within a margin if the whole interval lies within it. The margins are 0.1
 points for bfloat16 and 0.3 for int8 with feedback; they were set before the first run.
 
-"No feedback" has silos forget what an update lost on the way, instead of adding it to the next one. ``loss`` is the
-norm of what was lost over that of the update.
+"No feedback": silos forget the rounding error of an update, instead of adding it to the next update. ``loss`` is the
+norm of this error over that of the update.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every process of a run is killed at a random moment: is best.pt the version that best.json says it is?
+"""Kills of every process of a run at a random moment: is best.pt the version that best.json names?
 
-A run on real processes of this machine is killed whole with SIGKILL, looked at, resumed, killed again, and so on. After
-each death best.pt is loaded and evaluated with the data of each silo whose evaluation of the stated version is in the
-journal: the sums have to be those that the silo reported then. At the end the same holds for what summary.json says.
+A run on real processes of this machine is killed whole with SIGKILL, examined, resumed, killed again, and so on. After
+each kill best.pt is loaded and evaluated with the data of each silo whose evaluation of the named version is in the
+journal. The sums must be those that the silo reported then. At the end the version in summary.json is tested likewise.
 """
 
 from __future__ import annotations

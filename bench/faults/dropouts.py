@@ -4,12 +4,11 @@
 
 A federation as in `soak`: a server, an agent and a trainer for each silo, TLS, keys. In a round of all silos one
 trainer is stopped (SIGSTOP) while it has its order, so the round cannot end. When the server has the updates of all
-others, the silo whose update came first is killed (kill -9 of its trainer and its agent). Once it is dead, the
-stopped one goes on. So the server has the victim's update, asks it in vain for its masks, and it knows nothing of them
-when it comes back. FedSync's own supervisors start it again; rounds until all are back are without a kill.
+others, the silo whose update came first is killed (kill -9 of its trainer and its agent). Then the stopped trainer
+continues. So the server has the victim's update and asks in vain for its masks, which the restarted victim no longer
+knows. FedSync's own supervisors restart the victim; rounds until all silos are back have no kill.
 
-A round is lost if its commit brings nothing. What a commit brought, and whose updates are in it, is read from the
-server's checkpoints.
+A round is lost if its commit has no effect. The server's checkpoints show the effect and the members of each commit.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Training code of users' own under kill -9 of its trainer, in the middle of its loop: is each order counted once?
+"""Users' own training code under kill -9 of its trainer, in the middle of its loop: does each order count once?
 
     python bench/faults/foreign.py [--kills 10] [--seed 1] [--out bench/results/foreign.json]
 
-Two silos, each with a resident trainer in a process of its own, get orders round by round, and the model moves by the
-mean of their updates. Two kinds of code: a `SiloApp` with ``work.state`` and a private part of the model, and a
+Two silos, each with a resident trainer in a process of its own, receive orders round by round, and the model moves by
+the mean of their updates. Two kinds of code: a `SiloApp` with ``work.state`` and a private part of the model, and a
 Flower ClientApp with ``context.state``. Both draw random numbers from torch, NumPy and Python.
 
-Some orders are cut short: as soon as their loop has done a number of steps, drawn by lot, the trainer is killed. What
-is on disk then must be of the order before. The order is asked for again, which starts another trainer. Each order
-that is done is asked for once more, and must give the same bytes.
+Some orders are cut short: the trainer is killed after a random number of steps. The state on disk must then be that of
+the order before. The order is repeated, which starts another trainer. Each finished order is requested once more, and
+must give the same bytes.
 
-The run without kills is the measure: at the end the model, and what each silo keeps, must be the same to the last bit.
-Ends with 1 if anything is not.
+The reference is a run without kills: at the end, the model and each silo's state must be the same to the last bit.
+Ends with 1 if anything differs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/faults/fuzz.py                     100,000 messages, in a process of their own
 
-The messages are those of the wire: an update for the server, which checks and adds it, and a sum for a silo, which
-checks it and its tag, decrypts it in native code and reads the header. Signatures are not checked, as if the
-sender had a key: all that is behind them is to withstand him. A third target is the whole: the server's store, which
-checks signatures too, and a silo's copy, which is sent sums.
+The messages are an update for the server, which checks and adds it, and a sum for a silo, which checks its format and
+its tag, decrypts it in native code and reads the header. Signatures are not checked, as if the attacker had a key: the
+code behind them must withstand the attack, too. A third target is the whole: the server's store, which checks
+signatures, and a silo's copy, which receives sums.
 """
 
 from __future__ import annotations

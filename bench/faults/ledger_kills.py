@@ -1,12 +1,12 @@
-"""Kills of a silo's trainers in the middle of private orders: whether the ledger has at least what left.
+"""Kills of a silo's trainers in the middle of private orders: does the privacy ledger contain all that left?
 
     python bench/faults/ledger_kills.py               200 kills, ten minutes
     python bench/faults/ledger_kills.py --kills 5
 
 Three processes, one a run, train private orders against one state folder, and are killed with kill -9 at random
-instants. What left is what a process said of an answer, or saved as its last order. After each kill and the restart
-that follows, the ledger must hold every order that left, with all its steps, and no order that was begun once more than
-twice: an order may be entered, killed before its answer is saved, and entered again when it is repeated.
+instants. An order has left if its process reported an answer, or saved it as its last order. After each kill and
+restart, the ledger must hold every order that left, with all its steps. An order that was begun once may be entered
+twice at most: entered, killed before its answer is saved, and entered again when it is repeated.
 """
 
 from __future__ import annotations

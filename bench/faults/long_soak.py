@@ -1,18 +1,18 @@
-"""One long encrypted run of a real federation in which something breaks again and again: memory, disk and accounts.
+"""One long encrypted run of a real federation under repeated faults: memory, disk and accounts.
 
 A fault of the campaign's list (`bench/faults/soak.py`, without the lies) strikes at a random moment of a random round,
-about every ``--every`` rounds; each comes as often as the others. FedSync starts again what ends; a full disk at the
-server ends the run with a reason, and only then is it resumed by hand. Work a round is as little as can be, for it is
-rounds that count. At the end:
+about every ``--every`` rounds; all faults are equally frequent. FedSync restarts what ends. Only a full disk at the
+server ends the run with a reason, and then the run is resumed by hand. Rounds do as little work as possible, because
+the number of rounds counts. At the end:
 
-- *Accounts*: those of the campaign (versions without a gap, no update in two, none lost without a word, a journal that
-  replays to the same decisions, the last version at the silos). And the run's figures are exact: ``summary.json``
-  says what unbounded books of the journal say, ``rounds.jsonl`` has each round once, and rounds, orders, samples and
-  bytes are what plain sums over the journal give.
-- *Memory* of each process by its age, and *bytes on the disk*: `bench/faults/soak_samples.py` says how.
+- *Accounts*: as in the campaign (versions without a gap, no update in two, none lost without a record, a journal that
+  replays to the same decisions, the last version at the silos). The run's figures must be exact: ``summary.json``
+  equals unbounded accounts of the journal, ``rounds.jsonl`` has each round once, and rounds, orders, samples and
+  bytes equal plain sums over the journal.
+- *Memory* of each process by its age, and *bytes on the disk*; see `bench/faults/soak_samples.py`.
 
-What there is so far is written as it goes on. ``--minutes`` has the run end by then, as its operator would:
-``fedsync steer stop-rule``. ``--read FILE`` prints the tables of such a file.
+Results are written continuously. ``--minutes`` ends the run by then, like an operator: ``fedsync steer stop-rule``.
+``--read FILE`` prints the tables of such a file.
 
     python bench/faults/long_soak.py [--rounds 2000] [--every 40] [--minutes 80] [--out bench/results/long-soak.json]
 """

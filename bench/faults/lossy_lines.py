@@ -1,8 +1,8 @@
-"""Lines of `bench/faults/networks.py`: a network namespace for each silo, and a router that delays and drops packets.
+"""Network of `bench/faults/networks.py`: a namespace for each silo, and a router that delays and drops packets.
 
-Linux has `tc netem` for this, but not every kernel is built with it. Here each namespace has a TUN device, and one
-thread reads the packets of all of them: so TCP is the kernel's own, with its retransmissions, and what is lost are
-whole packets. It takes root; all of it is gone when the process ends.
+Linux has `tc netem` for this, but some kernels lack it. Here each namespace has a TUN device, and one thread reads the
+packets of all. So TCP is the kernel's own, with its retransmissions, and whole packets are lost. This needs root; the
+network disappears when the process ends.
 """
 
 from __future__ import annotations

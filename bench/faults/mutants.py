@@ -1,14 +1,14 @@
-"""Breaks the code in small ways that somebody would suffer from, one at a time, and sees which tests notice.
+"""Small harmful breakages of the code, one at a time: which tests notice them?
 
 The lists are in `breakages/`, one a suite. Nothing is changed in place: each job works on a copy in a temporary folder.
-First the tests run once as the code is, and must pass; from that run it is known which tests execute which line.
-Then, for each mutant, those tests run that execute what it changes, the fastest first, until two different killers are
-known (a law that names itself in a failure, else a test), and if none noticed, all the others too. So a mutant that
-only one killer notices has been shown to all who could. What that first run has shown is kept beside the results, and
-used again as long as code and tests are the same.
+First the tests run on the unchanged code, and must pass; this run records which tests execute which line.
+Then each mutant runs the tests that execute the changed lines, the fastest first, until two different killers are
+known (a law that a failure names, else a test). If none noticed, all other tests run, too. So a mutant with only one
+killer was shown to all tests that could notice it. The record of the first run is kept beside the results, and
+is used again while code and tests are unchanged.
 
-Prints a table of mutants, killers with what only they notice, and the survivors; writes JSON. A mutant that runs out of
-time counts as killed, and is shown as such; one with which tests cannot even be read is an error of the list.
+Prints a table of mutants, killers with the mutants that only they notice, and the survivors; writes JSON. A mutant that
+runs out of time counts as killed, and is marked. A mutant with which tests cannot be collected is an error of the list.
 """
 
 from __future__ import annotations

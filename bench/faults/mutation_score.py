@@ -1,14 +1,13 @@
 """The share of a mutation tool's mutants of `fedsync/core` and `fedsync/policies` that the tests kill.
 
-The tool is mutmut 3: it makes the mutants, all inside functions, and none of annotations, docstrings and what is
-decorated. Of all that it makes, so many are drawn by seed, in random order. None is left out, so some of them change
-nothing that anybody could see. Each is shown to the tests that execute the statement it changes, until one fails:
-first those whose file is named after the changed one, then `tests/core` and `tests/policies`, the laws, and the others,
-the fastest first.
+The tool is mutmut 3. It makes mutants inside functions only, and none of annotations, docstrings and decorated
+functions. A sample is drawn by seed, in random order. None is left out, so some mutants change nothing visible. Each is
+shown to the tests that execute the changed statement, until one fails: first tests whose file is named after the
+changed file, then `tests/core` and `tests/policies`, the laws, and the others, the fastest first.
 
-Tests that take real processes are left out, and so are those beyond `--budget` seconds: the figure is a lower bound.
-One that takes far longer than usual counts as a failure. Prints a table by folder, the share with Wilson's 95 %
-interval, and the survivors. Writes JSON after every mutant: called again, it goes on where it was.
+Tests that take real processes, and tests beyond `--budget` seconds, do not run: the figure is a lower bound.
+A test that takes far longer than usual counts as a failure. Prints a table by folder, the share with Wilson's 95 %
+interval, and the survivors. Writes JSON after every mutant; another call continues there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A real federation over bad networks: whether each run comes to its last round, and what is sent again.
+"""A real federation over bad networks: does each run reach its last round, and how many bytes are sent again?
 
-Three silos with TLS and node authentication, each in a network namespace of its own, over lines that delay, lose and
-throttle packets both ways (`bench/faults/lossy_lines.py`; TCP is the kernel's own). In the middle of a run a silo gets
-another address, so that its connections die without a word; a firewall forgets connections that were silent for 60 s,
-and the run over it begins when all silos have been idle for longer. *Again* is what TCP sent a second time, of all
-that it carried; *over clean* is all that was carried, beyond what the same run carries where nothing is in its way: it
-counts, too, what FedSync sends again. Takes root, on Linux.
+Three silos with TLS and node authentication, each in a network namespace of its own, over connections that delay, lose
+and throttle packets in both directions (`bench/faults/lossy_lines.py`; TCP is the kernel's own). During one run a silo
+gets another address, so its connections die silently. A firewall forgets connections that were silent for 60 s; its
+run begins when all silos have been idle for longer. *Again* is the share of TCP's bytes that TCP sent a second time.
+*Over clean* is all bytes beyond those of the same run on a good network, so it includes repetitions by FedSync. Needs
+root, on Linux.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Forged sums, calibrations and snapshots against a silo: all answers are one, and take equally long.
+"""Forged sums, calibrations and snapshots against a silo: all answers are identical, and take equally long.
 
     python bench/faults/oracle.py                     10,000 forgeries a suite, a few minutes
 
-A silo that tells forgeries apart is an oracle: a server that may ask it often enough learns the group's key. So a
-joining silo, with the policy of a real one, gets what a server may well have recorded, with something changed: bits of
-words, tags, members, what takes masks off, a snapshot. Its answers must be the same byte by byte. How long they take
-may tell where in the message the first wrong thing is, which the server knows, but no more: forgeries that only the key
-tells from the original are compared, two kinds at a time, by a Kolmogorov-Smirnov test.
+A silo whose answers distinguish forgeries is an oracle: a server that may ask often enough learns the group's key. So a
+joining silo, with a real silo's policy, receives messages that a server may have recorded, each with one change: bits
+of words, tags, members, the data that remove masks, a snapshot. Its answers must be the same byte by byte. Their time
+may show the position of the first error in the message, which the server knows, but no more. So a Kolmogorov-Smirnov
+test compares, two kinds at a time, forgeries that only the key distinguishes from the original.
 
-The silo's count of forgeries is set to zero after each: it would be locked after three.
+The silo's count of forgeries is set to zero after each, because it would be locked after three.
 """
 
 from __future__ import annotations

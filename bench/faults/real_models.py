@@ -3,9 +3,9 @@
     python bench/faults/real_models.py [--rounds 6] [--strategies NAME ...] [--out FILE.json]
 
 A SuperLink and a SuperNode a silo for each run (``--runtime local``); three silos whose emulated speeds are as 4 to 2
-to 1, and digits as the strategy deals them. A strategy ends well if it commits its rounds, all silos are of use but for
-one perhaps, no order fails, and its journal replays to the same decisions. What the models gain is not to be seen in so
-few rounds: see ``time_to_target.py``.
+to 1, and digits, partitioned by the strategy. A strategy ends well if it commits its rounds, at most one silo
+contributes nothing, no order fails, and its journal replays to the same decisions. The rounds are too few to compare
+models: see ``time_to_target.py``.
 """
 
 from __future__ import annotations

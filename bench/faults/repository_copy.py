@@ -1,4 +1,4 @@
-"""A copy of the repository in which files may be changed and tests run, for `mutants.py` and `mutation_score.py`."""
+"""A copy of the repository with changeable files, in which tests run, for `mutants.py` and `mutation_score.py`."""
 
 from __future__ import annotations
 

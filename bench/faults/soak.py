@@ -1,16 +1,15 @@
-"""The fault campaign: a real federation with TLS, node authentication and encryption, and everything that can break.
+"""The fault campaign: a real federation with TLS, node authentication and encryption, under every kind of fault.
 
-Runs follow one another in a federation, and ``--at-once`` federations work side by side. Each run is cut into at a
-random moment of a random round; it has few rounds, since a fault shows in the rounds behind it. What ends is
-started again by FedSync's own supervisors; only where a run ends with a reason (its disk is full) is it resumed by
-hand, as its operator would. A run has survived if it comes to its last round with every commit accounted for: versions
-without a gap, no update in two of them, none that arrived lost without a word, a journal that replays to the same
-decisions, and the last version at the silos. It has not if it stood still for four minutes. The table of
-docs/reliability.md is tested here.
+Runs follow one another in a federation, and ``--at-once`` federations work side by side. Each run has one fault at a
+random moment of a random round, and few rounds, since a fault shows in the rounds after it. FedSync's own supervisors
+restart what ends; only a run that ends with a reason (its disk is full) is resumed by hand, as its operator would.
+A run has survived if it reaches its last round with every commit accounted for: versions without a gap, no update in
+two of them, no update lost without a record, a journal that replays to the same decisions, and the last version at the
+silos. It has not survived if it stood still for four minutes. This tests the table of docs/reliability.md.
 
-Each run is written down when it is over, and ``--resume`` goes on with what is missing.
+Each finished run is recorded, and ``--resume`` continues with the missing runs.
 
-With ``--orders N`` it sends N orders through one silo instead and watches the memory of its processes.
+With ``--orders N`` it sends N orders through one silo instead and measures the memory of its processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real federation for `bench/faults/soak.py`: `fedsync server start`, a `fedsync silo start` each, and their keys.
 
-The first silo reaches the server, and hubs, through a proxy, which can be told to swallow everything. On loopback hubs
-have a name that only proxies know, for Flower and FedSync go through none to this machine.
+The first silo reaches the server and the hubs through a proxy, which can drop all traffic on request. Flower and
+FedSync use no proxy for loopback addresses, so hubs have a host name that only the proxies know.
 """
 
 from __future__ import annotations

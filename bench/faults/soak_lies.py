@@ -1,7 +1,7 @@
-"""A silo that lies, for `bench/faults/soak.py`: its owner has changed the client that is installed there.
+"""A lying silo for `bench/faults/soak.py`: its owner has changed the installed client.
 
-Its agent is this file in the place of `fedsync.silo.agent.agent`, and answers orders as the federation's file `LIE`
-says at that moment; where there is no such file, it is honest. It sends what the server will not have, too.
+This file replaces `fedsync.silo.agent.agent` as the silo's agent. It answers orders with the lie that the federation's
+file `LIE` names at that moment, and is honest without such a file. It also sends uploads that the server does not want.
 
 `COMMAND` starts it, with the arguments of ``fedsync silo start``.
 """

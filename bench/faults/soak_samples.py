@@ -1,6 +1,6 @@
-"""What a federation of `bench/faults/long_soak.py` takes as it goes on: memory of its processes, bytes on its disk.
+"""Memory and disk use of a federation of `bench/faults/long_soak.py` over time.
 
-A killed process starts anew, so its memory belongs to its age: commits of the run since it was first seen.
+A killed process starts anew, so memory is shown by the process's age: commits of the run since it was first seen.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A plugin of pytest for `mutants.py` and `mutation_score.py`: which test runs which line, and who notices a mutant.
+"""A pytest plugin for `mutants.py` and `mutation_score.py`: which test runs which line, and which notices a mutant.
 
-What it is to do stands in the JSON file that `BREAKAGE` names, what it has seen goes into the file beside it:
+It reads its task from the JSON file that `BREAKAGE` names, and writes its results into the file beside it:
 
 - asked: ``trace``, files whose lines are watched; ``only``, usual seconds of the tests to run, in this order, or null
-  for all tests; ``part``, number and count of the equal parts into which all tests are divided; ``enough``, after so
-  many different killers the session ends.
+  for all tests; ``part``, number and count of the equal parts into which all tests are divided; ``enough``, the number
+  of different killers that ends the session.
 - seen: ``tests``, seconds and killers of each; ``lines``, by file and line the tests that ran it, "" for imports;
-  ``unread``, what was wrong with test files that could not be collected.
+  ``unread``, errors of test files that could not be collected.
 
-A test that takes much longer than usual is interrupted, and fails. A *killer* is a law, if notes of the failure's
-exceptions name some, as ``broken: <law>``, else the test's function.
+A test that takes much longer than usual is interrupted, and fails. A *killer* is the law that the notes of the
+failure's exceptions name as ``broken: <law>``, else the test's function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A process that has imported what tests need and forks a child for each run of pytest: three seconds less each time.
+"""A process that has imported the tests' libraries and forks a child for each run of pytest, which saves three seconds.
 
-`repository_copy.Copy` starts it. Reads one JSON object a line from standard input, the arguments of `run`, and writes
-one a line to standard output: whether the time was up. It must never import FedSync, which the children import anew.
+`repository_copy.Copy` starts it. It reads one JSON object a line from standard input, the arguments of `run`, and
+writes one a line to standard output: whether the time was up. It must never import FedSync, which the children import
+anew.
 """
 
 from __future__ import annotations

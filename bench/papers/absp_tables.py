@@ -3,19 +3,19 @@
     python bench/papers/absp_tables.py [--seeds 1] [--clusters tenants static] [--jobs ...] [--quick] [--out FILE.json]
 
 Logistic regression, dense and sparse, a linear SVM, lasso, ridge regression, k-means, matrix factorisation and a small
-network, on eight silos with equal shares of i.i.d. data. ``tenants``: machines that others use too, at a quarter of
-their speed for half a minute at a time, a third of all time: the fastest is 4 times as fast as the slowest, as in the
-paper's multi-tenant cluster. ``static``: speeds that stay, the fastest 2.2 times the slowest, as in its physical one.
+network, on eight silos with equal shares of i.i.d. data. ``tenants``: other users slow each machine to a quarter of
+its speed for half a minute at a time, a third of all time: the fastest is 4 times as fast as the slowest, as in the
+paper's multi-tenant cluster. ``static``: constant speeds, the fastest 2.2 times the slowest, as in its physical one.
 
-An order is one pass over a silo's data, as in the paper, 1.7 s at full speed, but in local steps of eight samples,
-which move on, where the paper's gradients are all of the round's parameters: there an iteration is one step, however
-many samples are in it, here it is as many as there was time for. The learning rates are such that BSP needs some tens
-of iterations. Updates of BSP and A-BSP count by the samples in them; those of SSP and ASP by one over the number of
-silos. An iteration of SSP and ASP is as many updates as there are silos, as in the paper.
+An order is one pass over a silo's data, as in the paper, 1.7 s at full speed. But the silo takes local steps of eight
+samples, which move its parameters, while the paper's gradients are all taken at the round's parameters. So an iteration
+there is one step of any number of samples; here it is as many steps as there was time for. The learning rates are such
+that BSP needs some tens of iterations. Updates of BSP and A-BSP count by their samples; those of SSP and ASP by one
+over the number of silos. An iteration of SSP and ASP is as many updates as there are silos, as in the paper.
 
-The objective is the test loss; all run until it is where BSP is after 95 % of what it reaches in ``ITERATIONS``
-iterations. A-BSP carries the unprocessed data over (section 3.3.1): the sampler always does, so that there is no "A-BSP
-w/o DP" to compare with; splits stay where they are (3.3.2 moves them).
+The objective is the test loss. All run until they reach the loss of BSP after 95 % of its decrease in ``ITERATIONS``
+iterations. A-BSP carries unprocessed data over (section 3.3.1). FedSync's sampler always does, so there is no "A-BSP
+w/o DP" to compare with. Data stay at their silos (section 3.3.2 moves them).
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python bench/papers/balancers.py [--jitter 0.03] [--quick] [--out FILE.json]
 
-An order is one local step, so that a round is an iteration of the paper. Two scenes:
+An order is one local step, so a round is an iteration of the paper. Two scenarios:
 
 - ``drop`` (figure 8): the four GPUs of ``silos/gpus.yaml``, 32 samples each in the mean, 10 Gbit/s and a model of
   95 MB (Inception-V3). From round 150 on the M60 has a quarter of the bandwidth.
 - ``oscillation`` (figure 9): four slow, two middling and two fast GPUs, 380 samples each, a model of 1.9 MB
   (ResNet-32). One of the slow ones, the testee, has 480 and 160 Mbit/s in turn, 100 rounds each.
 
-The curves are made after the paper's figures, not measured. ``best`` is the shortest round that any batch sizes could
+The curves follow the paper's figures and are not measured. ``best`` is the shortest round that any batch sizes could
 give, from the true curves without jitter. A balancer has *arrived* in the first round from which on its batch sizes
 are, by the true curves, within 5 % of the best until conditions change. Rows: ``bsp`` (equal sizes), Algorithm 1
 (``proportional``), Algorithm 2 (``leader-straggler``) and ``equalise``; speeds by a moving average of 0.2.

@@ -1,19 +1,19 @@
-"""Traces of a shared machine: how fast training runs while other tasks come and go, and what a probe sees of them.
+"""Traces of a shared machine: training speed while other tasks come and go, and the readings of a probe.
 
-What the machine does at each step (one iteration of training, some seconds):
+The events of each step (one iteration of training, some seconds):
 
 - *Tasks* arrive with probability ``arrivals`` a step and stay for an exponentially distributed number of steps. Each
   wants a share of the processors and of the memory, fluctuates around it, and uses memory bandwidth, which no
   probe sees.
 - *Processors*: training gets what the tasks leave, but at least a fair share: one of ``tasks + 1`` equal parts.
 - *Memory*: beyond ``swap_at`` the machine swaps, and speed falls with every page that does not fit. The probe shows at
-  most 1, so that how far memory is overcommitted stays hidden. A task that would need more than ``memory_limit`` in
-  all is turned away, as a scheduler would.
+  most 1, so the degree of overcommitment stays hidden. A task that would raise the total above ``memory_limit`` is
+  rejected, as by a scheduler.
 - *Garbage collection*: with probability ``spikes`` a step, speed drops to 0.3 to 0.7 for one step, unannounced.
-- *Frequency*: a slow drift (heat, neighbours on the same host) that nothing shows either: AR(1) in the logarithm.
+- *Frequency*: a slow, invisible drift (heat, neighbours on the same host): AR(1) in the logarithm.
 - *Measurement*: the probe reads both shares with noise, and speed is measured with noise.
 
-So speed depends on the two columns, on the past, and on things that neither tells.
+So speed depends on the two columns, on the past, and on hidden causes.
 
 Source: the environments of LB-BSP, sections 2.1 (transient and lasting stragglers), 5.3 (tasks of a production
 trace) and 5.4.1 (spikes, available processors and memory); the numbers are ours.

@@ -1,11 +1,11 @@
-"""FedBN against FedAvg: what private norms are worth where the features of silos differ, and where they do not.
+"""FedBN against FedAvg: the gain of private norms where the features of silos differ, and where they do not.
 
-Five silos have scikit-learn's digits as five scanners give them: as they are, inverted, pale, overdrawn, textured.
-FedAvg shares all of the network. FedBN (Li et al., ICLR 2021, arXiv:2102.07623) shares all but batch norm, which is one
+Five silos have scikit-learn's digits as from five scanners: unchanged, inverted, pale, overdrawn, textured.
+FedAvg shares the whole network. FedBN (Li et al., ICLR 2021, arXiv:2102.07623) shares all but batch norm, which is one
 line of the strategy: ``model: {private: ["norm*"]}``. In between, ``statistics`` keeps only the running means and
-variances private. Each side has the learning rate of one grid at which it does best on seeds of its own; the table is
-of other seeds, the same for all sides. Accuracy is that of the last version, pooled over silos: each by its own test
-samples, with its own private part.
+variances private. Each side uses its best learning rate of one grid, chosen on separate seeds. The seeds of the table
+are the same for all sides. Accuracy is that of the last version, pooled over silos: each tests with its own samples and
+its own private part.
 
     python bench/papers/fedbn.py [--seeds 10] [--rounds 20] [--processes 2] [--quick] [--out FILE.json]
 

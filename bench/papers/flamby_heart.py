@@ -2,20 +2,20 @@
 
     python bench/papers/flamby_heart.py [--seeds 5] [--quick] [--out FILE.json]
 
-Ogier du Terrail et al. 2022, arXiv:2210.04620. Everything is theirs: rows, columns, split and first models
+Ogier du Terrail et al. 2022, arXiv:2210.04620. The setting is FLamby's: rows, columns, split and first models
 (`flamby_heart_task.py`), batches of 4, 100 local updates a round, 15 rounds, weights by rows, and learning rates. The
 published figures are means over the files ``heart_seed42.csv`` to ``heart_seed46.csv`` of their repository at edacf54.
-The runs here have the same five seeds. Only the order of batches within a silo is another.
+The runs here have the same five seeds. Only the order of batches within a silo differs.
 
 The table has two tests of each model, each beside FLamby's. "common scale" is their "Pooled Test": rows in deviations
 of all training rows, although the model was trained on rows in the deviations of each centre. "own scale" is the mean
 over rows of their "client_test": rows as in training.
 
-FLamby's FedAdam has no bias correction; Flower's, which FedSync has, does. So there is a row of each: the correction
+FLamby's FedAdam has no bias correction; Flower's, which FedSync has, does. So each has a row: the correction
 shortens each of the 15 steps to a third or less.
 
 Rows without a published figure are FedSync's. They have the same rounds, updates and batches, or for batches by speed
-the same number of rows a round, and FLamby's rates for FedYogi, or the defaults of `cautious-adam`. No rate was tried.
+the same number of rows a round, and FLamby's rates for FedYogi, or the defaults of `cautious-adam`. No rate was tuned.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Source: https://github.com/owkin/FLamby at edacf54, ``flamby/datasets/fed_heart_
 are dropped, then rows with a gap. ``cp`` and ``restecg`` become indicators without the first category: 13 features.
 The split is scikit-learn's by seed 43, stratified where both classes have more than two rows.
 
-FLamby trains a federated model on rows that each centre scales by its own training rows, and its column "Pooled Test"
-tests the model on rows that are scaled by all training rows together. `accuracy` does both kinds of test.
+FLamby trains a federated model on rows that each centre scales by its own training rows. Its column "Pooled Test"
+scales the test rows by all training rows together. `accuracy` does both kinds of test.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What ``fedsync tune`` foretells of strategies that it has not seen run, against what they then do on real processes.
+"""Predictions of ``fedsync tune`` for strategies that it has not seen, against their results on real processes.
 
-A first strategy runs on real processes. Its twin is fitted to the journal, and foretells seconds a round of the
-others, each with a 90 % interval. Then these run on real processes too. Coverage is the share of them whose own
-seconds a round lie in the interval, beside an exact (Clopper-Pearson) 95 % interval of that share.
+A first strategy runs on real processes. Its twin (a simulated copy of the federation) is fitted to the journal, and
+predicts the others' seconds a round, each with a 90 % interval. Then these run on real processes. Coverage is the share
+of strategies whose measured seconds a round lie in the interval, with an exact (Clopper-Pearson) 95 % interval.
 
-Let others use the machine meanwhile, as they do where silos are. The load that was there is in the table: processes
-that wanted a core, a minute's mean, at the end of each run.
+Let others use the machine meanwhile, as they do where silos are. The table shows the load: processes that wanted a
+core, a minute's mean, at the end of each run.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""FSP: how little its silos wait, and how good the intervals are that it chooses for itself.
+"""FSP: waiting times of its silos, and quality of the intervals that it chooses.
 
     python bench/papers/fsp.py [--seeds 3] [--quick] [--out FILE.json]
 
-Waiting. On ``contention.yaml`` FedAvg waits for whoever others slow down. FSP's silos all stop at the deadline, to
+Waiting. On ``contention.yaml`` FedAvg waits for silos that others slow down. FSP's silos all stop at the deadline, to
 within a part of a local step. A step of 32 samples takes 0.11 s at full speed and 0.36 s in contention, so an end is up
-to 0.2 s off, and a little under 0.1 s of every interval are waited. How the deadline falls between two steps of the
-slowed silos matters as much: the interval is also moved by up to 0.3 s, and the mean and the worst are shown. A
+to 0.2 s off, and a silo waits a little under 0.1 s in every interval. The position of the deadline between two steps
+of the slowed silos matters as much, so the interval is also moved by up to 0.3 s; the mean and the worst are shown. A
 round also ends when the first silo has been through its 180 digits ``passes`` times, which takes 0.6 s a pass at full
-speed; the rows allow for 20 passes, so that the interval is what bounds a round. Nothing is trained.
+speed. The rows allow 20 passes, so the interval bounds a round. Nothing is trained.
 
-Interval. What FSP, section 6.5, does: a sweep of fixed intervals against those that the policies choose, by virtual
-seconds to a target accuracy in real training. An order costs 1 s besides training here, or the shortest interval would
-be the best and nothing to find; twice the overhead is the shortest that the barrier allows. Non-i.i.d. digits, as
-shipped; the policies get the bounds of the sweep. Seeds differ by a factor of two, so there are more of them.
+Interval. As in FSP, section 6.5: a sweep of fixed intervals against those that the policies choose, by virtual
+seconds to a target accuracy in real training. An order costs 1 s besides training here; otherwise the shortest interval
+would be the best. The barrier allows no interval below twice the overhead. Non-i.i.d. digits, as shipped; the policies
+get the bounds of the sweep. Results of seeds differ by a factor of two, so there are more seeds.
 """
 
 from __future__ import annotations

@@ -9,20 +9,19 @@ injected ones are set to match). The models are the paper's, section 6.1:
 
 - BSP, full batch (BSPB): a round is one step on all data. For the first, second and fourth workload that is exactly
   one iteration of expectation maximisation, or alternating least squares.
-- BSP, mini-batch (BSPV): a round is a share of a pass. The paper's seeks the size when it begins; here all of them run
-  and the best is shown.
+- BSP, mini-batch (BSPV): a round is a share of a pass. The paper's searches for the size when it begins; here all sizes
+  run and the best is shown.
 - FSP, binary (FSPB): an interval that begins with a whole pass and is halved while that pays.
-- FSP, linear (FSPV): the interval that a line fitted through two trials makes the best, stage by stage.
+- FSP, linear (FSPV): the best interval by a line through two trials, stage by stage.
 
-and besides, "FSP, climb" is FedSync's own choice of an interval, and "BSP, a pass" a round of one pass in small steps.
-That is because all but BSPB take local steps, and with full batches alone one could not tell what local steps do from
-what FSP does. (The paper's workers sum gradients at fixed parameters until the barrier.) Learning rates are the same
-for all models of a workload that works by gradients. Where the model is statistics, a small batch may renew a part of
-them only: a tenth. Updates count by the samples in them, as the paper's sums do.
+Two more rows: "FSP, climb" is FedSync's own choice of an interval, and "BSP, a pass" a round of one pass in small
+steps. All but BSPB take local steps, so a comparison with full batches alone could not separate the effect of local
+steps from that of FSP. (The paper's workers sum gradients at fixed parameters until the barrier.) Learning rates are
+the same for all models of a workload with gradients. Where the model is statistics, a small batch moves them by a
+tenth only. Updates count by their samples, as the paper's sums do.
 
-The target is what takes 95 % of the decrease that a fixed number of full batches reaches. Figure 11 has nothing to
-compare here: it is about moving data between workers, which silos do not, and semi-centralised coordination, which
-FSP always has here.
+The target is 95 % of the decrease that a fixed number of full batches reaches. Figure 11 has no counterpart: it moves
+data between workers, which silos do not, and tests semi-centralised coordination, which FSP always has here.
 """
 
 from __future__ import annotations

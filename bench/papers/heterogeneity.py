@@ -2,19 +2,19 @@
 
     python bench/papers/heterogeneity.py [--seeds 3] [--cycles 0.05 ...] [--timing-only] [--quick] [--out FILE.json]
 
-Eight equal machines, 32 samples a step in the mean, one step an order (an iteration of the paper), 2 s each when
-nobody else uses the machine; i.i.d. digits, updates weighed by samples (section 3.4). On each runs a competing process
-that leaves training a part of the speed while it runs, and that runs and sleeps for exponentially distributed times.
-How much of all time it runs differs from silo to silo:
+Eight equal machines, 32 samples a step in the mean, one step an order (an iteration of the paper), 2 s each on an idle
+machine; i.i.d. digits, updates weighed by samples (section 3.4). Each machine has a competing process that slows
+training while it runs, and that runs and sleeps for exponentially distributed times. Its share of the time differs from
+silo to silo:
 
 - ``homo``: nobody competes;
 - ``L2``, ``L3``: in the mean the slowest silo has 1/2 (1/3) of the speed of the fastest, the others lie evenly between.
 
-The paper does not say how long the process runs at a time, and that decides everything: what changes many times within
-an iteration is an average that can be predicted, what changes about once an iteration cannot be by anybody, and what
-changes seldom is seen afterwards. So ``cycle`` (mean seconds from one start of the process to the next) is a column.
+The paper does not say how long the process runs at a time, which is decisive. Many changes within an iteration average
+out and can be predicted. About one change an iteration cannot be predicted. A rare change is seen afterwards.
+So ``cycle`` (mean seconds from one start of the process to the next) is a column.
 
-Columns: seconds an iteration takes, that is eight updates, as a ratio to ASP's, where nobody waits; updates until the
+Columns: seconds an iteration (eight updates) takes, as a ratio to ASP's, where nobody waits; updates until the
 target accuracy, as a ratio to BSP's; their product with the seconds an update takes, the time to the target, as a ratio
 to BSP's. Mean of the seeds, with the least and the most in brackets.
 """

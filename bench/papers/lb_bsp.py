@@ -1,18 +1,18 @@
-"""LB-BSP against FedAvg on five silos of unequal speed and two classes each: LB-BSP, section 5.5, in kind.
+"""LB-BSP against FedAvg on five silos of unequal speed and two classes each, like LB-BSP, section 5.5.
 
     python bench/papers/lb_bsp.py [--tasks digits lenet5 lstm] [--seeds 3] [--runtime local] [--quick] [--out FILE.json]
 
-FedAvg with all that is equal, LB-BSP as in the paper (``strategies/paper/lb-bsp.yaml``), and the two variants that the
-paper advises against: fast silos take more local steps (tau scaled), or the learning rate follows the batch (eta
-scaled). The first row is flwr's own `FedAvg`, which averages what the same silos trained on the same batches; ratios
-are to it, seed by seed. All do the same number of rounds, each of which is the sum of the same number of samples.
+FedAvg with equal batches and steps, LB-BSP as in the paper (``strategies/paper/lb-bsp.yaml``), and two variants that
+the paper advises against: fast silos take more local steps (tau scaled), or the learning rate follows the batch (eta
+scaled). The first row is flwr's own `FedAvg`, which averages the same silos' training on the same batches; ratios
+are to it, seed by seed. All do the same number of rounds, each over the same number of samples.
 
-Seconds. With no jitter, no overhead and equal rounds, theory says that a balanced round takes ``v_min x n / sum v`` of
-an unbalanced one (all silos finish together, against waiting for the slowest). What came out is given for all rounds,
-and from the second on, for in the first no speed is known yet.
+Seconds. Without jitter and overhead, and with equal rounds, theory says that a balanced round takes
+``v_min x n / sum v`` of an unbalanced one (all silos finish together, against waiting for the slowest). The results are
+given for all rounds, and from the second on, because no speed is known in the first.
 
-Accuracy. The target is what flwr's FedAvg reaches with the same seed: its mean over the last fifth of its rounds. A run
-is there with its first version that is as good. ``best`` is the best that there ever was, which figure 13 shows.
+Accuracy. The target is that of flwr's FedAvg with the same seed: its mean over the last fifth of its rounds. A run
+reaches it with its first version that is as good. ``best`` is the best version's, which figure 13 shows.
 
 ``--runtime local`` runs FedAvg and LB-BSP on real Flower processes, held to these speeds, and measures real seconds.
 """

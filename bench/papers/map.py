@@ -5,20 +5,20 @@
 
 A cell is a kind of machines (speeds from 1 to 1, 1.5, 3 or 10; one silo ten times slower; other load now and then) and
 the overhead of an order, over the time of one local step of the slowest silo. FedAvg and each strategy get the local
-steps and the rate at which they do best on five tuning seeds, from one grid that grows until the optimum lies inside,
-by successive halving (``target_search.py``). What is reported is of ten other seeds, paired by seed, with 95 %
+steps and the rate that are best on five tuning seeds, from one grid that grows until the optimum lies inside,
+by successive halving (``target_search.py``). The reported figures are of ten other seeds, paired by seed, with 95 %
 intervals. The best strategy of a cell is the best on the tuning seeds. ``auto`` runs as shipped.
 
 Each cell has the ratio of seconds, which is the ratio of rounds times the ratio of seconds a round, and the bound: the
 ratio of seconds of a round with perfect balance at FedAvg's steps.
 
 ``--optimizers`` names others: the server optimizers of FedAvg's family, Adam at the silos (``local-adam``) and FedProx.
-With ``--strategies auto`` nothing but FedAvg and ``auto`` runs. FedAvg with each is compared to FedAvg without.
+With ``--strategies auto`` only FedAvg and ``auto`` run. FedAvg with each optimizer is compared to FedAvg without.
 
 A training is done once for all cells in which the silos do the same work, and its seconds are replayed
-(``map_replay.py``). Results of single runs lie beside the JSON: ``--resume`` goes on, where the code is the same. With
-``--minutes`` no run begins after so many, so ``--resume --minutes 0`` prints what there is. Cells without results are
-shown as not computed. ``--any-code`` also takes results of other versions of the code, and says of how many.
+(``map_replay.py``). Results of single runs lie beside the JSON: ``--resume`` continues while the code is the same.
+After ``--minutes`` no run begins, so ``--resume --minutes 0`` prints the results that exist. Cells without results are
+marked as not computed. ``--any-code`` also takes results of other versions of the code, and prints their number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Seconds to the target of many runs, from as few trainings as possible.
 
-A training depends on the machines only through the work of the silos: who does how many steps on which batches in which
-round. The trace of a run says that. A run without training gives the trace and the seconds of any machines in a tenth
-of the time. Where its trace equals the trace of a run that trained with the same settings and seed, both train alike.
+A training depends on the machines only through the work of the silos: which silo does how many steps on which batches
+in which round. This is the trace of a run. A run without training gives the trace and the seconds of any machines in a
+tenth of the time. If its trace equals that of a training run with the same settings and seed, both train alike.
 So the rounds to the target are known, and the seconds are those of the run without training:
 
 | strategy | one training serves |

@@ -1,8 +1,8 @@
-"""Every side tuned in every cell on seeds of their own, then run on fresh seeds: `compare`.
+"""Tuning of every side in every cell on its own seeds, then runs on fresh seeds: `compare`.
 
-The work is cut to stages, each a strategy with one server optimizer on one kind of machines at all overheads, so that
-what is done first is whole. A run that takes longer than `LIMIT` times tuned FedAvg with the same server optimizer has
-missed the target.
+The work is divided into stages, each a strategy with one server optimizer on one kind of machines at all overheads, so
+that finished parts are whole. A run that takes longer than `LIMIT` times tuned FedAvg with the same server optimizer
+has missed the target.
 """
 
 from __future__ import annotations

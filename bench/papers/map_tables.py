@@ -1,4 +1,4 @@
-"""What the map comes to: a record for each cell, tables, and the heat map."""
+"""Results of the map: a record for each cell, tables, and the heat map."""
 
 from __future__ import annotations
 

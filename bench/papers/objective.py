@@ -1,7 +1,7 @@
-"""One run in virtual time, until its objective is down at a target: what benches of the papers' workloads share.
+"""One run in virtual time until its objective falls to a target: shared by benches of the papers' workloads.
 
-The objective is the mean loss on the silos' test samples, which every version is evaluated with. It is that of k-means,
-mixtures and networks alike, and it does not jump as accuracy does.
+The objective is the mean loss on the silos' test samples. It suits k-means, mixtures and
+networks alike, and does not jump as accuracy does.
 """
 
 from __future__ import annotations

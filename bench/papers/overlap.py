@@ -3,8 +3,8 @@
     python bench/papers/overlap.py [--seeds 3] [--steps 8] [--overhead 1.0] [--target 0.9] [--quick] [--processes 2]
 
 Non-i.i.d. digits, two classes a silo, eight silos, LB-BSP with and without an order queued at each silo. Every order
-costs a second besides training. `carry` is the share of its own update that a silo begins a queued order with: 0 is the
-plain delay, 1 is CoCoD-SGD. `momentum` is that of FedAvgM at the server.
+costs a second besides training. `carry` is the share of its own update with which a silo begins a queued order: 0 is
+the plain delay, 1 is CoCoD-SGD. `momentum` is that of FedAvgM at the server.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""Peers' own code beside FedSync's, where it is installed: NVFLARE's encryption and APPFL's FedCompass.
+"""Code of other frameworks beside FedSync's, if installed: NVFLARE's encryption and APPFL's FedCompass.
 
     python bench/papers/peers.py [--parts nvflare appfl] [--params 1000000] [--quick] [--out FILE.json]
 
 - ``nvflare``: the same updates through NVFLARE's own filters and aggregator (CKKS with the parameters that its
-  provisioning chooses), and through FedSync's ``bfv``: processor time and bytes of a round. What
-  `bench/cost/cipher.py --against ckks` compares with is the same arrangement written down again; here it is the
-  package itself, with the messages that it sends.
+  provisioning chooses), and through FedSync's ``bfv``: processor time and bytes of a round.
+  `bench/cost/cipher.py --against ckks` reimplements this arrangement; here it is the package itself, with its messages.
 - ``appfl``: APPFL's scheduler of FedCompass and FedSync's, both in virtual time on ``one-to-three.yaml``, without
-  training: local steps that a silo is given, how many updates a commit takes in, how far apart they arrive, how long
-  silos wait. APPFL's reads the clock and sets timers of its own: it is given a clock that is virtual.
+  training: local steps of a silo, updates per commit, the spread of their arrivals, and silos' waiting times. APPFL's
+  reads the clock and sets timers, so it gets a virtual clock.
 
-Neither package is needed for anything else, nor installed with FedSync. A part whose package is missing is skipped.
-NVFLARE's ``add`` and ``open`` count all that its message goes through; FedSync's ``add`` is without the check of
+Neither package is used elsewhere, nor installed with FedSync. A part without its package is skipped.
+NVFLARE's ``add`` and ``open`` count every stage that its message passes. FedSync's ``add`` excludes the check of
 the signature, which NVFLARE leaves to the connection.
 flwr's FedAvg is measured by ``driver_overhead.py`` and ``lb_bsp.py``.
 """

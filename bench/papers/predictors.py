@@ -1,12 +1,12 @@
-"""Table 3 of LB-BSP in kind: every predictor on contention traces, its error and what LB-BSP makes of it.
+"""Like table 3 of LB-BSP: every predictor's error on contention traces, and LB-BSP's iteration time with it.
 
-Six machines, one seed each, of `bench.papers.contention` (its documentation says what is on them). Each predictor
+Six machines, one seed each, of `bench.papers.contention`, which describes their load. Each predictor
 forecasts each machine's speed one step ahead, with the step's processors and memory known. RMSE counts after the
 warm-up.
 
 Iteration time: the six machines are a cluster. In every step after the warm-up LB-BSP (Algorithm 1) shares 6 x 64
 samples by the forecasts, and the step takes as long as the slowest machine; under BSP each has 64. "oracle" shares by
-the speeds themselves, which nobody knows.
+the true speeds, which no predictor knows.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How far silos come, and how far apart, under ASP, BSP, SSP, pBSP and pSSP: the figures of PSP, section 10.6, in kind.
+"""Progress of silos, and its spread, under ASP, BSP, SSP, pBSP and pSSP: like the figures of PSP, section 10.6.
 
     python bench/papers/progress.py [--parts speed stragglers sampling inconsistency] [--quick] [--out FILE.json]
 
 Progress is the number of orders (the paper: iterations) that a silo has finished. Each part is a module beside this
 one, and makes a table and a PNG:
 
-- ``speed`` (figures 10-13, 10-14): how far, and how far apart.
+- ``speed`` (figures 10-13, 10-14): progress and spread.
 - ``stragglers`` (10-15): accuracy of real training after equal virtual time, as a quarter of 16 silos slows down.
 - ``sampling`` (10-17): the ways to draw the sample.
-- ``inconsistency`` (10-18): how much changed between a silo's read and its update.
+- ``inconsistency`` (10-18): the number of changes between a silo's read and its update.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Inconsistency (PSP, figure 10-18): updates of others taken in between a silo's read and its own update.
+"""Inconsistency (PSP, figure 10-18): other silos' updates between a silo's read and its own update.
 
 Mean and standard deviation, divided by the number of silos, for 50 to 10,000 equal silos; nothing is trained.
 """

@@ -1,4 +1,4 @@
-"""What the parts of `progress` share: barriers, clusters, and runs that are watched without training."""
+"""Shared code of the parts of `progress`: barriers, clusters, and observed runs without training."""
 
 from __future__ import annotations
 

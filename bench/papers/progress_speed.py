@@ -1,17 +1,17 @@
 """Speed and spread (PSP, figures 10-13 and 10-14): 32 silos for 400 virtual seconds, nothing trained.
 
 The paper says only that ASP came to about 200 iterations and BSP to 80, on workers that shared a server. Here an
-iteration is one local step with a lognormal time, and its median and sigma are chosen such that ASP and BSP come to
-that. ``speeds`` and ``slow`` add what the paper leaves open: silos that are permanently unequal.
+iteration is one local step with a lognormal time, whose median and sigma are chosen such that ASP and BSP come to
+that. ``speeds`` and ``slow`` add a case that the paper leaves open: silos that are permanently unequal.
 
-What theory says of pBSP where iteration times are independent, with mean 1 and M(k) the mean of the greatest of k:
+Theory of pBSP, for independent iteration times with mean 1, and M(k) the mean of the greatest of k:
 BSP goes at 1 / M(n), ASP at 1. A silo that waits until all of a sample have caught up (``kept``) goes at
-1 / M(beta + 1) at best, and slower since those sampled wait too. One that looks at others whenever an update arrives
-goes on as soon as it sees nobody who lags, so that only a lag that many share holds it.
+1 / M(beta + 1) at best, and slower since the sampled silos wait, too. A silo that draws a new sample whenever an update
+arrives continues when it sees no lagging silo, so only a lag of many silos holds it.
 
 The spread is ``max - min`` and the standard deviation over silos, each the mean of 41 instants in the second half of
-the run: at a single instant BSP's is 0 or 1 by chance. ``SSP(1)`` and ``SSP(2)`` show what progress a bound on the
-spread leaves to anybody: within s + 1 by construction.
+the run: at a single instant BSP's is 0 or 1 by chance. ``SSP(1)`` and ``SSP(2)`` show the progress that a bound on the
+spread allows: within s + 1 by construction.
 """
 
 from __future__ import annotations

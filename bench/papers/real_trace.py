@@ -1,8 +1,8 @@
-"""A real trace: the training loop of this machine while another process comes and goes, and who would have foreseen it.
+"""A real trace: the training loop of this machine while another process comes and goes, and each predictor's error.
 
-Orders of the digits task, a few steps each, are trained one after the other; the row of an order is its speed and what
-the probe has read meanwhile. Beside them a process keeps ``--load`` processors busy and some memory in use, for
-exponentially distributed times, then rests as long. Prints the table of `predictors.py` for this one trace.
+Orders of the digits task, a few steps each, are trained one after the other; the row of an order is its speed and the
+probe's readings meanwhile. A process keeps ``--load`` processors busy and some memory in use, for exponentially
+distributed times, then rests as long. Prints the table of `predictors.py` for this one trace.
 
     python bench/papers/real_trace.py [--seconds 120] [--trace bench/results/real_trace.csv]
 """

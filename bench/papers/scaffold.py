@@ -3,7 +3,7 @@
     python bench/papers/scaffold.py [--seeds 3] [--steps 5 20 50] [--rates 0.05 0.1 0.2] [--target 0.9] [--quick]
 
 Non-i.i.d. digits, two classes a silo, eight silos that do equal numbers of local steps (tau). The rate is that of the
-silos' SGD (eta); both strategies weigh by samples. Who does not reach the target in ``--most`` rounds counts as that.
+silos' SGD (eta); both strategies weigh by samples. A run that misses the target in ``--most`` rounds counts as that.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Survival analysis over sealed sums beside lifelines on the pooled table, by grid and by smallest cell.
+"""Survival analysis over encrypted sums beside lifelines on the pooled table, by grid and by smallest cell.
 
     pip install --no-deps --target /tmp/lifelines lifelines autograd autograd-gamma formulaic interface_meta wrapt
     PYTHONPATH=/tmp/lifelines python bench/papers/survival.py [--quick] [--out FILE.json]
 
 The data are lifelines' ``lung`` (Loprinzi et al. 1994), with the institutions in four silos. lifelines asks for a
-pandas below 3, so it cannot be installed with FedSync; what is used here works with the newer one.
+pandas below 3, so it cannot be installed with FedSync; the parts used here work with newer ones.
 """
 
 from __future__ import annotations

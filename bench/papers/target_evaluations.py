@@ -1,8 +1,8 @@
 """One evaluation in place of those that several silos of one process would all make with the same result.
 
-In the image tasks all silos have the same test samples, so a version that eight silos score is scored eight times over,
-which is half of the time of a run with one local step. What is scored once here is what each of them would find: the
-same model, samples and seed give the same bits. Runs are the same byte by byte (a test in ``tests/test_target.py``).
+In the image tasks all silos have the same test samples. So eight silos score each version eight times, which
+is half of the time of a run with one local step. The same model, samples and seed give the same bits, so each version
+is scored once. Runs are the same byte by byte (a test in ``tests/test_target.py``).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs to a target, each at most once: results lie in a file, by a digest of the whole configuration.
 
-A run ends at the bound up to which it matters, and its result says that it takes longer. Such a run is the beginning of
-the whole run: the listener that ends it changes no decision.
+A run ends at the bound up to which its outcome matters, and its result says that it takes longer. Such a run is the
+beginning of the whole run: the listener that ends it changes no decision.
 
 A result has a trace: for each round, a digest of the work of all silos in all rounds so far. Two runs of one training
-configuration with equal traces train alike, whatever their machines are, see `map_replay.py`.
+configuration with equal traces train alike on any machines, see `map_replay.py`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """The search for the best local steps and learning rate: a grid that grows until its best point lies inside it.
 
-Nothing here runs anything. A search is a generator: it yields what it wants to know, and for how long that is worth
-waiting, is sent the seconds, and returns what it found, so that many searches go on beside each other.
+This module runs nothing. A search is a generator. It yields the point to measure and the longest time worth waiting for
+it, is sent the seconds, and returns the best point. So many searches can proceed side by side.
 
-It halves, for everybody alike: all points of the grid run with the first seed, and of those the best quarter with the
-others. Where the best of these lies at an edge of the grid, the grid grows by one there, and the search goes on. One
-local step is the least there is, so an optimum there is not an edge.
+It uses successive halving, for all alike: all points of the grid run with the first seed, and the best quarter with
+the others. If the best of these lies at an edge of the grid, the grid grows by one there, and the search continues. One
+local step is the minimum, so an optimum there is not an edge.
 
-What cannot change the outcome is not waited for. A point that is slower with the first seed than so many others as are
-kept is not kept, whatever its seconds are. Of those that are kept, one that is behind the best so far even if its last
-seeds took no time is not the best. So a run ends at that bound, and its point is known to be slower than that. The
-point that wins, and its score, are those of a search without bounds (a test in ``tests/test_target.py``).
+Runs that cannot change the outcome are cut short. A point is dropped if enough points to fill the best quarter are
+faster with the first seed. A point of that quarter is dropped if it would be behind the best so far even if its last
+seeds took no time. Such a run ends at that bound, and its point is known to be slower. The winning point and its score
+are those of a search without bounds (a test in ``tests/test_target.py``).
 """
 
 from __future__ import annotations

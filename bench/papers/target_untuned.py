@@ -1,15 +1,15 @@
 """Every shipped strategy as it is on three clusters, with real training: `measure`, `show`.
 
-Those that encrypt are left out: ``lb-bsp-he``, ``fsp-he`` and ``pssp-he`` differ from their namesakes in the cipher
+Encrypted strategies are left out: ``lb-bsp-he``, ``fsp-he`` and ``pssp-he`` differ from their namesakes in the cipher
 alone, whose time is not simulated, and rounding to 16 bits does not show (``encrypted.py``).
 
 FedAvg runs first, to the target, for at most ``--longest`` virtual seconds. Every other strategy stops at the target or
 at four times FedAvg's seconds on the same cluster with the same seed: the ratio is to that run. The seconds are those
-of the first commit that reached the target, so a strategy whose accuracy jitters, or that commits often, is lucky a
-little earlier. Nothing in the files is tuned to the clusters; where they say 1 over the number of silos they mean five.
+of the first commit that reached the target, which favours a strategy whose accuracy jitters, or that commits often.
+Nothing in the files is tuned to the clusters; where they say 1 over the number of silos they mean five.
 
-What theory says, of time alone: on equal machines no strategy can beat BSP but by shorter rounds. On speeds from 1 to 3
-balancing takes ``8 min(v) / sum(v)`` = 0.5 of FedAvg's time; nobody waiting at all gives the same rate of samples.
+Theory, of time alone: on equal machines a strategy can beat BSP only by shorter rounds. On speeds from 1 to 3
+balancing takes ``8 min(v) / sum(v)`` = 0.5 of FedAvg's time; a strategy without waiting has the same rate of samples.
 """
 
 from __future__ import annotations

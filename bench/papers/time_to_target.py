@@ -2,9 +2,9 @@
 
     python bench/papers/time_to_target.py [--seeds 3] [--target 0.9] [--details] [--quick] [--markdown]
 
-Every strategy that does not encrypt, on digits, two classes a silo, on three clusters, without overhead. With eight
-silos, digits 0 to 5 are shared by two silos each and 6 to 9 are held by one silo each, so who forgets a silo misses the
-target. ``--strategies`` names any, ``--set`` changes a value in all of them. ``map.py`` compares tuned strategies.
+Every unencrypted strategy, on digits, two classes a silo, on three clusters, without overhead. With eight silos, digits
+0 to 5 are shared by two silos each and 6 to 9 are held by one silo each, so a model without one of these silos misses
+the target. ``--strategies`` names any, ``--set`` changes a value in all of them. ``map.py`` compares tuned strategies.
 """
 
 from __future__ import annotations

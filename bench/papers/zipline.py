@@ -1,10 +1,10 @@
-"""What ElasticBSP's search costs, and what it brings: Tables 3 and 4 and Figures 10 and 14 of "ZipLine", in kind.
+"""Cost and gain of ElasticBSP's search: like tables 3 and 4 and figures 10 and 14 of "ZipLine".
 
     python bench/papers/zipline.py [--parts search training] [--quick] [--out FILE.json]
 
 - ``search``: every method of `fedsync.policies.barrier.kinds.elastic` on tables like the paper's: processor time (Table
-  4, Figure 10) and success (Table 3). Stops within two minutes: a cell that would take longer than the others together
-  is skipped, and so is all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
+  4, Figure 10) and success (Table 3). Ends within two minutes: it skips a cell that would take longer than the others
+  together, and all that is left after `BUDGET_S`. The command ends with 1 if `sweep` misses a target.
 - ``training``: ElasticBSP against BSP, SSP and ASP (Figure 14); see `zipline_training.py` beside this one.
 """
 

@@ -1,12 +1,12 @@
-"""ElasticBSP against BSP, SSP and ASP in real training: "ZipLine", figure 14, in kind; the second part of `zipline.py`.
+"""ElasticBSP against BSP, SSP and ASP in real training, like "ZipLine", figure 14; the second part of `zipline.py`.
 
 As in the paper: four equal machines that others slow down now and then, so that stragglers come and go; i.i.d. data, a
-model of dense layers, staleness 3 for SSP, look-aheads of 15 to 240, equal time for all; a silo's next steps are taken
-to be as long as its last. Besides, four machines of unequal and steady speed.
+model of dense layers, staleness 3 for SSP, look-aheads of 15 to 240, equal time for all; a silo's next steps are
+predicted to be as long as its last. In addition: four machines of unequal and steady speed.
 
-Unlike there, an order is 20 local steps and one update at its end, and what an order costs besides is paid once for all
-its steps: ElasticBSP sends nothing between two barriers, so a long superstep costs it fewer updates, and not stale
-ones. Its look-ahead is in local steps, of which a superstep has ten at least.
+Unlike there, an order is 20 local steps and one update at its end, and its other costs are paid once for all
+its steps. ElasticBSP sends nothing between two barriers, so a long superstep costs it fewer updates, and no stale
+ones. Its look-ahead is in local steps, at least ten of which are a superstep.
 
 The target is what BSP reaches with the same seed: its mean accuracy over the last fifth of its versions.
 """

@@ -2,14 +2,14 @@
 
     python bench/privacy/audit.py [--quick] [--breakage NAME] [--shadows N] [--out FILE.json]
 
-Opponents see updates and scores (white box: they know the model and each canary's gradient), and guess for each canary,
-an example that a fair coin puts into the data or leaves out, whether it is there. Trainer, guard and ledger are the
-real ones, with random numbers of the operating system. How often an opponent is right bounds epsilon from below, with
+A canary is an example that a fair coin puts into the data or leaves out. Opponents see updates and scores (white box:
+they know the model and each canary's gradient), and guess for each canary whether it is there. Trainer, guard and
+ledger are real, with random numbers of the operating system. The share of right guesses bounds epsilon from below, with
 95 % confidence: from one run with many canaries (Steinke, Nasr and Jagielski 2023), or from many runs with one canary.
 
 The bound must be below the ledger's epsilon. Breakages are those of `bench/faults/breakages/privacy.py`, made in this
 process: an opponent notices one if the bound exceeds the ledger's epsilon. Three of the twelve change no figure that a
-silo computes (what a ledger does after a crash or with an older file), so that no opponent here can see them.
+silo computes (they concern the ledger after a crash or with an older file), so no opponent here can see them.
 
 ``--shadows`` trains models on random halves of a small data set, with privacy and without, and finds each model's half
 by the losses of the others (likelihood ratio; Carlini et al. 2022, arXiv:2112.03570).

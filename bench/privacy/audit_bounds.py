@@ -1,4 +1,4 @@
-"""Lower bounds of epsilon from guesses about who was in the data."""
+"""Lower bounds of epsilon from guesses about which canaries were in the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opponents of a private silo: what they put into the data, what they ask for, and how they score who was there.
+"""Opponents of a private silo: their canaries, their orders, and their scores of each canary's presence.
 
 Each meets the real trainer, guard and ledger, which `broken` may have changed in this process.
 """

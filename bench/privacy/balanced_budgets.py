@@ -3,15 +3,15 @@
     python bench/privacy/balanced_budgets.py [--quick] [--out FILE.json]
 
 The tables and the accuracy are those of ``private_heart.py``; the noise multiplier is the same at all hospitals and in
-all cells. A run goes on until the last budget is spent. Time is virtual.
+all cells. A run continues until the last budget is spent. Time is virtual.
 
 | case | budgets | speeds |
 |---|---|---|
 | differ | one hospital has eight times the epsilon of another | equal |
 | alike | equal; only the numbers of rows differ | equal |
-| slow | as ``differ`` | who has the largest budget is the slowest |
+| slow | as ``differ`` | the hospital with the largest budget is the slowest |
 
-`spend-evenly` helps where budgets, or numbers of rows, differ. Speeds do not count for it: the barrier of ``lb-bsp``
+`spend-evenly` helps where budgets, or numbers of rows, differ. Speeds do not matter to it: the barrier of ``lb-bsp``
 ends rounds on time, so a slow hospital does fewer steps and spends less than its batch would cost.
 """
 

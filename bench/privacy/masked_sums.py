@@ -2,15 +2,15 @@
 
     python bench/privacy/masked_sums.py [--quick] [--out FILE.json]
 
-A server with one silo on its side reads the sum of the others' updates. It has its victim do as many more local steps
-than the others as a ``cipher.work_ratio`` of ``ratio`` allows, and compares the sum with the victim's update. Where
-updates count by samples, the bound is on steps times samples, so that is its root. The figure is the correlation of the
-two, between 0 and 1; 1 is the victim's update itself. Silos train from the task's first model, in the clear: masks come
-off without loss.
+A server with one silo on its side reads the sum of the other silos' updates. It gives its victim more local steps
+than the others, up to a ``cipher.work_ratio`` of ``ratio``, and compares the sum with the victim's update. If updates
+count by samples, the bound applies to steps times samples, so the victim's steps grow by its root. The figure is the
+correlation of the two, between 0 and 1; 1 is the victim's update itself. Silos train from the task's first model, in
+the clear, because masks cancel without loss.
 
 Every silo is the victim once, for each of several seeds. Weights are those of ``weight: silo`` and ``weight: samples``.
-On digits a silo has two classes, so updates differ much; heart has four hospitals' tables, of which several silos each
-draw other rows where there are more silos. Silos that learn alike correlate at any ratio.
+On digits a silo has two classes, so updates differ much. Heart has four hospitals' tables; if there are more silos,
+several silos draw different rows of one table. Silos that learn alike correlate at any ratio.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     python bench/privacy/private_heart.py [--quick] [--out FILE.json]
 
 The rows are FLamby's (740 patients without gaps in ten columns, 486 to train and 254 for tests; Ogier du Terrail et al.
-2022, arXiv:2210.04620). Which rows are tests is drawn anew for each seed, since FLamby's own split is a file of theirs.
-In a private run each row is drawn by itself, so the numbers vary by some rows.
+2022, arXiv:2210.04620). Each seed draws its own test rows, since FLamby's split is a file of theirs. In a private run
+each row is drawn by itself, so the numbers vary by some rows.
 The model is their logistic regression. Each hospital does 100 local updates in all. Columns are scaled by round numbers
 from general knowledge, because a scale by the hospital's own mean would make each row depend on the others.
 
-Strategy: ``lb-bsp`` with updates encrypted by ``bfv``; each hospital's epsilon is the whole run's. Scores are not sent:
-this script evaluates the final model on the test rows, as no hospital would. The learning rate is the same for all rows
+Strategy: ``lb-bsp`` with updates encrypted by ``bfv``; each hospital's epsilon is the whole run's. Scores are not sent.
+This script, unlike any hospital, evaluates the final model on all test rows. The learning rate is the same for all rows
 of the table; ``--rates`` tries others, on splits of other seeds.
 """
 
