@@ -1,7 +1,7 @@
 """Loops of one's own with differential privacy: what a private step is, and which orders are refused."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.privacy.release import PrivateSettings
+from fedsync.train.dp_sgd.private_step import check_alone
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions
 from tests.client.clientapps import app_of, hosted
@@ -317,6 +318,16 @@ def test_a_loss_that_mixes_rows_is_refused(loss: Callable[[nn.Module, Any], Tens
     with pytest.raises(ConfigError, match="not the mean of the losses of its rows"):
         trainer_of(with_loss(loss)).make_private(settings(None))
     assert trainer_of(with_loss(half_squares), rows=1).make_private(settings(None)) == 1
+
+
+@pytest.mark.parametrize(("beside", "refused"), [(1.0, False), (1e-3, True), (torch.inf, True)])
+def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_whole_gradient_of_its_row(
+    beside: float, refused: bool
+) -> None:
+    zero, rounded = torch.zeros(2), torch.tensor([3e-7, 0.0])
+    whole = torch.full((2,), beside)
+    with pytest.raises(ConfigError, match="not the mean") if refused else nullcontext():
+        check_alone([torch.stack([rounded]), torch.stack([whole])], [[zero, whole]])
 
 
 def test_what_cannot_be_private_is_named() -> None:
