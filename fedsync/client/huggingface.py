@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback
+from transformers.training_args import ParallelMode
 
-from fedsync.client.work import Work
+from fedsync.client.work import Work, refuse_unprivate
 
 
 class FedSyncTrainerCallback(TrainerCallback):
@@ -54,14 +55,44 @@ def trainer_for(work: Work, trainer: Trainer) -> Trainer:
 
     The trainer keeps its model, optimizer, schedule, collator, columns and workers. Schedules span the order.
 
+    In a private run, the steps of its optimizer are private. ``max_grad_norm`` then has no effect, because a private
+    step replaces the gradient that the trainer clips.
+
     Args:
         trainer: its data set must have as many samples as ``setup`` reported.
+
+    Raises:
+        ConfigError: the run is private, and an option of ``trainer`` has no private steps.
     """
+    if work.is_private:
+        refuse_unprivate("Hugging Face", _unprivate(trainer))
     theirs = trainer.get_train_dataloader()
     ours = work.loader(
         theirs.dataset, collate_fn=theirs.collate_fn, num_workers=theirs.num_workers, pin_memory=theirs.pin_memory
     )
+    # Accelerate does not prepare this loader. Its own would fetch a batch ahead, which a private step does not allow.
     trainer.get_train_dataloader = lambda: ours
+    if work.is_private:
+        create = trainer.create_optimizer
+
+        def create_private(model: Any = None) -> Any:
+            _, trainer.optimizer, _ = work.private(trainer.model, create(model), ours)
+            return trainer.optimizer
+
+        trainer.create_optimizer = create_private
     trainer.args.max_steps = -(-work.max_steps // trainer.args.gradient_accumulation_steps)
     trainer.add_callback(FedSyncTrainerCallback(work))
     return trainer
+
+
+def _unprivate(trainer: Trainer) -> dict[str, bool]:
+    """Used options that have no private steps, or let a loss choose steps or learning rates."""
+    args, callbacks = trainer.args, trainer.callback_handler.callbacks
+    return {
+        "gradient_accumulation_steps": args.gradient_accumulation_steps != 1,
+        "fp16 or bf16": args.fp16 or args.bf16,
+        "torch_compile": args.torch_compile,
+        str(args.parallel_mode): args.parallel_mode is not ParallelMode.NOT_PARALLEL,
+        "reduce_lr_on_plateau or greedy": args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy"),
+        "EarlyStoppingCallback": any(isinstance(each, EarlyStoppingCallback) for each in callbacks),
+    }

@@ -7,17 +7,22 @@ from collections.abc import Mapping
 import keras
 
 from fedsync.client.work import Work
+from fedsync.common.errors import ConfigError
 
 
 class FedSyncFitCallback(keras.callbacks.Callback):
     """Callback that counts batches of `Model.fit` as steps of an order, and stops training at the order's end.
 
     Optimizer, loss and metrics stay those of ``compile``. Give ``fit`` the batches of ``work.loader`` and one epoch,
-    which has all steps of the order; validation comes after them.
+    which has all steps of the order; validation comes after them. Raises `ConfigError` in a private run.
     """
 
     def __init__(self, work: Work) -> None:
         super().__init__()
+        if work.is_private:
+            problem = "loops of Keras have no private steps, because its optimizers are not those of PyTorch"
+            remedy = "Write the loop yourself, with work.private, or use Lightning or Hugging Face"
+            raise ConfigError("privacy", problem, remedy)
         self._work = work
         self._steps = work.counter()
 

@@ -7,8 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 import lightning
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.strategies import SingleDeviceStrategy
 
-from fedsync.client.work import Work
+from fedsync.client.work import Work, refuse_unprivate
 
 
 class FedSyncCallback(lightning.Callback):
@@ -17,6 +19,9 @@ class FedSyncCallback(lightning.Callback):
     Optimizers, schedules, loggers and precision stay those of module and trainer. Give ``fit`` the batches of
     ``work.loader``, or your own loader with ``work.batch_size`` samples per batch. Give the trainer ``max_epochs=-1``:
     the order decides the end. Validation during ``fit`` does not count as training time.
+
+    In a private run, the callback makes the steps of the only optimizer private, and ``fit`` needs ``work.loader``.
+    Gradient clipping then has no effect, because a private step replaces the gradient that Lightning clips.
     """
 
     def __init__(self, work: Work) -> None:
@@ -24,7 +29,14 @@ class FedSyncCallback(lightning.Callback):
         self._steps = work.counter()
         self._validation = ExitStack()
 
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._work.is_private:
+            refuse_unprivate("Lightning", _unprivate(trainer))
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self._work.is_private:
+            _, optimizer, _ = self._work.private(pl_module, trainer.optimizers[0], trainer.train_dataloader)
+            trainer.optimizers = [optimizer]
         next(self._steps)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -45,3 +57,15 @@ class FedSyncCallback(lightning.Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._steps.close()
+
+
+def _unprivate(trainer: Any) -> dict[str, bool]:
+    """Used options that have no private steps, or let a loss choose steps or learning rates."""
+    return {
+        f"{len(trainer.optimizers)} optimizers": len(trainer.optimizers) != 1,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches != 1,
+        f"precision {trainer.precision}": trainer.precision != "32-true",
+        f"the strategy {type(trainer.strategy).__name__}": not isinstance(trainer.strategy, SingleDeviceStrategy),
+        "ReduceLROnPlateau": any(each.reduce_on_plateau for each in trainer.lr_scheduler_configs),
+        "EarlyStopping": any(isinstance(each, EarlyStopping) for each in trainer.callbacks),
+    }

@@ -66,6 +66,14 @@ def counted(batches: Iterable[T], steps: Steps, most: int, size: int | None = No
         steps.finish()
 
 
+def refuse_unprivate(library: str, wrong: Mapping[str, bool]) -> None:
+    """Raise `ConfigError` for the first option, by its name, that is used and has no private steps."""
+    for name, used in wrong.items():
+        if used:
+            problem = f"{library} is used with {name}, which has no private steps"
+            raise ConfigError("privacy", problem, "Leave it out, or leave privacy out of the strategy file")
+
+
 def _may_have(batch: object, samples: int) -> bool:
     """Return whether a batch may have ``samples`` samples, by lengths of its parts and their first two dimensions."""
     parts: Iterable[object] = ()
@@ -125,6 +133,11 @@ class Work:
         self.logged: dict[str, list[float | torch.Tensor]] = {}
 
     @property
+    def is_private(self) -> bool:
+        """Whether each step must be private: the strategy file has ``privacy: {kind: dp-sgd}``."""
+        return self._private is not None
+
+    @property
     def rows(self) -> Rows:
         """Sample numbers to train on, int64 [max_steps * batch_size], in order; no sample repeats within a pass."""
         return self._draw()
@@ -170,12 +183,12 @@ class Work:
 
         Batches are drawn by Poisson sampling, so their sizes differ. A step of the optimizer clips the gradient of each
         row, adds noise, and divides by ``batch_size``. Do one step for each batch. The loss is a mean over rows that
-        do not depend on each other. Without ``privacy`` in the strategy file, all three are returned unchanged.
+        do not depend on each other. Without ``dp-sgd`` in the strategy file, all three are returned unchanged.
 
         Args:
-            model: the module of ``silo.use``.
+            model: the module of ``silo.use``, or one that holds it and trains nothing else.
             optimizer: new in each order.
-            loader: from `loader`.
+            loader: from `loader`; it has the same private batches as the returned one from now on.
 
         Raises:
             ConfigError: an argument is not one of these.
@@ -199,13 +212,9 @@ class Work:
         """Return a step counter for loops of other libraries, which may fetch batches long before training on them.
 
         After this call `loader` hands out batches without counting. The first ``next`` starts the order, each further
-        ``next`` counts a finished step, and `StopIteration` ends the order. Close it if the loop ends earlier.
-
-        Raises `ConfigError` in a private run.
+        ``next`` counts a finished step, and `StopIteration` ends the order. Close it if the loop ends earlier. In a
+        private run, call `private` before the first batch, and fetch no batch before the step on the last one.
         """
-        if self._private is not None:
-            problem = "loops of Lightning, Hugging Face and Keras, and work.counter, have no private steps"
-            raise ConfigError("privacy", problem, "Write the loop yourself, with work.private, or leave privacy out")
         self.counts_elsewhere = True
         return self._count()
 
@@ -249,13 +258,24 @@ class _OrderLoader(DataLoader[T]):
         super().__init__(dataset, batch_sampler=[rows.tolist() for rows in batches], **{**stay, **options})
         self._work = work
         self._options = options
+        self._private: DataLoader[T] | None = None
 
     def drawn(self, rows: Sequence[Rows], steps: PrivateSteps) -> DataLoader[T]:
-        return _PrivateLoader(self.dataset, self._work, rows, self._options, steps)
+        self._private = _PrivateLoader(self.dataset, self._work, rows, self._options, steps)
+        return self._private
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # torch says its own class, whose protocol this has
+        if self._work.is_private and (self._private is not None or self._work.counts_elsewhere):
+            return self._privately()
         begin = self._by_those_who_stay if self.persistent_workers else super().__iter__
         return begin() if self._work.counts_elsewhere else self._work.batches(_Lazily(begin))
+
+    def _privately(self) -> Iterator[T]:
+        """Yield private batches. A library may ask for this iterator before the loop is private, but for no batch."""
+        if self._private is None:
+            problem = "work.loader is read before the loop is private"
+            raise ConfigError("privacy", problem, "Call work.private first, and let nothing else read the loader")
+        yield from self._private
 
     def _by_those_who_stay(self) -> Iterator[T]:
         return self._work.fetch(self.dataset, self._options)
@@ -272,7 +292,8 @@ class _PrivateLoader(_OrderLoader[T]):
         self._rows, self._steps = rows, steps
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]  # as above
-        return self._work.batches(_Lazily(lambda: self._steps.handed(self, self._rows)))
+        begin = _Lazily(lambda: self._steps.handed(self, self._rows))
+        return iter(begin) if self._work.counts_elsewhere else self._work.batches(begin)
 
 
 class _Lazily(Iterable[T]):

@@ -1,7 +1,7 @@
 """Loops of one's own with differential privacy: what a private step is, and which orders are refused."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedsync.client import Silo, SiloApp, Work
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.privacy.release import PrivateSettings
+from fedsync.train.dp_sgd.private_step import check_alone
 from fedsync.train.guests.guest import GuestTrainer
 from fedsync.train.options import LocalOptions
 from tests.client.clientapps import app_of, hosted
@@ -319,6 +321,16 @@ def test_a_loss_that_mixes_rows_is_refused(loss: Callable[[nn.Module, Any], Tens
     assert trainer_of(with_loss(half_squares), rows=1).make_private(settings(None)) == 1
 
 
+@pytest.mark.parametrize(("beside", "refused"), [(1.0, False), (1e-3, True), (torch.inf, True)])
+def test_a_gradient_that_is_zero_but_for_rounding_is_compared_with_the_whole_gradient_of_its_row(
+    beside: float, refused: bool
+) -> None:
+    zero, rounded = torch.zeros(2), torch.tensor([3e-7, 0.0])
+    whole = torch.full((2,), beside)
+    with pytest.raises(ConfigError, match="not the mean") if refused else nullcontext():
+        check_alone([torch.stack([rounded]), torch.stack([whole])], [[zero, whole]])
+
+
 def test_what_cannot_be_private_is_named() -> None:
     norm = lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1))  # noqa: E731
     with pytest.raises(ConfigError, match="Replace BatchNorm by GroupNorm"):
@@ -328,11 +340,81 @@ def test_what_cannot_be_private_is_named() -> None:
     with pytest.raises(ConfigError, match="which samples are of one person"):
         trainer_of(private).make_private(PrivateSettings(CLIP, None, 1, "person"))
 
-    def by_a_library(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+    with pytest.raises(ConfigError, match="wrapped by DataParallel"):
+        trainer_of(lambda work, model, train: private(work, nn.DataParallel(model), train)).make_private(settings(None))
+
+
+def counted_elsewhere(private_first: bool = True, passes: int = 1, ahead: int = 0) -> Loop:
+    """A loop that counts its steps itself, over ``passes`` of the loader, and fetches ``ahead`` batches too early."""
+
+    def loop(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        steps, loader = work.counter(), work.loader(train)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=work.learning_rate)
+        if private_first:
+            _, optimizer, _ = work.private(model, optimizer, loader)
+        next(steps)
+        for _ in range(passes):
+            batches = iter(loader)
+            fetched = [batch for _, batch in zip(range(ahead), batches, strict=False)]
+            for number in range(work.max_steps):
+                fetched.extend(batch for _, batch in zip(range(1), batches, strict=False))
+                optimizer.zero_grad()
+                slope(model, fetched[number])
+                optimizer.step()
+                next(steps, None)
+
+    return loop
+
+
+def test_a_loop_that_counts_its_steps_itself_is_private_in_each_of_them() -> None:
+    told = settings(1.0, seeded=True)
+    ours, theirs = (update_of(trainer_of(each), told, 2, steps=3) for each in (private, counted_elsewhere()))
+    assert theirs.update == pytest.approx(ours.update, abs=1e-7)
+    assert (theirs.report.steps, theirs.cursor) == (3, ours.cursor)
+    with pytest.raises(ConfigError, match="read before the loop is private"):
+        trainer_of(counted_elsewhere(private_first=False)).make_private(settings(None))
+    with pytest.raises(ConfigError, match=r"step 1 comes after 2 batches.*fetch no batch ahead"):
+        update_of(trainer_of(counted_elsewhere(ahead=1)), told, 2, steps=3)
+    with pytest.raises(ConfigError, match="read a second time"):
+        update_of(trainer_of(counted_elsewhere(passes=2)), told, 2, steps=3)
+
+    def only_counting(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
         next(work.counter())
 
-    with pytest.raises(ConfigError, match="Lightning, Hugging Face and Keras"):
-        trainer_of(by_a_library).make_private(settings(None))
+    with pytest.raises(ConfigError, match=r"never calls work\.private"):
+        trainer_of(only_counting).make_private(settings(None))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (
+            lambda model, batch: checkpoint(half_squares, model, batch, use_reentrant=False),
+            "gradient checkpointing out",
+        ),
+        (lambda model, batch: half_squares(model, batch) + 0 * model(batch[0]).detach().sum(), "other passes under"),
+        (lambda model, batch: torch.zeros(1, requires_grad=True).sum(), "step 1 has no gradients"),
+    ],
+)
+def test_a_step_without_the_whole_gradients_of_its_rows_is_refused(
+    loss: Callable[[nn.Module, Any], Tensor], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        trainer_of(with_loss(loss)).make_private(settings(None))
+
+
+def test_a_module_around_the_model_may_train_nothing_else() -> None:
+    def around(*more: nn.Module) -> Loop:
+        return lambda work, model, train: private(work, nn.Sequential(model, *more), train)
+
+    assert update_of(trainer_of(around()), settings(), 4).update == pytest.approx(-CLIPPED.sum(axis=0) / 4, abs=1e-6)
+
+    def of_model_alone(work: Work, model: nn.Module, train: Dataset[Any]) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        work.private(nn.Sequential(model, nn.Linear(1, 1)), optimizer, work.loader(train))
+
+    with pytest.raises(ConfigError, match="module around the model has parameters that are not the model's"):
+        trainer_of(of_model_alone).make_private(settings(None))
 
 
 def test_another_model_or_a_used_optimizer_is_refused() -> None:

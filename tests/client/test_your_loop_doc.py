@@ -64,12 +64,17 @@ def test_the_example_trains_and_batches_follow_the_speeds(
 
 
 @pytest.mark.slow
-def test_the_private_example_trains_and_tells_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fit", ["private_fit.py", pytest.param("lightning_fit.py", marks=pytest.mark.examples)])
+def test_the_private_example_trains_and_tells_no_loss(
+    fit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fit == "lightning_fit.py":
+        pytest.importorskip("lightning")
     blocks = dict(re.findall(r'```\w+ title="(.*?)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))
     before, mark, after = blocks["client_app.py"].partition("@app.train()")
     _, end, evaluation = after.partition("@app.evaluate()")
     assert mark and end
-    blocks["client_app.py"] = f"{before}{blocks['private_fit.py']}\n\n{end}{evaluation}"
+    blocks["client_app.py"] = f"{before}{blocks[fit]}\n\n{end}{evaluation}"
     for name, block in blocks.items():
         (tmp_path / name).write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

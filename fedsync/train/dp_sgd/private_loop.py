@@ -1,4 +1,4 @@
-"""Private steps of a user's own loop: each clips the gradients of single rows, and adds noise.
+"""Private steps of a user's loop: each clips the gradients of single rows, and adds noise.
 
 The loop gets a loader of batches by Poisson sampling, and an optimizer whose ``step`` is private. After every step the
 model's values are copied. A model that has other values before the next step, or at the end, was changed by something
@@ -36,6 +36,7 @@ from fedsync.train.dp_sgd.private_step import (
 
 T = TypeVar("T")
 _CALL = "model, optimizer, loader = work.private(model, optimizer, work.loader(train))"
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel"}
 _HELD = ("grad_sample", "summed_grad")
 """Attributes of parameters in which Opacus holds gradients of a step."""
 
@@ -66,16 +67,21 @@ class PrivateLoop:
         """
         if self._optimizer is not None:
             self._refuse("work.private is called a second time in one order", "Call it once, before the loop")
-        if model is not self._model:
+        if not any(each is self._model for each in model.modules()):
             self._refuse("the model is not the one that setup gave to silo.use", "Give work.private that model")
+        for name in _WRAPPERS & {type(each).__name__ for each in model.modules()}:
+            self._refuse(f"the model is wrapped by {name}", "Train it on one device, without the wrapper")
         if not isinstance(optimizer, Optimizer):
             self._refuse(f"the optimizer is a {type(optimizer).__name__}", "Give work.private one of torch.optim")
-        own = {id(each) for each in model.parameters() if each.requires_grad}
+        own = {id(each) for each in self._model.parameters() if each.requires_grad}
         if any(id(each) not in own for group in optimizer.param_groups for each in group["params"]):
             self._refuse("the optimizer has parameters that are not the model's", "Leave them out")
+        if any(id(each) not in own for each in model.parameters() if each.requires_grad):
+            problem = "the module around the model has parameters that are not the model's"
+            self._refuse(problem, "Give silo.use the whole module, or freeze these parameters")
         if optimizer.state:
             self._refuse("the optimizer has done steps before", "Make a new optimizer in each order")
-        self._hooks = GradSampleHooks(model, strict=True)
+        self._hooks = GradSampleHooks(self._model, strict=True)
         self._optimizer = PrivateOptimizer(optimizer, self, self._settings.clip)
         rate = self._settings.rate(self._order.batch_size)
         return self._optimizer, [self._random.chosen(self._examples, rate) for _ in range(self._order.max_steps)]
@@ -85,6 +91,9 @@ class PrivateLoop:
 
         A batch without rows comes as a batch of one, whose gradient the step leaves out.
         """
+        if self._handed:
+            problem = "the private loader is read a second time in one order"
+            self._refuse(problem, "Train in one pass over it, which has all steps of the order")
         for drawn, batch in zip(rows, DataLoader.__iter__(loader), strict=True):
             self._handed += 1
             self._rows = len(drawn)
@@ -95,9 +104,9 @@ class PrivateLoop:
 
         Raises `ConfigError` unless it is the first step since the batch was handed out, and the only change.
         """
-        self._allow()
+        single = self._gradients(optimizer)
         optimizer.max_grad_norm = self._settings.clip
-        sums = clipped_sums(optimizer, [self._single(parameter) for parameter in optimizer.params])
+        sums = clipped_sums(optimizer, single)
         for parameter, total in zip(optimizer.params, sums, strict=True):
             parameter.grad = noisy_mean(total, self._random, self._settings, self._order.batch_size)
         optimizer.original_optimizer.step()
@@ -133,14 +142,25 @@ class PrivateLoop:
         found = sum(map(len, single)) if isinstance(single, list) else len(single)
         if isinstance(single, list) or found != max(self._rows, 1):
             problem = f"a step has gradients of {found} rows, and its batch has {max(self._rows, 1)}"
-            self._refuse(problem, "Train on whole batches of the private loader, their rows in the first dimension")
+            remedy = "Train on whole batches of the private loader, rows in the first dimension, also of position_ids"
+            self._refuse(problem, remedy)
         return torch.as_tensor(single)[: self._rows]
 
-    def _allow(self) -> None:
-        if self._handed != self._steps + 1:
-            problem = f"step {self._steps + 1} comes after {self._handed} batches of the private loader"
-            self._refuse(problem, "Do one step after each of its batches")
+    def _gradients(self, optimizer: PrivateOptimizer) -> list[Tensor]:
+        """Gradients of the batch's rows, [rows, ...] a parameter; raises `ConfigError` if no step is allowed now."""
+        number = self._steps + 1
+        if self._handed != number:
+            problem = f"step {number} comes after {self._handed} batches of the private loader"
+            self._refuse(problem, "Do one step after each of its batches, and fetch no batch ahead")
+        held = [vars(parameter) for parameter in optimizer.params]
+        if any("_current_grad_sample" in each for each in held):
+            problem = f"before step {number}, a layer ran more often than its gradient was computed"
+            self._refuse(problem, "Leave gradient checkpointing out, and run other passes under torch.no_grad()")
+        if all(each.get("grad_sample") is None for each in held):
+            problem = f"step {number} has no gradients of its batch's rows"
+            self._refuse(problem, "Call backward for each batch, skip none, and do not compile the model")
         self._compare()
+        return [self._single(parameter) for parameter in optimizer.params]
 
     def _compare(self) -> None:
         now = dict(self._guarded())
@@ -220,8 +240,7 @@ class _TriedLoop(PrivateLoop):
         yield loader.collate_fn(chosen)
 
     def step(self, optimizer: PrivateOptimizer) -> None:
-        self._allow()
-        self.found = [self._single(parameter).clone() for parameter in optimizer.params]
+        self.found = [each.clone() for each in self._gradients(optimizer)]
         raise Tried
 
 
