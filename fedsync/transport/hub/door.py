@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import inf
 from pathlib import Path
 from threading import RLock
 
@@ -186,10 +187,9 @@ class Door:
         most = BESIDE_BYTES if queued is None else min(queued.question.most, BESIDE_BYTES)
         if head.spec or head.text > (ANSWER_TEXT_BYTES if queued is None else queued.question.most_text):
             raise self._too_large(session, head.number)
-        try:
-            length = _length(request, head.text + most)
-        except HTTPException as error:
-            raise self._too_large(session, head.number) if error.status_code == 413 else error from None
+        length = _length(request)
+        if length > head.text + most:
+            raise self._too_large(session, head.number)
         if length < head.text:
             raise HTTPException(400, headers=_CLOSE)
         body = b"".join([piece async for piece in _pieces(request, length)])
@@ -303,7 +303,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _length(request: Request, most: int) -> int:
+def _length(request: Request, most: float = inf) -> int:
     """Return the announced length of the body, which is mandatory, before any of it is read."""
     text = request.headers.get("content-length", "0" if most == 0 else "")
     if not text or "transfer-encoding" in request.headers:
