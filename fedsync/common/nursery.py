@@ -8,7 +8,7 @@ once. A fork must be as good as a new process. So the nursery has a single threa
 | session, standard input, output | new; output goes to the descriptor in the request |
 | arguments, environment, folder | from the request; the command line shows the arguments, so that `ps` finds it |
 | random numbers | generators seeded at import are seeded again; keys and nonces come from the operating system |
-| end | a fork outlives the nursery; it ends with the same owner as a program started without the nursery |
+| end | a fork outlives the nursery; its environment names the process with which it ends |
 
 | state | action | goes to |
 |---|---|---|

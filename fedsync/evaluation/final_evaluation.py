@@ -14,18 +14,18 @@ Halt happens once. The other steps are repeated for each question:
 |---|---|---|
 | last version, validation split | it may be the best; sealed: it brings the sum of scores | all have evaluated it |
 | last version, test split | the run's result, on samples that decided nothing | see below |
-| best version, test split | the same | the same, or the best is the last |
+| best version, test split | the best model's result | see below, or the best version is the last |
 | silos' own models, test split | each silo's gain from the run | ``cross_site`` is off |
-| another silo's local model, test split | the same | the same, or its owner does not share it |
+| another silo's local model, test split | cross-site matrix | ``cross_site`` is off, or the owner shares no model |
 
 Without ``cross_site``, the test split is skipped if no silo holds out a validation split; in a sealed run, unless all
 silos do. In a sealed run, a question about silos' own models is asked only if all silos have one, since sealed answers
 are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). A sealed run skips other silos' models.
 
-Sealed figures can only be added up within a version. So one more version, after training, carries the scores of the
-last one. All rules for versions hold for it: its members, its base, and that it exists once. A silo evaluates each
-model once for the server. So a run does not end while silos work on the newest version, which they have already
-evaluated. Only a time limit ends it there and leaves that version without a score.
+Sealed figures can only be added up within a version. So after training, one more version carries the scores of the last
+trained version. It is checked like any other version. A silo evaluates each model only once for the server, in its
+order on this model. So the run does not end while orders on the newest version are in work, since their updates carry
+its scores. Only a time limit ends it then, and the newest version has no score.
 """
 
 from __future__ import annotations

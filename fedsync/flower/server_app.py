@@ -1,11 +1,11 @@
 """Flower ServerApp: reads its configuration from the run and starts the strategy.
 
-Entries of the run configuration, all but ``target-accuracy`` strings; empty entries have no effect:
+Entries of the run configuration. All are strings, except ``target-accuracy``. An empty entry has no effect:
 
 | entry | meaning |
 |---|---|
 | ``strategy`` | path or shipped name of the strategy |
-| ``silos`` | silo file to emulate |
+| ``silos`` | file of the silos to emulate |
 | ``overrides`` | JSON list of ``a.b=value`` |
 | ``out`` | folder for the run's files; by default a temporary folder |
 | ``control`` | folder that receives the server's process id and the reason of a failure |
@@ -14,7 +14,7 @@ Entries of the run configuration, all but ``target-accuracy`` strings; empty ent
 | ``regions`` | JSON: silos of each relay, by relay name |
 | ``resume`` | resume the run in ``out`` |
 | ``target-accuracy`` | target accuracy, a number; "" for none |
-| ``relay`` | socket: run a relay's app (`fedsync.extras.relays.relay_app`); it uses only ``control`` and ``keys`` |
+| ``relay`` | path of a socket: run the app of a relay instead, which reads only ``control`` and ``keys`` |
 """
 
 from __future__ import annotations

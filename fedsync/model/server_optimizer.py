@@ -1,13 +1,14 @@
 """Server optimizers: functions from a commit's sum of weighted updates to the model's step (momentum, Adam, ...).
 
-The holder of the exact model computes the step: the server without encryption, each silo under encryption. Silos must
-compute identical bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only; `pow` is
-excluded, so powers are stored and multiplied further. Values below `TINY` become 0, because some programs let the
-processor treat subnormal numbers as zero. Whatever the sums are, no version can turn a moment into infinity or NaN:
+Without encryption the server computes the step. Under encryption each silo does, and all silos must compute identical
+bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only. `pow` is not one of them, so
+powers of decay rates are stored, and multiplied once more at each commit. Values below `TINY` become 0, because some
+programs let the processor treat subnormal numbers as zero. Whatever the sums are, no version can turn a moment into
+infinity or NaN:
 
 | value | lies within |
 |---|---|
-| input change of the model, each first moment, each output step | +-`LARGEST` |
+| change of the model that enters the optimizer, each first moment, each step | +-`LARGEST` |
 | each second moment | 0 to the square of `LARGEST`, which is finite; so its root is a number |
 
 A commit without any change makes no step: momentum has no reason to continue.

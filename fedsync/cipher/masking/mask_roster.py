@@ -6,9 +6,10 @@ masks come from these pairs alone, so long-lived keys disclose no mask afterward
 its own under its name takes no part. The roster's digest is in the context of masks: between silos that were sent
 different rosters no mask cancels.
 
-The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. Two lists of
-survivors with t signatures each are then impossible: honest silos sign one list and the k silos sign both, so there are
-at most (n - k) + 2 k = n + k signatures. The k silos also have fewer than t shares.
+The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. After a silo is lost,
+the others sign the list of the remaining silos, and t signatures are needed. Two different lists cannot both get them:
+honest silos sign one list and the k silos sign both, which gives at most (n - k) + 2 k = n + k signatures. The k silos
+also have fewer than t shares.
 
 Source: Bonawitz et al. 2017, section 6.2 (the active adversary), theorem 6.5.
 """

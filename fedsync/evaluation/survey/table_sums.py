@@ -5,8 +5,8 @@ run's encryption, and all silos receive the sum. All values are integers. A cell
 and lies within +-2^42 (4e12); its square is the square of that integer. So sums are exact for any order of silos, and
 all results have the same bits everywhere.
 
-The transported values are limbs of these integers (`fedsync.evaluation.survey.sum_limbs`). The vector itself has the
-number of silos: each silo puts 255 at its own place, and the mean at that place yields the number.
+The transported values are limbs of these integers (`fedsync.evaluation.survey.sum_limbs`). The number of silos follows
+from the vector: each silo puts 255 at its own place, so the mean over n silos is 255 / n there.
 
 | tensor | content | round |
 |---|---|---|
@@ -16,8 +16,8 @@ number of silos: each silo puts 255 at its own place, and the mean at that place
 | | cells in each bin; guard | 2 |
 | ``text NAME`` | known cells; guard | 1 |
 
-The guard is 255 in each round, from every silo. So all silos need the same range for a tensor, and clipping at any silo
-changes the guard.
+The *guard* is a value that detects clipping: every silo puts 255 there in each round, the largest value of a tensor's
+range. If encryption clips a tensor at any silo, the mean of the guard is no longer 255.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connection from a relay to the silos of its region, over a server's transport."""
+"""Connection from a relay to the silos of its region, over the same transport that a server uses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Median, trimmed mean and Krum: aggregations that resist wrong updates, accidental or malicious, of a few silos.
 
-They compare single updates, so they need updates in the clear. Updates are compared as `CommitUpdates` scales them;
-with the default ``inner``, this is as sent.
+They compare single updates, so they need updates in the clear. ``inner`` names the aggregation whose scaling is applied
+before the comparison (`CommitUpdates`); the default does not scale.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Agent of a silo: one process that keeps a request for questions open at the hub of each of the silo's runs.
+"""Agent of a silo: one process that receives the server's questions in all runs of the silo, and sends the answers.
 
-The agent has a network, but neither the silo's data nor any training code. It passes questions over a Unix socket to
-the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the ClientApp, which sends it joins.
+In each run it keeps one HTTPS request open at the *hub*, the part of the server that hands out questions, such as
+orders. The agent has a network, but neither the silo's data nor any training code. It passes questions over a Unix
+socket to the trainer of the run (`fedsync.silo`). A run's ClientApp hands the agent a *join*, with address and secret
+of the hub. The agent outlives the ClientApp and the SuperNode.
 
 | state of a session | event | next state |
 |---|---|---|
@@ -10,7 +12,7 @@ the trainer of the run (`fedsync.silo`). It outlives the SuperNode and the Clien
 | joined | a question comes | joined: a thread answers it, and the next question is requested at once |
 | joined | the connection breaks | joined, after a pause; or joining, where another join names another hub |
 | joined | the hub has forgotten the session | joining, with another join if there is one; else it waits for a join |
-| any | the hub reports the end, or does not answer for a day; before its first answer, for ten minutes | ended |
+| any | the hub reports the end, or is silent for a day (ten minutes, if it has never answered) | ended |
 
 A restarted agent continues the sessions that are on disk; the hub repeats unanswered questions.
 

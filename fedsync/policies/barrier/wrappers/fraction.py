@@ -11,10 +11,10 @@ Each silo's random number follows from (seed, version, name). So each model vers
 leaving silos do not change the numbers of others. A failed order also changes the number: otherwise a round of one silo
 would ask the same silo again.
 
-A barrier commits and releases in one verdict, but a commit ends the round, so the released silos belong to the next
-round. After a commit, the inner barrier is therefore asked again, with the silos of the next round in place of those
-whose updates it commits. If the second verdict commits other updates (FedCompass, at times), the first verdict stands,
-and the silos of the old round continue.
+One verdict of a barrier says which updates are committed and which silos start next. A commit ends the round, so the
+silos that start belong to the next round. So if the inner barrier commits, it is asked a second time, and then sees the
+silos of the next round. If its second verdict commits other updates than the first, as FedCompass sometimes does, the
+first verdict is used, and the silos of the old round start again.
 """
 
 from __future__ import annotations
