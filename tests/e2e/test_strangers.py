@@ -35,6 +35,8 @@ from fedsync.ops.start import register_silos, revoke_silo
 from fedsync.server.run_folder import RUN_LOCK, Phase, phase
 from tests.e2e.deployed import SMALL, fedsync, wait_for
 
+pytestmark = pytest.mark.slow  # its tests follow one another in one federation
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -106,7 +108,6 @@ def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[
         return process.wait(), log.read().decode()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stranger", ["no key", "wrong key", "no TLS"])
 def test_a_stranger_is_refused_and_the_silos_stay_as_they_were(stranger: str, federation: Federation) -> None:
     before = len(federation.log)
@@ -142,7 +143,6 @@ def test_without_tls_the_server_says_nothing(federation: Federation) -> None:
         assert b"HTTP" not in plain.recv(4096)
 
 
-@pytest.mark.slow
 def test_the_silo_that_is_registered_works_for_a_run_that_is_stopped_and_whose_server_is_killed(
     federation: Federation,
 ) -> None:
@@ -209,7 +209,6 @@ def test_the_server_says_of_whom_and_what_it_takes_care(federation: Federation) 
     assert health()["silos"] == {"berlin": "registered"}
 
 
-@pytest.mark.slow
 def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> None:
     """After the tests that need berlin."""
     file, without = (federation.folder / name for name in ("server.yaml", "without.yaml"))
@@ -229,7 +228,6 @@ def test_a_silo_whose_key_was_revoked_is_a_stranger(federation: Federation) -> N
     assert "was revoked before" in str(again) and federation.nodes() == {"berlin": "unregistered"}
 
 
-@pytest.mark.slow
 def test_a_key_that_was_replaced_is_a_stranger_s(federation: Federation) -> None:
     """After the tests that count the nodes."""
     keys = [make_node_key("paris", federation.folder / folder) for folder in ("old", "fresh")]

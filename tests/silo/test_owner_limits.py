@@ -188,9 +188,9 @@ def test_an_order_that_only_scores_ends_with_the_samples_that_the_owner_demands_
 ) -> None:
     run = Trainer.run
 
-    def drifting(self: Trainer, *arguments: Any) -> Outcome:
+    def drifting(self: Trainer, *arguments: Any, **options: Any) -> Outcome:
         """As running means do, whatever the learning rate."""
-        outcome = run(self, *arguments)
+        outcome = run(self, *arguments, **options)
         return replace(outcome, update=outcome.update + np.float32(1))
 
     monkeypatch.setattr(Trainer, "run", drifting)

@@ -39,7 +39,7 @@ def test_metrics_of_the_example_are_measured() -> None:
 
 
 def _table() -> str:
-    return METRICS.read_text(encoding="utf-8").split("| name | what it is | exact? |")[1].split("`metrics.own(")[0]
+    return METRICS.read_text(encoding="utf-8").split("| name | computed from | exact? |")[1].split("`metrics.own(")[0]
 
 
 def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

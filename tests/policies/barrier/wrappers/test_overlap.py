@@ -189,9 +189,12 @@ def test_models_are_those_that_orders_say(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("barrier", "said"),
     [
-        ({"kind": "overlap", "inner": {"kind": "asp"}}, "'asp' has no rounds"),
-        ({"kind": "overlap", "inner": {"kind": "ssp"}}, "'ssp' has no rounds"),
-        ({"kind": "overlap", "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 1.0}}}, "'fsp' has"),
+        ({"kind": "overlap", "inner": {"kind": "asp"}}, "'asp' silos continue one by one"),
+        ({"kind": "overlap", "inner": {"kind": "ssp"}}, "'ssp' silos continue one by one"),
+        (
+            {"kind": "overlap", "inner": {"kind": "fsp", "interval": {"kind": "fixed", "interval_s": 1.0}}},
+            "'fsp' silos continue one by one, or orders end at a fixed time",
+        ),
         ({"kind": "overlap", "inner": BSP}, "two orders at most"),
         ({"kind": "overlap", "inner": {"kind": "fraction", "share": 0.5, "inner": {"kind": "bsp"}}}, "sit a round out"),
         ({"kind": "fraction", "share": 0.5, "inner": BSP}, "fraction around overlap"),
