@@ -71,8 +71,8 @@ def test_pooled_figures_are_those_in_the_clear(
     found: dict[Subject, list[Evaluation]] = {}
     honest = Trainer.run
 
-    def trained(self, order, *rest):  # type: ignore[no-untyped-def]
-        outcome = honest(self, order, *rest)
+    def trained(self, order, *rest, **options):  # type: ignore[no-untyped-def]
+        outcome = honest(self, order, *rest, **options)
         if order.split is Split.TEST:
             found.setdefault(order.subject, []).append(outcome.report.evaluation)
         return outcome

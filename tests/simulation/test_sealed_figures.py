@@ -115,8 +115,8 @@ def test_the_last_version_has_the_score_that_all_silos_find_in_it(
     found: dict[tuple[bytes, int], Evaluation] = {}
     train = Trainer.run
 
-    def trained(self, order, base, *arguments):  # type: ignore[no-untyped-def]
-        outcome = train(self, order, base, *arguments)
+    def trained(self, order, base, *arguments, **options):  # type: ignore[no-untyped-def]
+        outcome = train(self, order, base, *arguments, **options)
         if order.scores_only and order.evaluate:
             found[base.tobytes(), self._slot.index] = outcome.report.evaluation
         return outcome
