@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -123,6 +124,7 @@ class FlowerDriver:
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
         self._held: list[Action] = []
+        self._resting = deque[tuple[float, PendingMessage, str]]()
         self._timers = list(resumed.timers) if resumed is not None else []
         self._start_s = time.monotonic() - (0.0 if resumed is None else resumed.elapsed_s)
         self._answered, self._spare = "", IdleTraining(timing.spare_s)
@@ -246,6 +248,8 @@ class FlowerDriver:
                 case Train(order), Refused(code=Refusal.BUDGET):
                     self._outbox.over(order.update_id, now_s)
                     return self._lost(name, explained(name, reply), now_s)
+                case Train(), Refused(code=Refusal.DISK):
+                    self._resting.append((now_s + self._timing.rest_s, sent, explained(name, reply)))
                 case asked, Refused():
                     if isinstance(asked, Describe):
                         self._nodes.refuses(sent.node, reply)
@@ -341,6 +345,8 @@ class FlowerDriver:
         while self._timers and self._timers[0] <= now_s:
             events.append(TimerFired(heapq.heappop(self._timers)))
         late = [(sent, self._timing.why_late(sent.end_s <= now_s)) for sent in self._outbox.overdue(now_s)]
+        while self._resting and self._resting[0][0] <= now_s:
+            late.append(self._resting.popleft()[1:])
         events += [event for sent, why in late if (event := self._failed(sent, why)) is not None]
         for sent in self._outbox.unanswered(now_s):
             name = self._nodes.sender(sent.node)

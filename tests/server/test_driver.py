@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -395,6 +396,25 @@ def test_a_silo_that_answers_away_has_not_failed_and_nobody_waits_for_it(tmp_pat
     assert away == ["b/1"], "it is not asked again in this hour"
     journal = (tmp_path / "journal.jsonl").read_text()
     assert journal.count('"back_s":3600.0') == 1 and "b is away for 3600 s" in journal
+
+
+def test_a_silo_whose_disk_is_full_rests_before_its_next_order(tmp_path: Path) -> None:
+    """Orders of milliseconds must not use up its three failures while its disk is full for a moment."""
+    full: list[float] = []
+
+    def full_twice(message: Message, context: Context) -> Message | None:
+        if isinstance(asked(message), Train) and len(full) < 2:
+            full.append(time.monotonic())
+            return saying(message, Refused(Refusal.DISK))
+        return honest(message, context)
+
+    timing = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, rest_s=0.2)
+    strategy = _strategy(tmp_path, "min_silos=3", "stop.rounds=5", timing=timing)
+    strategy.start(DirectGrid(3, {2: full_twice}))
+    assert full[1] >= full[0] + 0.2
+    assert strategy.run_summary is not None and not strategy.run_summary.get("lost")
+    notes = strategy.run_summary["notes"]
+    assert any(note.startswith("2 of 5 orders of b failed, the last by: b answers DISK") for note in notes)
 
 
 def test_one_silo_of_three_that_takes_part_is_not_waited_with(tmp_path: Path) -> None:
