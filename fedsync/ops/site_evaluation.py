@@ -24,7 +24,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.room.process_start import room_folder
-from fedsync.silo.session.order_results import OwnModels
+from fedsync.silo.session.own_models import OwnModels
 from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
 from fedsync.train.silo_trainer import SiloTrainer

@@ -87,6 +87,10 @@ def session(
     return SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))
 
 
+def guard_of(session: SiloSession) -> PrivacyGuard:
+    return next(each for each in session._extensions if isinstance(each, PrivacyGuard))
+
+
 def entered(folder: Path, budget: BudgetConfig = BUDGET) -> Counter[Release]:
     return PrivacyLedger(ALL_DATA, budget, folder / "state" / f"{ALL_DATA}.jsonl").load().spent
 
@@ -360,7 +364,7 @@ def test_a_silo_of_a_silo_file_demands_privacy_as_its_owner_would(folder: Path) 
     spec = RunSpec.of(strategy(folder, PRIVATE), cluster, 3)
     subject = SiloSession(Identity(spec.dump(), 0, "a"), spec)
     subject.train(ORDER, subject.initial_model())
-    assert subject._guard is not None and subject._guard.ledgers[0].spent == {STEP: 3}
+    assert guard_of(subject).ledgers[0].spent == {STEP: 3}
 
 
 @pytest.mark.slow
@@ -447,14 +451,11 @@ def test_persons_are_units_where_the_owner_says_so(folder: Path) -> None:
 @pytest.mark.slow
 def test_noise_is_chosen_for_the_target(folder: Path) -> None:
     aim = {"noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
-    first = session(folder, aim)
-    assert first._guard is not None
-    noise = first._guard.settings.noise
+    noise = guard_of(session(folder, aim)).settings.noise
     assert noise is not None and noise > 0.5
-    again = session(folder, aim)
-    assert again._guard is not None and again._guard.settings.noise == noise
-    less = session(folder, aim, BudgetConfig(epsilon=2.0, delta=1e-3))._guard
-    assert less is not None and less.settings.noise == pytest.approx(noise, rel=0.01)  # the same, by another way
+    assert guard_of(session(folder, aim)).settings.noise == noise
+    less = guard_of(session(folder, aim, BudgetConfig(epsilon=2.0, delta=1e-3)))
+    assert less.settings.noise == pytest.approx(noise, rel=0.01)  # the same, by another way
 
 
 @pytest.mark.slow
@@ -467,8 +468,8 @@ def test_a_silo_with_less_than_the_target_aims_at_what_it_has(folder: Path) -> N
         ledger = PrivacyLedger(ALL_DATA, BUDGET, folder / name / "state" / f"{ALL_DATA}.jsonl").load()
         if name == "spent":
             ledger.enter("earlier", "a/1", {Release(1.0, 1.5): 1})
-        found = session(folder / name, aim, BudgetConfig(epsilon=2.5, delta=1e-3))._guard
-        assert found is not None and found.settings.noise is not None
+        found = guard_of(session(folder / name, aim, BudgetConfig(epsilon=2.5, delta=1e-3)))
+        assert found.settings.noise is not None
         noises.append(found.settings.noise)
     assert noises[1] > 1.2 * noises[0]
 

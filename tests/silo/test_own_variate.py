@@ -19,7 +19,7 @@ from fedsync.model.layout import Vector
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.protocol import Completed, Identity
 from fedsync.silo.session import order_results
-from fedsync.silo.session.own_variate import VARIATE
+from fedsync.silo.session.own_variate import VARIATE, StepControl
 from fedsync.silo.session.session import SiloSession
 
 RATE, ETA = 0.8, 0.1
@@ -283,5 +283,6 @@ def test_a_variate_is_the_mean_of_clipped_gradients(tmp_path: Path) -> None:
     for _ in range(4):
         federation.round({"a": 3, "b": 3, "c": 3})
         for silo in federation.silos.values():
-            assert silo._control is not None and silo._control._variate.proposed is not None
-            assert np.linalg.norm(silo._control._variate.proposed[:4]) <= 1.0001 * ETA * 0.5
+            (control,) = silo._extensions
+            assert isinstance(control, StepControl) and control._variate.proposed is not None
+            assert np.linalg.norm(control._variate.proposed[:4]) <= 1.0001 * ETA * 0.5

@@ -10,7 +10,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.model.layout import Vector
 from fedsync.observe.replay import read_ledger
-from fedsync.silo.session import session
+from fedsync.silo.session import own_variate
 from fedsync.silo.session.own_variate import StepControl
 from fedsync.simulation import run as runs
 from fedsync.simulation.run import run_virtual
@@ -44,7 +44,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         found.aggregator = aggregator
         return final(aggregator, replicas)
 
-    monkeypatch.setattr(session, "StepControl", control)
+    monkeypatch.setattr(own_variate, "StepControl", control)
     monkeypatch.setattr(runs, "final_model", ended)
     return found
 

@@ -14,6 +14,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Subject, WorkOrder
 from fedsync.evaluation.metrics.gain import LocalGains
 from fedsync.observe.replay import replay
+from fedsync.silo.session.own_models import OwnOrders
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
 
@@ -118,14 +119,14 @@ def test_a_silo_that_cannot_train_alone_does_not_end_the_run(
 def test_the_model_that_silos_tune_is_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where later versions were worse."""
     begun: list[Any] = []
-    real = SiloSession._first
+    real = OwnOrders._first
 
-    def noted(self: SiloSession, order: WorkOrder, received: Any) -> Any:
+    def noted(self: OwnOrders, order: WorkOrder, received: Any) -> Any:
         model = real(self, order, received)
         begun.append((order.subject, np.array(model)))
         return model
 
-    monkeypatch.setattr(SiloSession, "_first", noted)
+    monkeypatch.setattr(OwnOrders, "_first", noted)
     summary, _ = run(tmp_path)
     import torch
 

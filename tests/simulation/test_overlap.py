@@ -9,9 +9,11 @@ import pytest
 from fedsync.common.errors import ProtocolError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.orders import WorkOrder
+from fedsync.core.orders import Cursor, WorkOrder, WorkReport
 from fedsync.observe.replay import read_ledger
-from fedsync.silo.session.local_carryover import LocalCarryover
+from fedsync.silo.protocol import Completed
+from fedsync.silo.session.local_carryover import OWN, LocalCarryover
+from fedsync.silo.session.order_results import LastOrder
 from fedsync.simulation import run as runs
 from fedsync.simulation.run import run_virtual
 
@@ -73,6 +75,7 @@ def test_the_update_is_a_version_old_and_the_score_is_of_the_version(tmp_path: P
     assert carried[1].loss < plain[1].loss, "the second order of a silo goes on where its first has ended"
 
 
+REPORT = WorkReport(0, 4, 32, 1.0, None)
 MODEL, UPDATE = np.array([1.0, 2.0], np.float32), np.array([4.0, -8.0], np.float32)
 
 
@@ -83,11 +86,11 @@ def order(name: str, behind: str = "", carry: float = 0.25) -> WorkOrder:
 @pytest.mark.parametrize("sent_as_it_is", [True, False])
 def test_a_queued_order_begins_with_a_share_of_the_update_before_it(sent_as_it_is: bool) -> None:
     progress, update = LocalCarryover(sent_as_it_is=sent_as_it_is), UPDATE.copy()
-    own = progress.of(order("a/1"), update)
-    assert (own is update) == sent_as_it_is
+    beside = progress.beside(order("a/1"), update)
+    assert (beside[OWN] is update) == sent_as_it_is
     if not sent_as_it_is:
         update[:] = np.nan  # its memory is used again for what travels
-    progress.keep(order("a/1"), own)
+    progress.done(LastOrder(order("a/1"), Completed(REPORT, update), Cursor(), beside))
     np.testing.assert_array_equal(progress.start(order("a/2", behind="a/1"), MODEL), [2.0, 0.0])
     np.testing.assert_array_equal(progress.start(order("a/2", behind="a/1", carry=1.0), MODEL), [5.0, -6.0])
     assert progress.start(order("a/2"), MODEL) is MODEL, "its update is in the model"
@@ -97,8 +100,9 @@ def test_a_queued_order_begins_with_a_share_of_the_update_before_it(sent_as_it_i
 
 def test_nothing_is_kept_nor_carried_where_orders_do_not_say_so() -> None:
     progress = LocalCarryover(sent_as_it_is=True)
-    progress.keep(order("a/1", carry=0.0), progress.of(order("a/1", carry=0.0), UPDATE))
-    assert progress.start(order("a/2", behind="a/1", carry=0.0), MODEL) is MODEL
+    beside = progress.beside(order("a/1", carry=0.0), UPDATE)
+    progress.done(LastOrder(order("a/1", carry=0.0), Completed(REPORT, UPDATE), Cursor(), beside))
+    assert not beside and progress.start(order("a/2", behind="a/1", carry=0.0), MODEL) is MODEL
 
 
 @pytest.mark.parametrize("carry", [-0.1, 1.1, 1e30])

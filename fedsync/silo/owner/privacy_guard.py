@@ -29,6 +29,7 @@ from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
+from fedsync.silo.session.session_extension import Judge, SessionExtension
 from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _TOLD = 12
 
 
 @dataclass
-class PrivacyGuard:
+class PrivacyGuard(SessionExtension):
     """Guard of one run at one silo.
 
     With a target epsilon, the noise is computed anew whenever the rest of the run, at the batch size of the next order,
@@ -89,8 +90,8 @@ class PrivacyGuard:
             ledger.check(self._asked(order, max(steps, 1)))
         return replace(order, max_steps=steps)
 
-    def estimating(self) -> Estimating:
-        return AccountedTrainer(self) if self.whole is None else self.trainer
+    def estimating(self, trainer: Estimating) -> Estimating:
+        return AccountedTrainer(self) if self.whole is None else trainer
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter the silo's own order, from which the scale of updates is estimated; raises as `released`."""
@@ -106,7 +107,7 @@ class PrivacyGuard:
         return self._noisy or self._open
 
     @contextmanager
-    def spending(self, order: WorkOrder) -> Iterator[None]:
+    def training(self, order: WorkOrder) -> Iterator[None]:
         """Enter all steps of an order whose training fails inside, since the failure may depend on the data."""
         try:
             yield
@@ -153,6 +154,9 @@ class PrivacyGuard:
             evaluation = self._told(report.evaluation, f"{order.seed}")
         self._enter(order.update_id, releases)
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
+
+    def judged(self, judge: Judge, what: str) -> Evaluation:
+        return self.evaluated(judge(False) if self.tells else None, what)
 
     def evaluated(self, found: Evaluation | None, of: str) -> Evaluation:
         """Enter an evaluation, and return what of it may leave; raises as `released`."""

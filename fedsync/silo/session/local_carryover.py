@@ -16,12 +16,14 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.core.orders import WorkOrder
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.layout import Vector
+from fedsync.silo.session.order_results import LastOrder
+from fedsync.silo.session.session_extension import SessionExtension
 
-CARRIED = "carried"
-"""Subfolder of a trainer's folder, for vectors in use."""
+CARRIED, OWN = "carried", "own"
+"""Subfolder of a trainer's folder, for vectors in use; name of the vector beside a last order."""
 
 
-class LocalCarryover:
+class LocalCarryover(SessionExtension):
     """A silo's last update, as long as orders may carry it over; it is saved with the last order.
 
     Large vectors are in the trainer's ``folder``, if it is given. Unless the update is ``sent_as_it_is``, its memory is
@@ -38,6 +40,8 @@ class LocalCarryover:
 
         Raises `ProtocolError` if the order's share is not within 0..1.
         """
+        if not (order.behind or order.carry):
+            return model
         if not 0 <= order.carry <= 1:
             raise ProtocolError(SERVER, "order", f"carry {order.carry}, from 0 to 1")
         if self._kept is None or not order.behind or self._kept[0] != order.behind:
@@ -52,13 +56,15 @@ class LocalCarryover:
 
         return self._keeper.make(np.float32, model.size, part)
 
-    def of(self, order: WorkOrder, update: Vector) -> Vector | None:
-        """Return the vector that the order behind may start with, float32 [values]; call before the update is sent."""
+    def beside(self, order: WorkOrder, update: Vector) -> dict[str, Vector]:
+        """Return the vector that the order behind may start with."""
         if not order.carry or order.scores_only:
-            return None
+            return {}
         if self._sent_as_it_is:
-            return update
-        return self._keeper.make(np.float32, update.size, lambda start, stop: update[start:stop].copy())
+            return {OWN: update}
+        return {OWN: self._keeper.make(np.float32, update.size, lambda start, stop: update[start:stop].copy())}
 
-    def keep(self, order: WorkOrder, own: Vector | None) -> None:
-        self._kept = None if own is None else (order.update_id, own)
+    def done(self, last: LastOrder) -> None:
+        own = last.beside.get(OWN)
+        if last.order.behind or last.order.carry:
+            self._kept = None if own is None else (last.order.update_id, own)

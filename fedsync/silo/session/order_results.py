@@ -1,4 +1,4 @@
-"""Results of orders on a silo's disk: the answer to the last order, and models that the silo trains for itself.
+"""Results of orders on a silo's disk: the answer to the last order, with the start of the next one.
 
 The last order is its answer and the start of the next order in the data, in one `VectorFile`. So after a crash the
 order is either done, and a repeated request gets the answer without a second training, or it never happened. The update
@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from fedsync.common import foreign
 from fedsync.common.codec import decode, encode
-from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.common.files import OWNER_FILE, digested, undigested, write_pieces
-from fedsync.core.orders import Cursor, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import ANSWERS, Completed
@@ -179,63 +178,3 @@ def _mapped(path: Path, described: Mapping[str, tuple[str, int, str]], begins: i
         vectors[name] = map_file(path, np.dtype(dtype), begins, size)
         begins += vectors[name].nbytes
     return vectors
-
-
-SUBJECTS = (Subject.LOCAL, Subject.TUNED)
-
-
-class OwnModels:
-    """Models that a silo trains for itself in one run: from scratch (local), and from the best model (tuned).
-
-    Each is the update of a `LastOrder` in a file of ``folder``; None keeps them in memory. An order older than the kept
-    model counts as done: a server that was restored from a checkpoint repeats such orders.
-    """
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._kept: dict[Subject, LastOrder] = {}
-        for subject in SUBJECTS if folder is not None else ():
-            found = LastOrder.load(self._file(subject))
-            if found is not None:
-                self._kept[subject] = found
-
-    @property
-    def subjects(self) -> tuple[Subject, ...]:
-        return tuple(self._kept)
-
-    def model(self, subject: Subject) -> tuple[Vector, Cursor]:
-        """Return a model, float32 [values], and the cursor after its training; `ProtocolError` if there is none."""
-        kept = self._kept.get(subject)
-        if kept is None:
-            raise ProtocolError(SERVER, "subject", f"this silo has trained no {subject} model")
-        return kept.answer.update, kept.cursor
-
-    def report(self, order: WorkOrder) -> WorkReport | None:
-        """Return the report of an order that the kept model already includes."""
-        kept = self._kept.get(order.subject)
-        if kept is None or order.after > kept.order.after or order.base_version != kept.order.base_version:
-            return None
-        done = kept.answer.report
-        steps = min(done.steps, order.max_steps)
-        return replace(done, steps=steps, samples=min(done.samples, steps * order.batch_size))
-
-    def before(self, order: WorkOrder) -> tuple[Vector, Cursor] | None:
-        """Return the model and cursor that an order continues; None for the first order.
-
-        Raises `ProtocolError` if the preceding model is missing.
-        """
-        if order.after == 0:
-            return None
-        kept = self._kept.get(order.subject)
-        if kept is None or (kept.order.after, kept.order.base_version) != (order.after - 1, order.base_version):
-            raise ProtocolError(SERVER, "order", f"the {order.subject} model after {order.after} orders is not here")
-        return kept.answer.update, kept.cursor
-
-    def keep(self, order: WorkOrder, model: Vector, report: WorkReport, cursor: Cursor) -> None:
-        """Keep the result of an order durably, or raise `ConfigError`."""
-        made = LastOrder(order, Completed(report, model), cursor)
-        self._kept[order.subject] = made if self._folder is None else made.save(self._file(order.subject))
-
-    def _file(self, subject: Subject) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{subject}.bin"

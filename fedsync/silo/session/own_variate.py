@@ -21,12 +21,14 @@ import numpy as np
 
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ProtocolError
-from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.core.orders import WorkOrder
 from fedsync.model.chunked_arrays import ArrayKeeper, give_back
 from fedsync.model.control_variates import serial_of
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Replica
 from fedsync.silo.session.order_results import VectorFile
+from fedsync.silo.session.session_extension import SessionExtension
+from fedsync.train.silo_trainer import Outcome
 
 logger = foreign.logger(__name__)
 
@@ -92,7 +94,7 @@ class OwnVariate:
         return replace(self, own=vectors["own"], proposed=vectors["proposed"])
 
 
-class StepControl:
+class StepControl(SessionExtension):
     """Correction of a silo's steps, and bookkeeping of its variate in a file, or in memory without ``folder``."""
 
     def __init__(self, silo: str, values: int, replica: Replica, folder: Path | None) -> None:
@@ -114,15 +116,16 @@ class StepControl:
         self._variate = self._variate.settled(self._replica.counted(self._silo))
         return self._variate.correction(control, order.learning_rate)
 
-    def trained(self, order: WorkOrder, update: Vector, report: WorkReport) -> None:
-        """Propose a variate for an order's update, float32 [values]; call before the update is sent."""
+    def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
+        """Propose a variate for an order's update."""
         control = self._replica.control
         if order.scores_only or control is None:
-            return
-        arriving = self._replica.arriving(update, order, report)
-        self._variate = self._variate.proposing(order, control, arriving, report.steps)
+            return outcome
+        arriving = self._replica.arriving(outcome.update, order, outcome.report)
+        self._variate = self._variate.proposing(order, control, arriving, outcome.report.steps)
         if self._file is not None:
             self._variate = self._variate.save(self._file)
+        return outcome
 
 
 def _read(file: Path, values: int) -> OwnVariate | None:

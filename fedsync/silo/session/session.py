@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -23,28 +24,27 @@ from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, IntegrityError, ProtocolError, SpoiledSum
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder, WorkReport
+from fedsync.core.orders import Cursor, Evaluation, SiloFacts, Split, Subject, WorkOrder
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.model.plain_wire import FP32
 from fedsync.model.table_columns import digest_of
 from fedsync.model.tensor_parts import ModelForm
-from fedsync.model.transfer import NO_PAYLOAD, OtherVersion, Payload, Replica
+from fedsync.model.transfer import OtherVersion, Payload, Replica
 from fedsync.silo.owner.key_lookup import many_keys, own_ring
 from fedsync.silo.owner.lockout import Lockout
-from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.local_carryover import LocalCarryover
-from fedsync.silo.session.order_results import LastOrder, LastOrders, OwnModels
-from fedsync.silo.session.own_variate import StepControl
+from fedsync.silo.session.order_results import LastOrder, LastOrders
 from fedsync.silo.session.replicas import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
-from fedsync.train.silo_trainer import Outcome, SiloTrainer, Watch
+from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, Watch
 
 if TYPE_CHECKING:
     from fedsync.cipher.keys.keyring import Ring
+    from fedsync.silo.session.own_models import OwnOrders
+    from fedsync.silo.session.session_extension import SessionExtension
 
 logger = foreign.logger(__name__)
 
@@ -52,9 +52,9 @@ _DIGEST_BYTES = 32
 _MOST_TOLD = 30_000
 """Limit of an emulated silo's reported table form [characters over all columns]."""
 
-OWED, OWN = "owed", "own"
-"""Names of vectors beside a last order: the rounding error that the next update corrects, and the vector with which the
-next order may begin; see `fedsync.model.plain_replica` and `fedsync.silo.session.local_carryover`."""
+OWED = "owed"
+"""Name of a vector beside a last order: the rounding error that the next update corrects
+(`fedsync.model.plain_replica`)."""
 
 
 class SiloSession:
@@ -91,6 +91,8 @@ class SiloSession:
         # A snapshot may be requested while an order is in work, but not while the model changes.
         self._exchange = threading.Lock()
         if spec.survey is not None and keys is not None:
+            from fedsync.silo.owner.opened_survey import open_survey, surveyed
+
             with self._counted():
                 sums = open_survey(spec.survey, identity, keys, self._owner)
             spec = surveyed(spec, sums, folder)
@@ -107,13 +109,17 @@ class SiloSession:
 
             self._trainer = local_trainer(spec, identity, many=virtual)
         plan = spec.encryption_plan(self._trainer.facts.layout)
-        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, plan, seeded=virtual) if private else None
-        self.tally = None if self._guard is None else self._guard.tally
-        self._warn(spec)
+        guard = privacy_guard(spec, identity, ledgers, self._trainer, plan, seeded=virtual) if private else None
+        self._extensions: list[SessionExtension] = [] if guard is None else [guard]
+        self.tally = None if guard is None else guard.tally
+        trainer: Estimating = self._trainer
+        for each in self._extensions:
+            trainer = each.estimating(trainer)
+        self._warn(trainer.facts.examples, spec)
         if owner is not None:
             owner.check_seal(plan)
         self.facts = SiloFacts(
-            examples=plan.examples if plan is not None and plan.seal_metrics else self._examples,
+            examples=plan.examples if plan is not None and plan.seal_metrics else trainer.facts.examples,
             memory_samples=machine.memory_samples if machine else self._trainer.find_batch_cap_on_gpu(),
             declared_speed=machine.speed if machine else identity.declared_speed,
             device=self._trainer.facts.device,
@@ -126,27 +132,22 @@ class SiloSession:
         # A real silo keeps its column names secret, like all content of its files.
         told = table if table is None or (machine is not None and len(str(table)) < _MOST_TOLD) else ()
         self.form = ModelForm.of(self._trainer.facts.layout, _frozen(same, spec, identity, keys), told)
-        trainer = self._trainer if self._guard is None else self._guard.estimating()
         self.replica: Replica = plain_replica(spec, trainer, folder)
         if plan is not None and keys is not None:
             first = self._owner.first_model
             self.replica = encrypted_replica(plan, spec, identity, trainer, keys, folder, first, seeded=virtual)
-        self._control = StepControl(self.name, self.layout.size, self.replica, folder) if spec.controls else None
+        if spec.controls:
+            from fedsync.silo.session.own_variate import StepControl
+
+            self._extensions.append(StepControl(self.name, self.layout.size, self.replica, folder))
         self._throttle = spec.throttle(identity.index) if throttled else None
-        compared = spec.evaluation.cross_site
-        self._compared = () if compared is None else compared.build(share=False).subjects
-        self._spec, self._own = spec, OwnModels(folder)
-        self._progress = LocalCarryover(folder, sent_as_it_is=not self.sealed and spec.wire.formats.up is FP32)
+        self._spec, self._folder, self._carries = spec, folder, False
         self._done, self.cursor = LastOrders(folder), Cursor()
         if self._done.last is not None:
             self._go_on(self._done.last)
 
-    @property
-    def _examples(self) -> int:
-        return self._trainer.facts.examples if self._guard is None else self._guard.settings.units
-
-    def _warn(self, spec: RunSpec) -> None:
-        held, wanted = self._examples, spec.local.batch_size
+    def _warn(self, held: int, spec: RunSpec) -> None:
+        wanted = spec.local.batch_size
         if held < wanted:
             logger.warning(
                 "silo %s holds %d training samples, fewer than local.batch_size %d: its batches have %d at most",
@@ -189,28 +190,27 @@ class SiloSession:
             SiloLocked: too many integrity checks failed.
             ProtocolError: the order or its payload is invalid.
         """
-        if self._guard is not None:
-            order = self._guard.allow(order)
+        self._carry_over(order)
+        for each in self._extensions:
+            order = each.allow(order)
         if order.apart:
-            self._check_apart(order.subject)
-            report = self._own.report(order) or self._train_apart(order, received, watch)
-            shared = self._own.model(order.subject)[0] if order.share and self._shares else NO_PAYLOAD
-            return self._over(order, Completed(report, shared), self.cursor)
+            return self._over(order, self._own.train(order, received, watch), self.cursor)
         if order.config or self._spec.on_round is not None:
             check_settings(order, self._spec)
         begin_s = perf_counter()
-        base = self._receive(received, order.base_version)
+        base = self.receive(received, order.base_version)
         received_s = perf_counter()
         model, cursor = self._about(order, base)
-        with nullcontext() if self._guard is None else self._guard.spending(order):
+        with ExitStack() as around:
+            for each in self._extensions:
+                around.enter_context(each.training(order))
             outcome = self._run(order, model, cursor, watch)
         if self._owner.limits is not None:
             self._owner.check_done(outcome.report.samples)
-        if self._guard is not None:
-            outcome = self._guard.released(order, outcome)
-        own = self._progress.of(order, outcome.update) if order.carry else None
-        if self._control is not None:
-            self._control.trained(order, outcome.update, outcome.report)
+        beside: dict[str, Vector] = {}
+        for each in self._extensions:
+            outcome = each.released(order, outcome)
+            beside.update(each.beside(order, outcome.update))
         trained_s = perf_counter()
         # A scoring order changes nothing, not even statistics of the data such as a model's running means.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update
@@ -221,20 +221,31 @@ class SiloSession:
             cost_s = {**report.overhead_s, "open": received_s - begin_s, "seal": sent_s - trained_s}
             report = replace(report, overhead_s=cost_s)
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
-        return self._over(order, Completed(report, update), following, own)
+        return self._over(order, Completed(report, update), following, beside)
+
+    def _carry_over(self, order: WorkOrder) -> None:
+        """Keep own updates from the first order on that may be continued from them."""
+        if (order.behind or order.carry) and not self._carries:
+            from fedsync.silo.session.local_carryover import LocalCarryover
+
+            as_it_is = not self.sealed and self._spec.wire.formats.up is FP32
+            self._extensions.append(LocalCarryover(self._folder, sent_as_it_is=as_it_is))
+            self._carries = True
 
     def _run(self, order: WorkOrder, model: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
-        """Train from the model, or from the carried-over position; the evaluation always uses the model itself."""
-        order = order if self._guard is None else self._guard.as_trained(order)
-        watch, carried = self._patient(watch, order), order.behind or order.carry
-        start = self._progress.start(order, model) if carried else model
-        correction = None if self._control is None else self._control.correction(order)
+        """Train from the model, or from where an extension starts; the evaluation always uses the model itself."""
+        start, correction = model, None
+        for each in self._extensions:
+            order = each.as_trained(order)
+            start = each.start(order, start)
+            correction = each.correction(order) if correction is None else correction
+        run = partial(self._trainer.run, throttle=self._throttle, watch=self._patient(watch, order))
         if start is model:
-            return self._trainer.run(order, model, cursor, throttle=self._throttle, watch=watch, correction=correction)
+            return run(order, model, cursor, correction=correction)
         begin_s = perf_counter()
         found = self._trainer.try_evaluate(model, cursor, order.split) if order.evaluate else None
         cost_s = perf_counter() - begin_s
-        outcome = self._trainer.run(replace(order, evaluate=False), start, cursor, throttle=self._throttle, watch=watch)
+        outcome = run(replace(order, evaluate=False), start, cursor, correction=correction)
         overhead_s = {**outcome.report.overhead_s, "evaluate": outcome.report.overhead_s.get("evaluate", 0.0) + cost_s}
         return replace(outcome, report=replace(outcome.report, evaluation=found, overhead_s=overhead_s))
 
@@ -243,58 +254,43 @@ class SiloSession:
         if order.scores_only and order.split is Split.TEST and not self._trainer.facts.validates:
             raise ProtocolError(SERVER, "split", "this silo's rounds are evaluated on its test split")
         if order.scores_only and order.subject.own:
-            self._check_apart(order.subject)
             return self._own.model(order.subject)
         best = self.replica.best_model if order.scores_only and order.subject is Subject.BEST else None
         return base if best is None else best, self.cursor
 
-    def _over(self, order: WorkOrder, answer: Completed, cursor: Cursor, own: Vector | None = None) -> Completed:
+    def _over(
+        self, order: WorkOrder, answer: Completed, cursor: Cursor, beside: Mapping[str, Vector] | None = None
+    ) -> Completed:
         """Finish an order, save its answer and the start of the next order, and return the answer."""
-        beside = {name: each for name, each in ((OWED, self.replica.owed), (OWN, own)) if each is not None}
+        owed = self.replica.owed
+        kept = {**({} if owed is None else {OWED: owed}), **(beside or {})}
         # Saved before anybody sees the answer: after a crash the order is done, or it never happened.
-        last = self._done.add(LastOrder(order, answer, cursor, beside))
+        last = self._done.add(LastOrder(order, answer, cursor, kept))
         self._go_on(last)
         return last.answer
 
     def _go_on(self, last: LastOrder) -> None:
         self.cursor = last.cursor
         self.replica.owe(last.beside.get(OWED))
-        if last.order.behind or last.order.carry:
-            self._progress.keep(last.order, last.beside.get(OWN))
+        self._carry_over(last.order)
+        for each in self._extensions:
+            each.done(last)
 
-    def _train_apart(self, order: WorkOrder, received: Payload, watch: Watch | None) -> WorkReport:
-        """Train one of the silo's own models further.
+    @cached_property
+    def _own(self) -> OwnOrders:
+        from fedsync.silo.session.own_models import OwnOrders
 
-        A local model begins at the start of the data, with initial private parts. A tuned model begins with the run's
-        cursor and private parts.
-        """
-        before = self._own.before(order)
-        if before is None:
-            alone = order.subject is Subject.LOCAL
-            before = self._first(order, received), Cursor() if alone else self.cursor
-        base, cursor = before
+        compared, allowed = self._spec.evaluation.cross_site, self._owner.share_local
+        subjects = () if compared is None else compared.build(share=False).subjects
+        # An emulated silo has no owner who could allow it.
+        share = not self.sealed and (self._emulated if allowed is None else allowed)
+        return OwnOrders(self, self._folder, subjects, share=share)
+
+    def run_apart(self, order: WorkOrder, base: Vector, cursor: Cursor, watch: Watch | None) -> Outcome:
+        """Train a model of the silo's own, float32 [values], within the owner's limits; nothing is sent or saved."""
         outcome = self._trainer.run(order, base, cursor, throttle=self._throttle, watch=self._patient(watch, order))
         self._owner.check_done(outcome.report.samples)
-        report = self.replica.disclosed(outcome.report)
-        self._own.keep(order, base + outcome.update, report, outcome.cursor)
-        return report
-
-    def _first(self, order: WorkOrder, received: Payload) -> Vector:
-        """Return the start model of the first own-model order, float32 [values]; in the clear, the order brings it.
-
-        Raises `ProtocolError` without a best model of the order's version: a silo that missed sums has another.
-        """
-        if not self.sealed:
-            return self._receive(received, order.base_version)
-        if order.subject is Subject.LOCAL:
-            return self.initial_model()
-        best, version = self.replica.best_model, self.replica.best_version
-        if best is None:
-            raise ProtocolError(SERVER, "subject", "there is no best model yet")
-        if version != order.base_version:
-            detail = f"the best model here is version {version}, not {order.base_version}"
-            raise ProtocolError(SERVER, "subject", detail)
-        return best
+        return outcome
 
     def _patient(self, watch: Watch | None, order: WorkOrder) -> Watch | None:
         if watch is None and not order.scores_only:
@@ -307,17 +303,6 @@ class SiloSession:
 
         return go_on
 
-    def _check_apart(self, subject: Subject) -> None:
-        """Check that a run may ask for an own model; an encrypted run must declare it, else raise `ProtocolError`."""
-        if self.sealed and subject not in self._compared:
-            raise ProtocolError(SERVER, "subject", f"this run asks for no {subject} model")
-
-    @property
-    def _shares(self) -> bool:
-        """Whether the local model may leave the silo; never under encryption. Emulated silos have no owner."""
-        allowed = self._owner.share_local
-        return not self.sealed and (self._emulated if allowed is None else allowed)
-
     def evaluate(self, received: Payload, asked: EvaluateModel) -> Evaluation | Attestation:
         """Evaluate a model for the server; raises as `train`.
 
@@ -329,19 +314,19 @@ class SiloSession:
             FP32.check(received, self.layout.size, SERVER)
             model, cursor = FP32.decode(received, 0, self.layout.size), Cursor()
         elif asked.subject.own and self.replica.pooled is None:
-            self._check_apart(asked.subject)
             model, cursor = self._own.model(asked.subject)
         else:
-            model, cursor = self._receive(received, asked.version), self.cursor
+            model, cursor = self.receive(received, asked.version), self.cursor
             if (pooled := self.replica.pooled) is not None:
                 return Attestation(pooled)
-        gains = not (self.sealed or asked.owner)
-        if self._guard is None:
+
+        def judge(gains: bool) -> Evaluation:
             return self._trainer.judge(model, cursor, asked.split, asked.subject, gains=gains)
-        found = None
-        if self._guard.tells:
-            found = self._trainer.judge(model, cursor, asked.split, asked.subject, gains=False)
-        return self._guard.evaluated(found, f"version {asked.version} {asked.split}")
+
+        for each in self._extensions:
+            if (told := each.judged(judge, f"version {asked.version} {asked.split}")) is not None:
+                return told
+        return judge(not (self.sealed or asked.owner))
 
     def where(self, thread: int) -> str:
         return self._trainer.where(thread)
@@ -365,7 +350,8 @@ class SiloSession:
         if self.lockout is not None:
             self.lockout.check()
 
-    def _receive(self, received: Payload, version: int) -> Vector:
+    def receive(self, received: Payload, version: int) -> Vector:
+        """Bring the silo's model to a version, and return it, float32 [layout.size]; raises as `train`."""
         with self._counted():
             return self.replica.receive(received, version)
 

@@ -1,0 +1,71 @@
+"""Extension hooks of a silo's session: the base class of optional features of a silo's part in a run.
+
+A feature that a plain run does not use is a `SessionExtension`. A session holds its run's extensions in a list, and
+calls their hooks in this order. Its handling of orders names no extension.
+
+| when | hook | the extension can |
+|---|---|---|
+| first updates are estimated, to choose the scale of sealed values | `estimating` | replace the trainer |
+| an order arrived | `allow` | change it, or refuse it by an error |
+| the order's model is here | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
+| while the order is trained | `training` | be a context around it, for example to see errors |
+| the order was trained | `released` | change what leaves, or record it |
+| the answer is saved | `beside` | save vectors with it |
+| the answer is saved, or was loaded after a restart | `done` | go on from it |
+| the server asks for an evaluation | `judged` | evaluate in its place |
+
+See `fedsync.core.extension` for features that take part in the decisions of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from fedsync.core.orders import Evaluation, WorkOrder
+from fedsync.model.layout import Vector
+
+if TYPE_CHECKING:
+    from fedsync.silo.session.order_results import LastOrder
+    from fedsync.train.silo_trainer import Estimating, Outcome
+
+Judge = Callable[[bool], Evaluation]
+"""Evaluation of the model in question; the argument says whether with gains over the silo's own model."""
+
+
+class SessionExtension:
+    """Base class of optional features of a silo's session. Hooks do nothing by default; a feature overrides some."""
+
+    def estimating(self, trainer: Estimating) -> Estimating:
+        return trainer
+
+    def allow(self, order: WorkOrder) -> WorkOrder:
+        return order
+
+    def as_trained(self, order: WorkOrder) -> WorkOrder:
+        return order
+
+    def start(self, order: WorkOrder, model: Vector) -> Vector:
+        """Return the start of training, float32 [values]; the order's evaluation uses its model all the same."""
+        return model
+
+    def correction(self, order: WorkOrder) -> Vector | None:
+        """Return a term for the gradients of an order, float32 [values]; the first that is not None counts."""
+        return None
+
+    def training(self, order: WorkOrder) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
+        return outcome
+
+    def beside(self, order: WorkOrder, update: Vector) -> Mapping[str, Vector]:
+        """Return vectors to save with the answer, float32 [values] by name; called before the update is sent."""
+        return {}
+
+    def done(self, last: LastOrder) -> None: ...
+
+    def judged(self, judge: Judge, what: str) -> Evaluation | None:
+        """Return the answer to a request for an evaluation of ``what``; None leaves it to the session."""
+        return None
