@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -24,14 +24,13 @@ from fedsync.config.compatibility import adds_regions
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.survey import survey_of
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.actions import KeepBest
 from fedsync.core.coordinator import Coordinator
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.flower import payloads
 from fedsync.flower.first_model import ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.hub_transport import way_to_silos
 from fedsync.flower.own_loop import unexpected
-from fedsync.flower.result import FinalModel, RunResult, fill_metrics
+from fedsync.flower.result import BestModel, EvaluateFn, FinalModel, RunResult, ServerEvaluation, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
@@ -48,8 +47,9 @@ from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.rounds.rounds_base import Called, Scalar
 from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.server.driver import FlowerDriver
+from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.nodes import Admission
-from fedsync.server.operator_requests import OperatorRequests, Requests, problem_with
+from fedsync.server.operator_requests import OperatorRequests, Suspects, problem_with
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import InitialModel
 from fedsync.transport.port import Transport
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
 ARRAYS = "arrays"
 """Folder of a run's large models and updates, in the folder of the run's files; removed at the end."""
 
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
 
 @dataclass(frozen=True, slots=True)
 class _Begin:
@@ -72,6 +70,10 @@ class _Begin:
     origin: Origin
     model: Vector
     moment: Moment | None
+
+
+def _model_of(aggregator: PlainAggregator, origin: Origin) -> FinalModel:
+    return FinalModel(aggregator.model, origin.layout, origin.kept)
 
 
 class FedSync(Shipped):
@@ -263,33 +265,24 @@ class FedSync(Shipped):
             coordinator.restore(moment.coordinator)
             aggregator.restore(moment.aggregator)
 
-        def current() -> FinalModel | None:
-            plain = aggregator if isinstance(aggregator, PlainAggregator) else None
-            return None if plain is None else FinalModel(plain.model, layout, begin.origin.kept)
-
-        def after_commit(version: int) -> None:
-            now = current()
-            metrics = None if evaluate_fn is None or now is None else evaluate_fn(version, now.arrays(given))
-            if metrics is not None:
-                result.evaluate_metrics_serverapp[version] = metrics
-
-        if moment is None:
-            after_commit(0)
+        extensions: list[DriverExtension] = []
+        current: Callable[[], FinalModel] | None = None
         recorder = run.recorder(layout.nbytes, plan, resume=self._resume)
         models = KeptModels(self.out, model_writer(config, layout), resume=self._resume)
-
-        def keep_best(best: KeepBest) -> None:
-            if isinstance(aggregator, PlainAggregator):
-                models.keep(best, aggregator.best)
-
-        if moment is not None and coordinator.best is not None:
-            keep_best(coordinator.best)
+        if isinstance(aggregator, PlainAggregator):
+            current = partial(_model_of, aggregator, begin.origin)
+            extensions.append(BestModel(models, aggregator))
+            if evaluate_fn is not None:
+                extensions.append(ServerEvaluation(evaluate_fn, current, given, result))
+        for each in extensions:
+            if moment is None:
+                each.on_commit(0)
+            elif coordinator.best is not None:
+                each.on_best(coordinator.best)
         checkpoints = Checkpoints(self.out, begin.origin, self._kept, moment, required=plan is not None)
-        operator: Requests = OperatorRequests(self.out, partial(problem_with, config))
-        if plan is not None and plan.seal_metrics:
-            from fedsync.server.operator_requests import Suspects
-
-            operator = Suspects(operator, *coordinator.steered)
+        operator = OperatorRequests(self.out, partial(problem_with, config))
+        searches = plan is not None and plan.seal_metrics
+        extensions.append(Suspects(operator, *coordinator.steered) if searches else operator)
         driver = FlowerDriver(
             silos,
             coordinator,
@@ -300,21 +293,19 @@ class FedSync(Shipped):
             recorder,
             timing,
             report_s=run.config.report_s,
-            after_commit=after_commit,
-            keep_best=keep_best,
-            in_spare_time=models.write_if_due,
             admission=self._admission,
             checkpoints=checkpoints if self._kept else None,
             resumed=moment,
-            operator=operator,
+            extensions=extensions,
             adds=adds_regions(config),
         )
         final = None
         try:
             driver.run()
-            final = current()
+            final = None if current is None else current()
         finally:
-            operator.close()
+            for each in extensions:
+                each.close()
             try:
                 models.finish(None if final is None else final.vector)
             finally:  # a full disk may still have room for the summary

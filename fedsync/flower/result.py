@@ -1,9 +1,9 @@
-"""Result of a run, in Flower's terms."""
+"""Result of a run, in Flower's terms, and the driver's extensions that fill it and keep the best model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,13 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fedsync.core.actions import KeepBest
 from fedsync.flower import payloads
 from fedsync.model.layout import Layout, Vector
+from fedsync.observe.quality.kept_models import KeptModels
 from fedsync.observe.recorder import ROUNDS
+from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
+from fedsync.server.driver_extension import DriverExtension
 
 
 @dataclass(repr=False)
@@ -38,6 +42,39 @@ class FinalModel:
 
     def arrays(self, given: ArrayRecord | None) -> ArrayRecord:
         return payloads.to_arrays(self.vector, self.layout, given, self.kept)
+
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class ServerEvaluation(DriverExtension):
+    """Evaluation of every version at the server, from version 0 on, by the user's function.
+
+    ``model`` returns the newest version; ``result`` gets the metrics.
+    """
+
+    def __init__(
+        self, evaluate: EvaluateFn, model: Callable[[], FinalModel], given: ArrayRecord | None, result: Result
+    ) -> None:
+        self._evaluate, self._model, self._given, self._result = evaluate, model, given, result
+
+    def on_commit(self, version: int) -> None:
+        metrics = self._evaluate(version, self._model().arrays(self._given))
+        if metrics is not None:
+            self._result.evaluate_metrics_serverapp[version] = metrics
+
+
+class BestModel(DriverExtension):
+    """Files of the best version of a run in the clear, written while nothing else happens."""
+
+    def __init__(self, models: KeptModels, aggregator: PlainAggregator) -> None:
+        self._models, self._aggregator = models, aggregator
+
+    def on_best(self, best: KeepBest) -> None:
+        self._models.keep(best, self._aggregator.best)
+
+    def on_idle(self) -> None:
+        self._models.write_if_due()
 
 
 def fill_metrics(result: Result, out: Path) -> None:

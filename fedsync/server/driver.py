@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -54,8 +54,8 @@ from fedsync.model.transfer import DurableAggregator, Payload, VersionMismatch, 
 from fedsync.observe.recorder import Recorder
 from fedsync.observe.steered import drops_in
 from fedsync.server.checkpoints import Checkpoints, Moment
+from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.nodes import Admission, Nodes, make_regions
-from fedsync.server.operator_requests import Requests
 from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.silo.owner.refusals import explained
@@ -86,8 +86,6 @@ class FlowerDriver:
         form: common form of the silos' models, against which each silo's answer is checked.
         report_s: interval of progress reports on orders, and the longest time until a halt reaches a silo [s]; None
             uses the interval of ``timing``.
-        after_commit, keep_best: called with each new version, and when a version becomes the best.
-        in_spare_time: called when nothing has happened.
         resumed: state of the restored coordinator and aggregator, if another process began the run.
         adds: whether updates of a region may be added up before a commit.
     """
@@ -103,24 +101,20 @@ class FlowerDriver:
         recorder: Recorder,
         timing: Timeouts,
         report_s: float | None = None,
-        after_commit: Callable[[int], None] | None = None,
-        keep_best: Callable[[KeepBest], None] = lambda best: None,
-        in_spare_time: Callable[[], None] = lambda: None,
         admission: Admission | None = None,
         checkpoints: Checkpoints | None = None,
         resumed: Moment | None = None,
-        operator: Requests | None = None,
+        extensions: Sequence[DriverExtension] = (),
         adds: bool = False,
     ) -> None:
         self._coordinator, self._aggregator = coordinator, aggregator
         self._form, self._recorder = form, recorder
-        self._timing, self._in_spare_time = timing, in_spare_time
-        self._after_commit, self._keep_best = after_commit, keep_best
+        self._timing, self._extensions = timing, extensions
         self._nodes = Nodes(
             transport, admission, timing.look_s, partial(make_regions, layout, adds=adds, hold_s=timing.hold_s)
         )
         self.refusals = self._nodes.refusals
-        self._checkpoints, self._operator, self._resumed = checkpoints, operator, resumed
+        self._checkpoints, self._resumed = checkpoints, resumed
         report_s = timing.report_s if report_s is None else report_s
         self._outbox = Outbox(transport, self._nodes, spec, timing, report_s, aggregator, layout.nbytes)
         self._held: list[Action] = []
@@ -142,7 +136,8 @@ class FlowerDriver:
             events = [*events, *self._replies(), *self._membership(), *self._overdue(), *self._flush()]
             if not events:
                 self._check_alive()
-                self._in_spare_time()
+                for each in self._extensions:
+                    each.on_idle()
                 if self._coordinator.unlearned and any(sent.order is not None for sent in self._outbox.waiting):
                     events = self._spare.events(self._now_s())
             if not events:
@@ -166,8 +161,8 @@ class FlowerDriver:
                 self._save(entry)
                 # A send that fails at once causes a further event.
                 events = self._flush()
-                if self._operator is not None:
-                    self._operator.settle(entry)
+                for each in self._extensions:
+                    each.on_saved(entry)
                 for action in entry.actions:
                     if isinstance(action, Stop):
                         if action.failed:
@@ -341,7 +336,7 @@ class FlowerDriver:
 
     def _overdue(self) -> list[Event]:
         now_s = self._now_s()
-        events: list[Event] = [] if self._operator is None else [*self._operator.events(now_s)]
+        events = [event for each in self._extensions for event in each.events(now_s)]
         while self._timers and self._timers[0] <= now_s:
             events.append(TimerFired(heapq.heappop(self._timers)))
         late = [(sent, self._timing.why_late(sent.end_s <= now_s)) for sent in self._outbox.overdue(now_s)]
@@ -367,8 +362,8 @@ class FlowerDriver:
                 self._outbox.train(silo, order, self._now_s())
             case Commit(version, _):
                 self._aggregator.commit(action)
-                if self._after_commit is not None:
-                    self._after_commit(version)
+                for each in self._extensions:
+                    each.on_commit(version)
                 self._outbox.snapshot(self._answered, self._now_s())
                 self._outbox.questions(self._now_s())
             case HaltEarly(_, update_id):
@@ -383,7 +378,8 @@ class FlowerDriver:
                 self._aggregator.discard(update_id)
             case KeepBest(score):
                 self._aggregator.keep_best(score.version)
-                self._keep_best(action)
+                for each in self._extensions:
+                    each.on_best(action)
             case Evaluate(_, silos):
                 for silo in silos:
                     self._outbox.evaluate(silo, EvaluateModel.of(action), self._now_s())

@@ -16,30 +16,25 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedsync.common import codec, foreign
 from fedsync.common.errors import ConfigError, FedSyncError, RunError
 from fedsync.common.files import private_folder, read_private, write_private
 from fedsync.common.locks import held, taken
-from fedsync.core.actions import OperatorAnswered
-from fedsync.core.events import OperatorAsked
+from fedsync.core.actions import Attested, Commit, OperatorAnswered
+from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.journal import JournalEntry
-from fedsync.core.operator.operator_commands import ChangeStop, OperatorQuestion
+from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, OperatorQuestion, ReadmitSilo
 from fedsync.observe.fate import LISTENING, OPERATOR, why_deaf
+from fedsync.server.driver_extension import DriverExtension
 
 if TYPE_CHECKING:
     from fedsync.config.strategy import StrategyConfig
-
-
-from collections.abc import Iterable
-from dataclasses import replace
-
-from fedsync.core.actions import Attested, Commit
-from fedsync.core.operator.operator_commands import DropSilo, ReadmitSilo
 
 logger = foreign.logger(__name__)
 
@@ -60,19 +55,7 @@ _TICK_NS, _ANY_NS = 2_000_000_000, -1
 _ASK, _ANSWER = ".ask", ".answer"
 
 
-class Requests(Protocol):
-    """Source of requests to a run from outside."""
-
-    def events(self, now_s: float) -> list[OperatorAsked]:
-        """Return new requests, oldest first; ``now_s`` is in seconds since the run began."""
-
-    def settle(self, entry: JournalEntry) -> None:
-        """Send the answers in a journal entry; call it after a checkpoint contains the entry."""
-
-    def close(self) -> None: ...
-
-
-class OperatorRequests:
+class OperatorRequests(DriverExtension):
     """Server process's side of the operator's requests; ``check`` returns why a request does not fit the run, or "".
     Raises `ConfigError` if the folder cannot be made, or is open to other users, and `RunError` if another process
     answers requests in this folder.
@@ -113,7 +96,7 @@ class OperatorRequests:
         self._listed_ns = at_ns if time.time_ns() - at_ns > _TICK_NS else _ANY_NS
         return True
 
-    def settle(self, entry: JournalEntry) -> None:
+    def on_saved(self, entry: JournalEntry) -> None:
         for action in entry.actions:
             if isinstance(action, OperatorAnswered):
                 self._answer(action)
@@ -195,7 +178,7 @@ _SURE = "it was in all sums that were spoiled, and is the only one"
 _FREE = "others may be who spoils sums"
 
 
-class Suspects:
+class Suspects(DriverExtension):
     """Search for silos that spoil encrypted sums, and their temporary exclusion without an operator.
 
     Silos report spoiled versions (`PooledFigures.spoiled`), but nobody sees whose update spoiled one. The suspects are
@@ -212,7 +195,7 @@ class Suspects:
     are sent like an operator's requests, so journals, checkpoints and ledgers stay the same.
     """
 
-    def __init__(self, operator: Requests, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
+    def __init__(self, operator: DriverExtension, answered: Iterable[str] = (), dropped: Iterable[str] = ()) -> None:
         self._operator = operator
         mine = {request.partition(":")[2] for request in answered if request.startswith(f"{_OUT}-")}
         self._out = set(dropped) & mine
@@ -224,12 +207,12 @@ class Suspects:
     def close(self) -> None:
         self._operator.close()
 
-    def events(self, now_s: float) -> list[OperatorAsked]:
+    def events(self, now_s: float) -> list[Event]:
         wanted, self._wanted = self._wanted, []
         mine = [OperatorAsked(now_s, request, question) for request, question in wanted]
         return [*self._operator.events(now_s), *mine]
 
-    def settle(self, entry: JournalEntry) -> None:
+    def on_saved(self, entry: JournalEntry) -> None:
         theirs = []
         for action in entry.actions:
             match action:
@@ -243,7 +226,7 @@ class Suspects:
                 case _:
                     pass
             theirs.append(action)
-        self._operator.settle(replace(entry, actions=tuple(theirs)))
+        self._operator.on_saved(replace(entry, actions=tuple(theirs)))
 
     def _committed(self, version: int, silos: set[str]) -> None:
         self._version, self._of[version] = version, silos

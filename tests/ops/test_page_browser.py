@@ -45,7 +45,7 @@ class LiveJournal:
         while not self._over.wait(0.02):
             for event in self._desk.events(at_s):
                 assert isinstance(event, OperatorAsked)
-                self._desk.settle(self._tell([event], at_s))
+                self._desk.on_saved(self._tell([event], at_s))
                 at_s += 1.0
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ def test_a_question_is_heard_once_and_answered_when_it_is_settled(tmp_path: Path
     assert (event.at_s, event.question, event.problem) == (3.0, DropSilo("a"), "")
     assert desk.events(4.0) == [], "it waits for its answer"
     assert thread.is_alive()
-    desk.settle(entry(OperatorAnswered(event.request)))
+    desk.on_saved(entry(OperatorAnswered(event.request)))
     thread.join(20)
     assert failed == []
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["listening"]
@@ -98,7 +98,7 @@ def test_a_question_is_heard_once_and_answered_when_it_is_settled(tmp_path: Path
 
 def test_who_is_refused_hears_why(tmp_path: Path, desk: OperatorRequests) -> None:
     thread, failed = in_the_background(lambda: ask(tmp_path, PauseRun()))
-    desk.settle(entry(OperatorAnswered(heard(desk).request, "the run is paused already")))
+    desk.on_saved(entry(OperatorAnswered(heard(desk).request, "the run is paused already")))
     thread.join(20)
     assert "the run is paused already" in str(failed[0])
     assert isinstance(failed[0], ConfigError)
@@ -255,7 +255,7 @@ def test_a_paused_run_survives_its_servers_death_and_what_was_asked_is_not_asked
             raise Killed  # the checkpoint is written, and nobody was answered
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OperatorRequests, "settle", dies)
+        patch.setattr(OperatorRequests, "on_saved", dies)
         patch.setattr(OperatorRequests, "close", lambda desk: desk._lock.close())
         with pytest.raises(Killed):
             strategy(tmp_path).start(DirectGrid(3, {1: putting(tmp_path, 1, DropSilo("c"))}))

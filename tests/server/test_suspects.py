@@ -12,11 +12,11 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Action, Attested, Commit, OperatorAnswered
-from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import DropSilo
 from fedsync.core.orders import PooledFigures
 from fedsync.flower.flower_strategy import FedSync
+from fedsync.server.driver_extension import DriverExtension
 from fedsync.server.operator_requests import PATIENCE, Suspects
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
@@ -84,19 +84,14 @@ def test_where_every_silo_is_needed_nobody_is_left_out_and_the_result_says_it(
     assert note.endswith(": a, b, c, d, e")
 
 
-class Nobody:
+class Nobody(DriverExtension):
     """An operator who asks nothing."""
 
     def __init__(self) -> None:
         self.seen: list[Action] = []
 
-    def events(self, now_s: float) -> list[OperatorAsked]:
-        return []
-
-    def settle(self, entry: JournalEntry) -> None:
+    def on_saved(self, entry: JournalEntry) -> None:
         self.seen += entry.actions
-
-    def close(self) -> None: ...
 
 
 class Run:
@@ -123,7 +118,7 @@ class Run:
             self._settle([OperatorAnswered(event.request, refused)])
 
     def _settle(self, actions: list[Action]) -> None:
-        self.suspects.settle(JournalEntry(0.0, (), tuple(actions), ""))
+        self.suspects.on_saved(JournalEntry(0.0, (), tuple(actions), ""))
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 20])
