@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
-from fedsync.observe.report.results import amount
+from fedsync.observe.report.data import OrderSpan, RunData, natural
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
-    MARKERS,
     PAPER,
     SERIES,
     Picture,
@@ -23,7 +21,6 @@ from fedsync.observe.report.style import (
     series,
     thin,
 )
-from fedsync.observe.rounds import pooling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +29,6 @@ MOST_POINTS = 600
 MOST_SILOS = 24
 
 _THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
-_POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
 
 
 def progress(runs: Sequence[RunData]) -> Picture | None:
@@ -42,7 +38,15 @@ def progress(runs: Sequence[RunData]) -> Picture | None:
         return None
     what = "accuracy" if scored else "training loss"
     with canvas() as (figure, ax):
-        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, "time")
+        thinned = False
+        for index, run in enumerate(runs):
+            values = [(point.at_s, point.accuracy if scored else point.loss) for point in run.points]
+            rows = [(at_s, value) for at_s, value in values if value is not None]
+            kept = thin(rows, MOST_POINTS)
+            thinned = thinned or len(kept) < len(rows)
+            style = marked(index, len(kept))
+            ax.plot([at_s for at_s, _ in kept], [value for _, value in kept], label=name_of(run.label), **style)
+        ax.set_xlabel("time [s]")
         targets = {run.summary["target_accuracy"] for run in runs} - {None}
         if scored and len(targets) == 1:
             ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
@@ -64,42 +68,6 @@ def progress(runs: Sequence[RunData]) -> Picture | None:
         " ".join(notes),
         figure,
     )
-
-
-def _lines(
-    ax: Axes, runs: Sequence[RunData], value_of: Callable[[Point], float | None], against: Literal["time", "rounds"]
-) -> bool:
-    """Draw one line per run over the commits with a value; returns True if points were left out."""
-    from matplotlib.ticker import MaxNLocator
-
-    thinned = False
-    for index, run in enumerate(runs):
-        values = [(point.at_s if against == "time" else point.round, value_of(point)) for point in run.points]
-        rows = [(at, value) for at, value in values if value is not None]
-        kept = thin(rows, MOST_POINTS)
-        thinned = thinned or len(kept) < len(rows)
-        style = marked(index, len(kept))
-        ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
-    ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
-    if against == "rounds":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return thinned
-
-
-def metric(runs: Sequence[RunData], name: str) -> Picture | None:
-    """Draw a figure that silos report, pooled over each round; None if no commit has the figure."""
-    totals = {run.label: run.summary["metrics"][name] for run in runs if name in run.summary.get("metrics", {})}
-    if not any(name in point.metrics for run in runs for point in run.points):
-        return None
-    with canvas() as (figure, ax):
-        thinned = _lines(ax, runs, lambda point: point.metrics.get(name), "rounds")
-        ax.set_ylabel(name)
-        if len(runs) > 1:
-            legend_above(figure, ax)
-    pooled = _POOLED[pooling(name)]
-    alt = f"Line chart of {name} against rounds, {pooled}. Whole run: "
-    alt += ", ".join(f"{label} {amount(name, total)}" for label, total in totals.items()) + "."
-    return Picture(name, alt, f"Reported by the silos, {pooled}. {_THINNED if thinned else ''}".rstrip(), figure)
 
 
 def _final(run: RunData, scored: bool) -> str:
@@ -157,45 +125,6 @@ def _spread(ax: Axes, orders: Sequence[OrderSpan], pieces: int = 60) -> None:
     ax.plot(times, [median(bins[index]) for index in at], label="median", **series(0))
 
 
-def speeds(run: RunData) -> Picture | None:
-    """Draw forecast against measured speed of every order; None without forecasts."""
-    pairs = [
-        (span.silo, span.predicted, span.speed)
-        for span in run.orders
-        if span.predicted is not None and span.speed is not None
-    ]
-    if not pairs:
-        return None
-    kept = thin(pairs, 2 * MOST_POINTS)
-    named = run.silos if len(run.silos) <= SERIES else ()
-    with canvas() as (figure, ax):
-        for index, name in enumerate(named or ("all silos",)):
-            mine = [(speed, predicted) for silo, predicted, speed in kept if not named or silo == name]
-            ax.scatter(
-                [speed for speed, _ in mine],
-                [predicted for _, predicted in mine],
-                s=18,
-                marker=MARKERS[index],
-                color=COLOURS[index],
-                label=name_of(name),
-                linewidths=0,
-            )
-        most = max(max(predicted, speed) for _, predicted, speed in kept) * 1.05
-        ax.plot([0, most], [0, most], color=INK, linewidth=0.9, linestyle="--", label="exact")
-        ax.set(xlim=(0, most), ylim=(0, most))
-        ax.set_xlabel("measured speed [samples/s]")
-        ax.set_ylabel("forecast speed [samples/s]")
-        legend_above(figure, ax)
-    errors = [abs(predicted - speed) / speed for _, predicted, speed in pairs]
-    middle = f"{median(errors):.1%}"
-    alt = f"Scatter plot of forecast against measured speed of {len(pairs)} orders. The median error is {middle}."
-    caption = f"A mark is an order; on the line the forecast was exact. Median error {middle} of the measured speed."
-    caption += " Recomputed by showing the journal to the predictor."
-    if len(kept) < len(pairs):
-        caption += f" {len(kept)} of {len(pairs)} orders, evenly spaced."
-    return Picture("Forecast and measured speed", alt, caption, figure)
-
-
 def waiting(runs: Sequence[RunData]) -> Picture | None:
     """Draw every silo's use of time for one run, or every silo's share of waiting for several runs."""
     names = sorted({silo["name"] for run in runs for silo in run.summary["silos"]}, key=natural)
@@ -249,36 +178,6 @@ def _several(ax: Axes, runs: Sequence[RunData], names: Sequence[str]) -> None:
         widths = [max(100 * waited[names[row]] / (run.summary["seconds"] or 1.0), 0.0) for row in rows]
         places = [row - 0.4 + (index + 0.5) * height for row in rows]
         ax.barh(places, widths, height=height, label=name_of(run.label), **bars(index))
-
-
-def staleness(runs: Sequence[RunData]) -> Picture | None:
-    counts = [run.updates_by_staleness for run in runs]
-    if not any(counts):
-        return None
-    # A minimum width, because a single bar would fill the whole figure.
-    most = max(3, *(max(count, default=0) for count in counts))
-    step = -(-(most + 1) // 20)
-    with canvas() as (figure, ax):
-        width = 0.8 / len(runs)
-        groups = range(most // step + 1)
-        for index, (run, count) in enumerate(zip(runs, counts, strict=True)):
-            total = sum(count.values()) or 1
-            shares = [100 * sum(count[s] for s in range(g * step, (g + 1) * step)) / total for g in groups]
-            places = [group - 0.4 + (index + 0.5) * width for group in groups]
-            ax.bar(places, shares, width=width, label=name_of(run.label), **bars(index))
-        names = [str(group) if step == 1 else f"{group * step}-{(group + 1) * step - 1}" for group in groups]
-        ax.set_xticks(list(groups), names, rotation=0 if step == 1 else 60)
-        ax.grid(axis="x", visible=False)
-        ax.set_xlabel("staleness [versions]")
-        ax.set_ylabel("share of updates [%]")
-        if len(runs) > 1:
-            legend_above(figure, ax)
-    alts = [
-        f"{run.label}: {count[0] / (sum(count.values()) or 1):.0%} fresh, most {max(count, default=0)}"
-        for run, count in zip(runs, counts, strict=True)
-    ]
-    caption = "Versions committed between the one that a silo started from and its update's own commit; 0 is fresh."
-    return Picture("Staleness", f"Histogram of staleness. {'; '.join(alts)}.", caption, figure)
 
 
 def traffic(runs: Sequence[RunData]) -> Picture | None:
