@@ -207,9 +207,9 @@ def compare(
             for row in rows[1:]:
                 row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
     if seeds > 1 and not timing_only:
-        from fedsync.observe.report.card import files_beside
+        from fedsync.extras.papers.paper import seed_files
 
-        for file, text in files_beside(read_runs([out / each for each in planned])).items():
+        for file, text in seed_files(read_runs([out / each for each in planned])).items():
             write_result(out / file, text.encode())
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
     whole.release()

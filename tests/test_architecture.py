@@ -54,6 +54,8 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
+    "exporters": {"observe/run_builder.py", "commands/export.py"},
+    "papers": {"cli.py", "commands/report.py"},
     "predictors": {"commands/predict.py"},
     "tasks": {"config/tasks/sampled_tasks.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
@@ -91,9 +93,9 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "statsmodels": ({"extras"}, set()),
     "dp_accounting": ({"privacy"}, set()),
     "opacus": ({"train"}, {"train"}),
-    "tensorboardX": ({"observe"}, set()),
-    "mlflow": ({"observe"}, set()),
-    "prometheus_client": ({"observe"}, set()),
+    "tensorboardX": ({"extras"}, set()),
+    "mlflow": ({"extras"}, set()),
+    "prometheus_client": ({"extras"}, set()),
 }
 
 # The one other file that may: it hosts a user's Flower app, and is imported where there is one.

@@ -16,7 +16,6 @@ from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.observe.exporters.exporter_base import Exporter
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality import evaluations
 from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
@@ -31,6 +30,13 @@ class Listener(Protocol):
 
     def follow(self, ledger: Ledger) -> None:
         """Handle a new entry in the ledger."""
+
+
+class Exporter(Listener, Protocol):
+    """Observer that writes a run's figures for another program."""
+
+    def close(self) -> None:
+        """Finish the export after the run's end or failure; idempotent."""
 
 
 class Recorder:

@@ -10,9 +10,9 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
+from fedsync.observe.report.card import result_rows
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
 from fedsync.observe.report.drawing.draw_results import over_rounds
-from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.report_page import MEANINGS, page, section
 from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness

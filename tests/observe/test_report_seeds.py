@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.extras.papers.paper import files_beside
 from fedsync.observe.report import seeds
-from fedsync.observe.report.card import files_beside
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.drawing import draw_results
 from fedsync.observe.report.report_page import section
 from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
+from tests.extras.papers.test_paper import check_latex
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
-from tests.observe.test_model_card import check_latex
 from tests.observe.test_report_page import Reader
 
 ACCURACIES = {"one": [0.5, 0.6, 0.7], "two": [0.6, 0.8, 1.0]}
