@@ -54,6 +54,7 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
+    "cross_site": {"observe/recorder.py", "ops/site_evaluation.py", "commands/evaluate.py"},
     "exporters": {"observe/run_builder.py", "commands/export.py"},
     "papers": {"cli.py", "commands/report.py"},
     "predictors": {"commands/predict.py"},

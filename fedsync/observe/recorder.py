@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
@@ -18,8 +18,10 @@ from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_priv
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality import evaluations
-from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
 from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
+
+if TYPE_CHECKING:
+    from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
 
 ROUNDS = "rounds.jsonl"
 """File with a line for each round, written once the round's scores are final."""
@@ -79,7 +81,11 @@ class Recorder:
             "sealed_share": sealed_share,
         }
         compared = (config.get("evaluation") or {}).get("cross_site") is not None
-        self._cross_site = CrossSiteBooks(metrics) if compared else None
+        self._cross_site: CrossSiteBooks | None = None
+        if compared:
+            from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
+
+            self._cross_site = CrossSiteBooks(metrics)
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
@@ -94,7 +100,7 @@ class Recorder:
         self.ledger = Ledger.of(header, detail=journal, measured=tuple(metrics), keep=keep)
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
-            outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
+            outputs = (ROUNDS, "summary.json", evaluations.FILE, evaluations.CROSS_SITE)
             for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
                 (out / name).unlink(missing_ok=True)
             if silos is not None:
@@ -156,9 +162,9 @@ class Recorder:
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
         compared = None if self._cross_site is None else self._cross_site.document()
-        if compared is not None:
-            summary["evaluation"]["cross_site"] = without_matrix(compared)
-            self.keep(FILE, compared)
+        if self._cross_site is not None and compared is not None:
+            summary["evaluation"]["cross_site"] = self._cross_site.without_matrix(compared)
+            self.keep(evaluations.CROSS_SITE, compared)
         # Atomic, because other processes wait for this file.
         unfinished = self.out / "summary.tmp"
         with _writing(self.out):

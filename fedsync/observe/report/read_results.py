@@ -9,7 +9,7 @@ missing.
 | ``evaluation.json`` | ``curves``, by split and subject |
 | ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
 | ``statistics.json`` | everything except histograms, see `fedsync.evaluation.survey.findings` |
-| ``cross_site.json`` | everything, see `fedsync.observe.quality.cross_site_matrix` |
+| ``cross_site.json`` | everything, see `fedsync.extras.cross_site.cross_site_matrix` |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.fate import read_object
-from fedsync.observe.quality.cross_site_matrix import FILE as CROSS_SITE
+from fedsync.observe.quality.evaluations import CROSS_SITE
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,
