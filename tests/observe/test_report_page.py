@@ -82,14 +82,13 @@ def test_the_page_is_well_formed_and_complete(pages: dict[int, str], count: int)
         "learning",
         "work",
         "waiting",
-        "traffic",
         "metrics",
         "end",
         "configuration",
     ]
     assert set(targets) <= set(read.ids)
     figures = read.of("svg")
-    assert len(figures) == len(read.of("figure")) == 4 + count
+    assert len(figures) == len(read.of("figure")) == 3 + count
     assert all(figure["role"] == "img" and len(figure["aria-label"]) > 30 for figure in figures)
 
 
@@ -229,6 +228,16 @@ def test_series_differ_by_more_than_colour() -> None:
     assert len(set(HATCHES)) == len(COLOURS)
     both = [(series(index)["color"], str(series(index)["linestyle"])) for index in range(3 * len(COLOURS))]
     assert len(set(both)) == len(both)
+
+
+def test_eight_of_many_silos_have_lines_of_batch_sizes(runs: list[RunData]) -> None:
+    names = tuple(f"silo-{number}" for number in range(9))
+    spans = tuple(OrderSpan(name, at, at + 1.0, 8 + at) for name in names for at in range(3))
+    many = draw.batch_sizes(replace(runs[0], silos=names, orders=spans))
+    few = draw.batch_sizes(replace(runs[0], silos=names[:8], orders=spans))
+    assert many is not None and few is not None
+    assert len(many.figure.axes[0].lines) == 8 and many.caption.endswith("8 of 9 silos, evenly spaced.")
+    assert few.caption == "A step is an order."
 
 
 def test_thinning_keeps_the_ends() -> None:

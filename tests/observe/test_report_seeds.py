@@ -51,7 +51,7 @@ def test_the_page_has_means_and_tests(runs: list[RunData]) -> None:
 
 
 def test_the_terminal_has_the_tests_of_accuracy_and_of_times(runs: list[RunData]) -> None:
-    """As in the page. The second takes a second less at each seed; one run missed the target, so they are not compared."""
+    """As in the page. The second takes a second less; where one run missed the target, there is no test."""
     timed = [replace(run, summary={**run.summary, "seconds_to_target": 4.0 - at // 3}) for at, run in enumerate(runs)]
     lines = {}
     for given in (timed, [replace(timed[0], summary=runs[0].summary), *timed[1:]]):

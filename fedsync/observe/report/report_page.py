@@ -47,7 +47,6 @@ _SECTIONS = {
     "learning": "Metrics over rounds",
     "work": "Batch sizes",
     "waiting": "Waiting",
-    "traffic": "Traffic",
     "metrics": "Figures of the silos",
     "end": "How it ended",
     "configuration": "Configuration",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from fedsync.observe.report.data import OrderSpan, RunData, natural
+from fedsync.observe.report.data import RunData, natural
 from fedsync.observe.report.style import (
-    COLOURS,
     INK,
     PAPER,
     SERIES,
@@ -18,7 +16,6 @@ from fedsync.observe.report.style import (
     legend_above,
     marked,
     name_of,
-    series,
     thin,
 )
 
@@ -77,52 +74,26 @@ def _final(run: RunData, scored: bool) -> str:
 
 
 def batch_sizes(run: RunData) -> Picture | None:
-    """Draw the batch size of every order against its dispatch time; for many silos, median and range.
-
-    None if all orders have the same batch size.
-    """
+    """Draw the batch size of every order against its dispatch time; None if all orders have the same batch size."""
     if len({span.batch_size for span in run.orders}) < 2:
         return None
+    names = thin(run.silos, SERIES)
     with canvas() as (figure, ax):
-        if len(run.silos) <= SERIES:
-            for index, name in enumerate(run.silos):
-                mine = thin(
-                    sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
-                )
-                style = marked(index, len(mine))
-                times, sizes = [at for at, _ in mine], [size for _, size in mine]
-                ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
-            caption = "A step is an order."
-        else:
-            _spread(ax, run.orders)
-            caption = (
-                f"{len(run.silos)} silos: median and range of the orders that were sent in the same stretch of time."
+        for index, name in enumerate(names):
+            mine = thin(
+                sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
             )
+            style = marked(index, len(mine))
+            times, sizes = [at for at, _ in mine], [size for _, size in mine]
+            ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
         ax.set_xlabel("time [s]")
         ax.set_ylabel("batch size [samples]")
         ax.set_ylim(bottom=0)
         legend_above(figure, ax)
     sizes = [span.batch_size for span in run.orders]
     alt = f"Line chart of batch sizes against time. They lie between {min(sizes)} and {max(sizes)} samples."
-    return Picture("Batch sizes", alt, caption, figure)
-
-
-def _spread(ax: Axes, orders: Sequence[OrderSpan], pieces: int = 60) -> None:
-    last = max(span.begin_s for span in orders) or 1.0
-    bins: dict[int, list[int]] = {}
-    for span in orders:
-        bins.setdefault(min(int(span.begin_s / last * pieces), pieces - 1), []).append(span.batch_size)
-    at = sorted(bins)
-    times = [(index + 0.5) * last / pieces for index in at]
-    ax.fill_between(
-        times,
-        [min(bins[index]) for index in at],
-        [max(bins[index]) for index in at],
-        alpha=0.3,
-        color=COLOURS[5],
-        label="range",
-    )
-    ax.plot(times, [median(bins[index]) for index in at], label="median", **series(0))
+    few = "" if len(names) == len(run.silos) else f" {len(names)} of {len(run.silos)} silos, evenly spaced."
+    return Picture("Batch sizes", alt, f"A step is an order.{few}", figure)
 
 
 def waiting(runs: Sequence[RunData]) -> Picture | None:
@@ -178,25 +149,3 @@ def _several(ax: Axes, runs: Sequence[RunData], names: Sequence[str]) -> None:
         widths = [max(100 * waited[names[row]] / (run.summary["seconds"] or 1.0), 0.0) for row in rows]
         places = [row - 0.4 + (index + 0.5) * height for row in rows]
         ax.barh(places, widths, height=height, label=name_of(run.label), **bars(index))
-
-
-def traffic(runs: Sequence[RunData]) -> Picture | None:
-    if not any(run.summary["bytes_up"] or run.summary["bytes_down"] for run in runs):
-        return None
-    with canvas(height=0.9 + 0.5 * max(len(runs), 2)) as (figure, ax):
-        for index, (key, label) in enumerate((("bytes_up", "to the server"), ("bytes_down", "to the silos"))):
-            widths = [run.summary[key] / 1e6 for run in runs]
-            places = [row - 0.2 + 0.4 * index for row in range(len(runs))]
-            ax.barh(places, widths, height=0.36, label=label, **bars(index))
-        ax.set_yticks(range(len(runs)), [name_of(run.label) for run in runs])
-        ax.set_ylim(len(runs) - 0.5, -0.5)
-        ax.grid(axis="y", visible=False)
-        ax.set_xlabel("payload [MB]")
-        legend_above(figure, ax)
-    alts = [f"{run.label}: {_megabytes(run, 'up')} up, {_megabytes(run, 'down')} down" for run in runs]
-    caption = "Payload of updates, and of one model for every order and evaluation, without the transport's own."
-    return Picture("Bytes", f"Bar chart of traffic. {'; '.join(alts)}.", caption, figure)
-
-
-def _megabytes(run: RunData, way: str) -> str:
-    return f"{run.summary[f'bytes_{way}'] / 1e6:.2f} MB"
