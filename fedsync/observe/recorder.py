@@ -18,13 +18,24 @@ from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_priv
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality import evaluations
-from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
+from fedsync.observe.rounds import ROUND, SHARE, Round
 
 if TYPE_CHECKING:
     from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
 
 ROUNDS = "rounds.jsonl"
 """File with a line for each round, written once the round's scores are final."""
+
+
+class RoundFeed:
+    """Feed that returns every round of a ledger once, as soon as its scores are final."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def closed(self, ledger: Ledger) -> list[Round]:
+        begin, self._next = self._next, ledger.closed(self._next)
+        return ledger.rounds[begin : self._next]
 
 
 class Listener(Protocol):

@@ -16,8 +16,8 @@ from fedsync.extras.exporters.csv_exporter import CsvExporter
 from fedsync.observe import ledger as books
 from fedsync.observe import rounds as book_rounds
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Recorder
-from fedsync.observe.rounds import Round, RoundFeed, Rounds
+from fedsync.observe.recorder import Recorder, RoundFeed
+from fedsync.observe.rounds import Round, Rounds
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, orders, policies, scored
 

@@ -21,8 +21,8 @@ from fedsync.core.journal import JournalEntry
 from fedsync.extras.exporters.csv_exporter import CsvExporter, tables
 from fedsync.extras.exporters.exporter_base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Recorder
-from fedsync.observe.rounds import Round, RoundFeed, SiloShare
+from fedsync.observe.recorder import Recorder, RoundFeed
+from fedsync.observe.rounds import Round, SiloShare
 from fedsync.observe.run_builder import RunBuilder
 from tests.observe.runs import A_ROUND, METRICS, two_silos
 from tests.simulation.fake import strategy
