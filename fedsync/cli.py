@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.data import read_runs
-from fedsync.observe.tables import Comparison, comparison_table, seed_table, seed_tests, silo_table, statistics_table
+from fedsync.observe.tables import Comparison, comparison_table, silo_table, statistics_table
 from fedsync.observe.terminal import Terminal, words
 
 app = typer.Typer(
@@ -105,9 +104,7 @@ def run(
     ] = None,
 ) -> None:
     """Run one strategy, or continue an interrupted run."""
-    start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
-    if insecure:
-        start = _without_tls(start, runtime)
+    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal, insecure)
     if resume is not None:
         named = context.get_parameter_source("silos") is not ParameterSource.DEFAULT
         start = _resuming(start, runtime, strategy or named or out or overwrite or _overrides(assignments, seed))
@@ -169,9 +166,7 @@ def compare(
     Without --target-accuracy, the target of each seed is the final accuracy of the first strategy. With several seeds,
     the folder has tables over them: seeds.tex, seeds.md and seeds.csv.
     """
-    start = _starter(runtime, target_accuracy, timing_only=timing_only, model_bytes=model_bytes, journal=journal)
-    if insecure:
-        start = _without_tls(start, runtime)
+    start = _starter(runtime, target_accuracy, timing_only, model_bytes, journal, insecure)
     cluster = ClusterConfig.load(silos)
     first_seeds = [StrategyConfig.load(name, _overrides(assignments, seed)) for name in strategies]
     names = [config.name for config in first_seeds]
@@ -201,19 +196,28 @@ def compare(
     title = f"{runtime} runtime, {seeds} seed(s), {target}"
     console.print(comparison_table(comparisons, title, trained=not timing_only))
     rows = [comparison.row(comparisons[0]) for comparison in comparisons]
-    if len(comparisons) > 1 and seeds > 1 and not timing_only:
-        console.print(seed_table(comparisons))
-        for figure, tests in seed_tests(comparisons).items():
-            for row in rows[1:]:
-                row.setdefault("tests", {})[figure] = asdict(tests[row["strategy"]])
     if seeds > 1 and not timing_only:
-        from fedsync.observe.report.card import files_beside
-
-        for file, text in files_beside(read_runs([out / each for each in planned])).items():
-            write_result(out / file, text.encode())
+        _over_seeds(comparisons, out, planned)
     write_result(out / "compare.json", (json.dumps(rows, indent=2) + "\n").encode())
     whole.release()
     console.print(f"Files: {out}", soft_wrap=True)
+
+
+def _over_seeds(comparisons: Sequence[Comparison], out: Path, planned: Sequence[str]) -> None:
+    """Print the tests of the strategies, and write the tables over seeds; ``planned`` are the folders of the runs."""
+    from fedsync.extras.papers.paper import seed_files
+    from fedsync.observe.report.data import read_runs
+    from fedsync.observe.report.seeds import groups, seed_table
+
+    times = [seconds for each in comparisons for seconds in each.seconds_to_target]
+    runs = [
+        replace(run, summary={**run.summary, "seconds_to_target": seconds})
+        for run, seconds in zip(read_runs([out / each for each in planned]), times, strict=True)
+    ]
+    if len(comparisons) > 1:
+        console.print(seed_table(groups(runs)))
+    for file, text in seed_files(runs).items():
+        write_result(out / file, text.encode())
 
 
 def _overrides(assignments: list[str] | None, seed: int | None) -> list[str]:
@@ -234,18 +238,25 @@ def _claim(
 
 
 def _starter(
-    runtime: Runtime, target_accuracy: float | None, *, timing_only: bool, model_bytes: int | None, journal: bool
+    runtime: Runtime,
+    target_accuracy: float | None,
+    timing_only: bool,
+    model_bytes: int | None,
+    journal: bool,
+    insecure: bool,
 ) -> Runner:
     """Return the function that runs a strategy with these options.
 
     Raises:
         ConfigError: options that contradict each other.
     """
+    if insecure and runtime is not Runtime.LOCAL:
+        raise ConfigError("--insecure", f"the {runtime} runtime has no connections", "Leave it out")
     if not timing_only:
         if model_bytes is not None or not journal:
             option = "--no-journal" if model_bytes is None else "--model-bytes"
             raise ConfigError(option, "only for runs without training", "Add --timing-only, or leave it out")
-        return runner(runtime)
+        return partial(runner(runtime), secure=False) if insecure else runner(runtime)
     if runtime is not Runtime.VIRTUAL:
         raise ConfigError("--timing-only", f"the {runtime} runtime takes real time", "Add --runtime virtual")
     if target_accuracy is not None:
@@ -253,12 +264,6 @@ def _starter(
     from fedsync.simulation.timing_only import MODEL_BYTES, run_timing
 
     return partial(run_timing, model_bytes=model_bytes or MODEL_BYTES, journal=journal)
-
-
-def _without_tls(start: Runner, runtime: Runtime) -> Runner:
-    if runtime is not Runtime.LOCAL:
-        raise ConfigError("--insecure", f"the {runtime} runtime has no connections", "Leave it out")
-    return partial(start, secure=False)
 
 
 def _resuming(start: Runner, runtime: Runtime, given: object) -> Runner:

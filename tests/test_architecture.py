@@ -54,6 +54,9 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
+    "cross_site": {"observe/recorder.py", "ops/site_evaluation.py", "commands/evaluate.py"},
+    "exporters": {"observe/run_builder.py", "commands/export.py"},
+    "papers": {"cli.py", "commands/report.py"},
     "predictors": {"commands/predict.py"},
     "tasks": {"config/tasks/sampled_tasks.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
@@ -83,17 +86,17 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
-    "starlette": ({"transport"}, {"transport"}),
-    "uvicorn": ({"transport", "silo"}, {"transport", "silo"}),
+    "starlette": ({"transport", "ops"}, {"transport", "ops"}),
+    "uvicorn": ({"transport", "silo", "ops"}, {"transport", "silo", "ops"}),
     "httpx": ({"transport", "silo"}, {"transport", "silo"}),
     "matplotlib": ({"observe", "commands"}, set()),
     "pandas": ({"tasks", "extras"}, {"tasks", "extras"}),
     "statsmodels": ({"extras"}, set()),
     "dp_accounting": ({"privacy"}, set()),
     "opacus": ({"train"}, {"train"}),
-    "tensorboardX": ({"observe"}, set()),
-    "mlflow": ({"observe"}, set()),
-    "prometheus_client": ({"observe"}, set()),
+    "tensorboardX": ({"extras"}, set()),
+    "mlflow": ({"extras"}, set()),
+    "prometheus_client": ({"extras"}, set()),
 }
 
 # The one other file that may: it hosts a user's Flower app, and is imported where there is one.

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
+from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
@@ -25,10 +28,6 @@ def doctor(
     ] = None,
 ) -> None:
     """Check versions, certificates, keys, clock, disk, memory, device and the connection to the server."""
-    from fedsync.config.server_start import ServerStartConfig
-    from fedsync.config.silo_start import SiloStartConfig
-    from fedsync.config.strategy import StrategyConfig
-
     wanted = None if strategy is None else StrategyConfig.load(strategy)
     at_silo = None if silo is None else SiloStartConfig.load(silo)
     at_server = None if server is None else ServerStartConfig.load(server)

@@ -37,7 +37,7 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate models on the test data of a run's silos, or of a single real silo."""
-    from fedsync.observe.quality.cross_site_matrix import ModelRow
+    from fedsync.extras.cross_site.cross_site_matrix import ModelRow
     from fedsync.ops.site_evaluation import evaluate as evaluated
     from fedsync.ops.site_evaluation import models_of_run
 

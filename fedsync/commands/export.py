@@ -11,7 +11,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fedsync.observe.exporters.exporter_base import Exporter
+    from fedsync.observe.recorder import Exporter
 
 
 def export(
@@ -23,7 +23,7 @@ def export(
     mlflow: Annotated[str | None, typer.Option("--mlflow", metavar="URI", help="Tracking URI.")] = None,
 ) -> None:
     """Write the rounds of a run, finished or not, for other programs."""
-    from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
+    from fedsync.extras.exporters.csv_exporter import CsvExporter, tables
     from fedsync.observe.ledger import Ledger
     from fedsync.observe.tail import Tail
 
@@ -42,12 +42,12 @@ def export(
             exporters.append(CsvExporter(csv))
             console.print(f"Tables: {', '.join(map(str, tables(csv)))}", soft_wrap=True)
         if tensorboard is not None:
-            from fedsync.observe.exporters.tensorboard_exporter import TensorBoardExporter
+            from fedsync.extras.exporters.tensorboard_exporter import TensorBoardExporter
 
             exporters.append(TensorBoardExporter(tensorboard))
             console.print(f"TensorBoard: {tensorboard}", soft_wrap=True)
         if mlflow is not None:
-            from fedsync.observe.exporters.mlflow_exporter import MlflowExporter
+            from fedsync.extras.exporters.mlflow_exporter import MlflowExporter
 
             header = tail.header or {}
             exporters.append(MlflowExporter(mlflow, {**header.get("config", {}), "runtime": header.get("runtime")}))

@@ -32,7 +32,7 @@ def report(
     The page is report.html in the folder of the run, or in the current folder for several runs. For a single run, the
     model card and the results as tables for a paper are written beside it.
     """
-    from fedsync.observe.report.card import files_beside
+    from fedsync.extras.papers.paper import files_beside
     from fedsync.observe.report.data import read_run, read_runs
     from fedsync.observe.report.drawing.timeline import timeline
     from fedsync.observe.report.report_page import page

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.terminal import say
-
-if TYPE_CHECKING:
-    from fedsync.config.server_start import ServerStartConfig
 
 app = typer.Typer(help="A real server: its processes, kept running, and its runs.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Option("--server", metavar="FILE", help="The server's file.")]
 
 
-def _config(file: Path) -> ServerStartConfig:
-    from fedsync.config.server_start import ServerStartConfig
-
-    return ServerStartConfig.load(file)
-
-
 @app.command()
 def start(file: File) -> None:
     """Run the server until it is told to end; restart failed processes."""
-    config = _config(file)
+    config = ServerStartConfig.load(file)
     from fedsync.ops.start import start_server
 
     log_with_times()
@@ -44,7 +37,7 @@ def register(file: File) -> None:
 
     The server then rejects the silo's previous key.
     """
-    config = _config(file)
+    config = ServerStartConfig.load(file)
     from fedsync.ops.registration_loop import tell_what_else
     from fedsync.ops.start import register_silos
 
@@ -59,7 +52,7 @@ def revoke(
     name: Annotated[str, typer.Argument(help="Name of the silo, which is no longer in the file.")], file: File
 ) -> None:
     """Make the running server reject a silo from now on."""
-    config = _config(file)
+    config = ServerStartConfig.load(file)
     from fedsync.ops.start import revoke_silo
 
     revoke_silo(config, name)
@@ -87,9 +80,7 @@ def run(
     ] = None,
 ) -> None:
     """Start a run on the running server, or continue a run that failed or was stopped."""
-    from fedsync.config.strategy import StrategyConfig
-
-    config = _config(file)
+    config = ServerStartConfig.load(file)
     if resume is not None and not (strategy or assignments or out or overwrite or target_accuracy is not None):
         from fedsync.ops.runs import resume_run
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.log_times import log_with_times
 from fedsync.common.output import output_may_be_lost
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.observe.terminal import Terminal, say
-
-if TYPE_CHECKING:
-    from fedsync.config.silo_start import SiloStartConfig
 
 app = typer.Typer(help="A real silo: its processes, kept running.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Option("--silo", metavar="FILE", help="The silo's file.")]
 
 
-def _config(file: Path, *, connects: bool = True) -> SiloStartConfig:
-    from fedsync.config.silo_start import SiloStartConfig
-
-    return SiloStartConfig.load(file, connects=connects)
-
-
 @app.command()
 def start(file: File) -> None:
     """Run the silo until it is told to end; restart failed processes."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.ops.start import start_silo
 
     log_with_times()
@@ -42,7 +34,7 @@ def start(file: File) -> None:
 @app.command()
 def serve(file: File) -> None:
     """Load the trainer of the silo's newest run before a message asks for it, for example after a restart."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.ops.start import serve_silo
 
     log_with_times()
@@ -59,7 +51,7 @@ def export(
     ] = None,
 ) -> None:
     """Write this silo's copy of the model of an encrypted run; the server has no such copy."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.silo.owner.model_export import export_kept
 
     done = export_kept(config, out, run)
@@ -81,7 +73,7 @@ def digest(model: Annotated[Path, typer.Argument(help="A model.pt, as runs and `
 @app.command()
 def rotate(file: File) -> None:
     """Replace the silo's node key by a new key; the audit log records this, signed by the old key."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.ops.audit_heads import rotate_node_key
 
     key = rotate_node_key(config)
@@ -93,7 +85,7 @@ def rotate(file: File) -> None:
 @app.command()
 def unlock(file: File) -> None:
     """Let a silo take part again after integrity failures, and show what happened."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     if config.keys is None:
         raise ConfigError(f"{file}, keys", "a silo without keys is never locked", "There is nothing to do")
     from fedsync.cipher.keys.keyring import open_ring
@@ -119,7 +111,7 @@ def approve(
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse the run.")] = False,
 ) -> None:
     """List the runs that wait for approval by this silo's owner (``approve: ask``), and approve or refuse one."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.ops.approval_summary import code_of, code_or_problem, summary
     from fedsync.silo.owner.approvals import APPROVALS, Approvals, with_code
     from fedsync.silo.owner.audit import AuditLog, run_name
@@ -155,7 +147,7 @@ def approve(
 @app.command()
 def privacy(file: File) -> None:
     """Show the privacy budgets of this silo's data: what each run has spent, and what is left."""
-    config = _config(file, connects=False)
+    config = SiloStartConfig.load(file, connects=False)
     from fedsync.ops.privacy_table import spending
 
     tables, notes = spending(config)
@@ -173,7 +165,7 @@ def audit(
     ] = None,
 ) -> None:
     """Verify the log of requests to this silo and of data that left it, and show it by run."""
-    config = _config(file)
+    config = SiloStartConfig.load(file)
     from fedsync.ops.audit_check import check_audit, table
 
     found = check_audit(config, heads)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from fedsync.core.operator.operator_commands import (
+    ChangeStop,
+    ContinueRun,
+    DropSilo,
+    OperatorQuestion,
+    PauseRun,
+    ReadmitSilo,
+    said,
+)
 from fedsync.observe.terminal import say
-
-if TYPE_CHECKING:
-    from fedsync.core.operator.operator_commands import OperatorQuestion
 
 app = typer.Typer(help="Steer a run: pause it, leave a silo out, change when it ends.", no_args_is_help=True)
 
@@ -21,32 +27,24 @@ Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
 @app.command()
 def pause(folder: Folder) -> None:
     """Pause a run: no new orders and no new versions; silos finish their work, and it is kept."""
-    from fedsync.core.operator.operator_commands import PauseRun
-
     _ask(folder, PauseRun())
 
 
 @app.command("continue")
 def continue_(folder: Folder) -> None:
     """Continue a paused run."""
-    from fedsync.core.operator.operator_commands import ContinueRun
-
     _ask(folder, ContinueRun())
 
 
 @app.command()
 def drop(folder: Folder, silo: Silo) -> None:
     """Continue without a silo until it is readmitted; the silo's current work is discarded."""
-    from fedsync.core.operator.operator_commands import DropSilo
-
     _ask(folder, DropSilo(silo))
 
 
 @app.command()
 def readmit(folder: Folder, silo: Silo) -> None:
     """Readmit a silo that was dropped."""
-    from fedsync.core.operator.operator_commands import ReadmitSilo
-
     _ask(folder, ReadmitSilo(silo))
 
 
@@ -62,13 +60,10 @@ def stop_rule(
     ] = None,
 ) -> None:
     """Change the stop rules; a rule that is already met ends the run now, after a last evaluation."""
-    from fedsync.core.operator.operator_commands import ChangeStop
-
     _ask(folder, ChangeStop(rounds, seconds, target_accuracy))
 
 
 def _ask(folder: Path, question: OperatorQuestion) -> None:
-    from fedsync.core.operator.operator_commands import said
     from fedsync.server.operator_requests import ask
 
     ask(folder, question)

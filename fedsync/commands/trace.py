@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedsync.common.files import check_result, read_input, write_result
 from fedsync.common.run_claim import EVIDENCE
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal, say
 
@@ -35,7 +36,6 @@ def consent(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File for the consent.")],
 ) -> None:
     """Consent, at a silo, to an examination of the single updates of one version."""
-    from fedsync.config.silo_start import SiloStartConfig
     from fedsync.extras.tracing.trace_at_silo import consent_to
 
     check_result(out, "--out")
@@ -58,7 +58,6 @@ def trace(
     silo: Silo,
 ) -> None:
     """Examine, at a silo, the single updates of one version. The exit status is 1 if an update has a fault."""
-    from fedsync.config.silo_start import SiloStartConfig
     from fedsync.extras.tracing.trace_at_silo import trace as examine
 
     done = examine(SiloStartConfig.load(silo), file)

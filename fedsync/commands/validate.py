@@ -15,6 +15,8 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.locate import shipped_folder
 from fedsync.config.sections.evaluation import TOLD
 from fedsync.config.sections.section import Section
+from fedsync.config.server_start import ServerStartConfig
+from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.observe.run_builder import measuring
@@ -81,9 +83,6 @@ def schema(
     silo: Annotated[bool, typer.Option("--silo", help="Print the schema of silo.yaml.")] = False,
 ) -> None:
     """Print the JSON Schema of strategy files, for editors."""
-    from fedsync.config.server_start import ServerStartConfig
-    from fedsync.config.silo_start import SiloStartConfig
-
     models: dict[type[Section], bool] = {ClusterConfig: silos, ServerStartConfig: server, SiloStartConfig: silo}
     chosen = [model for model, wanted in models.items() if wanted] or [StrategyConfig]
     if len(chosen) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
@@ -16,14 +16,26 @@ from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, OWNER_FOLDER, write_atomically
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter, open_private, read_journal
 from fedsync.evaluation.metrics.metric_types import AnyMetric
-from fedsync.observe.exporters.exporter_base import Exporter
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality import evaluations
-from fedsync.observe.quality.cross_site_matrix import FILE, CrossSiteBooks, without_matrix
-from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
+from fedsync.observe.rounds import ROUND, SHARE, Round
+
+if TYPE_CHECKING:
+    from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
 
 ROUNDS = "rounds.jsonl"
 """File with a line for each round, written once the round's scores are final."""
+
+
+class RoundFeed:
+    """Feed that returns every round of a ledger once, as soon as its scores are final."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def closed(self, ledger: Ledger) -> list[Round]:
+        begin, self._next = self._next, ledger.closed(self._next)
+        return ledger.rounds[begin : self._next]
 
 
 class Listener(Protocol):
@@ -31,6 +43,13 @@ class Listener(Protocol):
 
     def follow(self, ledger: Ledger) -> None:
         """Handle a new entry in the ledger."""
+
+
+class Exporter(Listener, Protocol):
+    """Observer that writes a run's figures for another program."""
+
+    def close(self) -> None:
+        """Finish the export after the run's end or failure; idempotent."""
 
 
 class Recorder:
@@ -73,7 +92,11 @@ class Recorder:
             "sealed_share": sealed_share,
         }
         compared = (config.get("evaluation") or {}).get("cross_site") is not None
-        self._cross_site = CrossSiteBooks(metrics) if compared else None
+        self._cross_site: CrossSiteBooks | None = None
+        if compared:
+            from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks
+
+            self._cross_site = CrossSiteBooks(metrics)
         self._exporters = exporters
         self._feed = RoundFeed()
         self._listeners: Sequence[Listener] = (*listeners, *exporters)
@@ -88,7 +111,7 @@ class Recorder:
         self.ledger = Ledger.of(header, detail=journal, measured=tuple(metrics), keep=keep)
         with _writing(out):
             _write_yaml(out / "config.yaml", config)
-            outputs = (ROUNDS, "summary.json", evaluations.FILE, FILE)
+            outputs = (ROUNDS, "summary.json", evaluations.FILE, evaluations.CROSS_SITE)
             for name in ("silos.yaml", *outputs, *([] if resume else [JOURNAL])):
                 (out / name).unlink(missing_ok=True)
             if silos is not None:
@@ -150,9 +173,9 @@ class Recorder:
         for name, digest in (files or {}).items():
             summary[name] = {**(summary[name] or {}), "digest": digest}
         compared = None if self._cross_site is None else self._cross_site.document()
-        if compared is not None:
-            summary["evaluation"]["cross_site"] = without_matrix(compared)
-            self.keep(FILE, compared)
+        if self._cross_site is not None and compared is not None:
+            summary["evaluation"]["cross_site"] = self._cross_site.without_matrix(compared)
+            self.keep(evaluations.CROSS_SITE, compared)
         # Atomic, because other processes wait for this file.
         unfinished = self.out / "summary.tmp"
         with _writing(self.out):

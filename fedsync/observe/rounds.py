@@ -312,26 +312,6 @@ def _point(row: Round) -> RoundPoint:
     return RoundPoint(row.at_s, row.loss, row.accuracy)
 
 
-class RoundBooks(Protocol):
-    """Interface of `fedsync.observe.ledger.Ledger` that `RoundFeed` uses."""
-
-    rounds: Rounds
-
-    def closed(self, known: int = 0) -> int:
-        """As `fedsync.observe.ledger.Ledger.closed`."""
-
-
-class RoundFeed:
-    """Feed that returns every round of a ledger once, as soon as its scores are final."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def closed(self, ledger: RoundBooks) -> list[Round]:
-        begin, self._next = self._next, ledger.closed(self._next)
-        return ledger.rounds[begin : self._next]
-
-
 ROUND = ("seconds", "loss", "accuracy", "test_loss")
 
 SHARE = ("batch_size", "steps", "samples", "compute_s", "overhead_s", "wait_s")

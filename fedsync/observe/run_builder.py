@@ -16,9 +16,8 @@ from fedsync.core.state import Policies
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.transfer import DurableAggregator
-from fedsync.observe.exporters.exporter_base import open_exporters
 from fedsync.observe.ledger import KEPT_ROUNDS
-from fedsync.observe.recorder import Listener, Recorder
+from fedsync.observe.recorder import Exporter, Listener, Recorder
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 
 if TYPE_CHECKING:
@@ -111,6 +110,11 @@ class RunBuilder:
         config, target = self.config.model_dump(mode="json"), self.target_accuracy
         if target is None and self.trains:
             target = self.config.stop.target_accuracy
+        exporters: Sequence[Exporter] = ()
+        if self.config.export is not None:
+            from fedsync.extras.exporters.exporter_base import open_exporters
+
+            exporters = open_exporters(self.config.export, self.out, {**config, "runtime": self.runtime})
         recorder = Recorder(
             self.out,
             runtime=self.runtime,
@@ -120,7 +124,7 @@ class RunBuilder:
             target_accuracy=target,
             sealed_share=0.0 if plan is None else plan.share,
             listeners=(*self.listeners, *(own for each in self.config.extensions or () if (own := each.listened()))),
-            exporters=open_exporters(self.config.export, self.out, {**config, "runtime": self.runtime}),
+            exporters=exporters,
             journal=journal,
             resume=resume,
             metrics=self.config.evaluation.built(self.config.task),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -10,8 +10,6 @@ from typing import Any
 from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
-
-from fedsync.observe.quality.paired import PairedTest, corrected, paired
 
 MOST_ROWS = 50
 """Maximum number of silos that `silo_table` lists; for more silos, the table shows quantiles."""
@@ -67,16 +65,6 @@ class Comparison:
     def mean(self, key: str) -> float | None:
         values = [summary[key] for summary in self.summaries if summary[key] is not None]
         return fmean(values) if values else None
-
-    def by_seed(self, key: str) -> dict[int, float]:
-        return {summary["seed"]: summary[key] for summary in self.summaries if summary[key] is not None}
-
-    def seconds_by_seed(self) -> dict[int, float]:
-        """Return seconds to the target by seed; empty if a run missed it, because the rest would be biased."""
-        if self.mean_seconds is None:
-            return {}
-        pairs = zip(self.summaries, self.seconds_to_target, strict=True)
-        return {summary["seed"]: seconds for summary, seconds in pairs if seconds is not None}
 
     def row(self, first: Comparison) -> dict[str, Any]:
         seconds, reference = self.mean_seconds, first.mean_seconds
@@ -141,33 +129,6 @@ def _bars(counts: list[int | str | None] | None) -> str:
 
 def _cell(count: int | str | None) -> str:
     return "-" if count is None else str(count)
-
-
-def seed_tests(comparisons: Sequence[Comparison]) -> dict[str, dict[str, PairedTest]]:
-    """Compare each other strategy with the first, by figure and strategy; see `fedsync.observe.quality.paired`."""
-    figures: dict[str, Callable[[Comparison], dict[int, float]]] = {
-        "accuracy": lambda each: each.by_seed("accuracy"),
-        "seconds_to_target": Comparison.seconds_by_seed,
-    }
-    first, *others = comparisons
-    names = [each.strategy for each in others]
-    return {
-        figure: dict(zip(names, corrected([paired(values(first), values(each)) for each in others]), strict=True))
-        for figure, values in figures.items()
-    }
-
-
-def seed_table(comparisons: Sequence[Comparison]) -> Table:
-    title = f"Differences to {comparisons[0].strategy}, seed by seed: mean, 95 % interval, p of paired tests"
-    table = new_table(title, "strategy", "figure", "pairs", "difference", "interval", "t", "Holm", "Wilcoxon")
-    for figure, tests in seed_tests(comparisons).items():
-        for strategy, test in tests.items():
-            mean = test.difference
-            ends = None if mean is None or mean.low is None else f"{mean.low:.4g} .. {mean.high:.4g}"
-            numbers = [_number(value, "{:.3g}") for value in (test.t, test.holm, test.wilcoxon)]
-            difference = _number(None if mean is None else mean.mean, "{:.4g}")
-            table.add_row(strategy, figure, str(test.pairs), difference, ends or "-", *numbers)
-    return table
 
 
 def new_table(title: str | None, *columns: str, left: Collection[str] = (), wraps: str = "") -> Table:

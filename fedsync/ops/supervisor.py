@@ -11,24 +11,17 @@ from typing import Any, Protocol
 
 from fedsync.common.backoff import Backoff
 
-RESTARTS = Backoff(1.0, 60.0)
-"""Pause before a restart; each consecutive failure doubles the pause."""
+RESTARTS = Backoff(1.0, 8.0)
+"""Pause before a restart; each consecutive failure doubles the pause. Short, because the SuperLink rejects an
+authenticated node for 60 s after its crash."""
 
 HEALTHY_S = 60.0
 """Runtime of a process after which the next failure gets the shortest pause [s]."""
 
-PRESENT_S = 20.0
-"""Runtime that proves that the server accepted the node [s]; a rejected node ends earlier."""
-
-REJOIN_S = 75.0
-"""Time with constant short pauses [s]: the server rejects an authenticated node for 60 s after its crash."""
-
-REJOIN_PAUSE_S = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Process to keep running; ``rejoins``: the server authenticates it, and rejects it for a while after a crash."""
+    """Process to keep running; ``rejoins``: the SuperLink authenticates it, and rejects it for 60 s after a crash."""
 
     role: str
     command: Sequence[str]
@@ -52,25 +45,11 @@ class Process(Protocol):
         """End the process and its children."""
 
 
-def pause_s(failures: int, *, lost_s: float, rejoins: bool, jitter: float) -> float:
-    """Return the pause before a restart [s].
-
-    Args:
-        failures: number of consecutive short runs before the last run; 0 after a healthy run.
-        lost_s: seconds since the process last ran well, or since the supervisor started.
-        jitter: in [0, 1), so that silos do not reconnect simultaneously.
-    """
-    if rejoins and lost_s < REJOIN_S:
-        return REJOIN_PAUSE_S * (0.75 + 0.5 * jitter)
-    return RESTARTS.pause_s(failures) * (0.5 + 0.5 * jitter)
-
-
 @dataclass(slots=True)
 class _State:
     process: Process | None = None
     started_s: float = 0.0
     due_s: float = 0.0
-    lost_s: float = 0.0
     failures: int = 0
     restarts: int = 0
 
@@ -88,7 +67,7 @@ class Supervisor:
         self._programs = {program.role: program for program in programs}
         self._launch = launch
         self._jitter = jitter
-        self._states = {role: _State(due_s=now_s, lost_s=now_s) for role in self._programs}
+        self._states = {role: _State(due_s=now_s) for role in self._programs}
         self.last_error: str | None = None
         """Exit code and last output of the process that ended last."""
 
@@ -139,25 +118,17 @@ class Supervisor:
         assert state.process is not None
         words = state.process.last_words()
         state.process.end()
-        turned_away = self._wait(role, state.started_s, now_s)
-        why = " (the server may keep its place for a minute after a crash)" if turned_away else ""
+        self._wait(role, state.started_s, now_s)
+        rejoins = self._programs[role].rejoins
+        why = " (the server may keep its place for a minute after a crash)" if rejoins else ""
         self.last_error = f"{role} ended with code {code}{why}" + (f": {words}" if words else "")
 
-    def _wait(self, role: str, started_s: float, now_s: float) -> bool:
-        """Schedule the restart of a process; returns True if the server may just have rejected the process."""
-        state, program = self._states[role], self._programs[role]
-        healthy = now_s - started_s >= HEALTHY_S
-        if now_s - started_s >= PRESENT_S:
-            state.lost_s = now_s
-        pause = pause_s(
-            0 if healthy else state.failures,
-            lost_s=now_s - state.lost_s,
-            rejoins=program.rejoins,
-            jitter=self._jitter(),
-        )
-        turned_away = program.rejoins and now_s - state.lost_s < REJOIN_S
-        state.failures = 0 if healthy or turned_away else state.failures + 1
-        state.process = None
-        state.due_s = now_s + pause
+    def _wait(self, role: str, started_s: float, now_s: float) -> None:
+        state = self._states[role]
+        if now_s - started_s >= HEALTHY_S:
+            state.failures = 0
+        # Jitter, so that silos do not reconnect simultaneously.
+        state.due_s = now_s + RESTARTS.pause_s(state.failures) * (0.5 + 0.5 * self._jitter())
+        state.failures += 1
         state.restarts += 1
-        return turned_away
+        state.process = None

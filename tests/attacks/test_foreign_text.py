@@ -23,7 +23,7 @@ from fedsync.common.errors import ConfigError, ProtocolError, RunError
 from fedsync.config.silo_start import LogsConfig
 from fedsync.flower import hub_transport
 from fedsync.observe.progress import RunProgress
-from fedsync.observe.report.paper import plain
+from fedsync.observe.report.card import plain
 from fedsync.observe.report.report_page import templates
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
 from fedsync.ops.supervisor import Program

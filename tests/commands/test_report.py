@@ -69,9 +69,9 @@ def test_a_report_stays_whole_where_the_disk_is_full(
     assert out.read_text() == "old"
 
 
-def test_a_summary_without_a_journal_and_without_figures_is_named(tmp_path: Path) -> None:
+def test_a_summary_without_a_journal_is_no_run_to_report(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"silos": [], "strategy": "x"}')
-    with pytest.raises(ConfigError, match=r"summary\.json: not a whole summary: 'accuracy', .*'runtime', .* missing"):
+    with pytest.raises(ConfigError, match=r"no run: journal\.jsonl is not there"):
         call("report", tmp_path)
 
 

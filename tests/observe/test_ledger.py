@@ -14,7 +14,8 @@ from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
 from fedsync.core.views import Verdict
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed, SiloShare
+from fedsync.observe.recorder import RoundFeed
+from fedsync.observe.rounds import SiloShare
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import Scripted, answer, begin, joined, orders, policies, scored
 

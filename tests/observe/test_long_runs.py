@@ -12,12 +12,12 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import SiloLost
 from fedsync.core.journal import JournalEntry
 from fedsync.core.stopping import StopRules
+from fedsync.extras.exporters.csv_exporter import CsvExporter
 from fedsync.observe import ledger as books
 from fedsync.observe import rounds as book_rounds
-from fedsync.observe.exporters.csv_exporter import CsvExporter
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Recorder
-from fedsync.observe.rounds import Round, RoundFeed, Rounds
+from fedsync.observe.recorder import Recorder, RoundFeed
+from fedsync.observe.rounds import Round, Rounds
 from fedsync.policies.barrier.kinds.ssp import Asp
 from tests.core.make import answer, begin, joined, orders, policies, scored
 

@@ -10,9 +10,9 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
+from fedsync.observe.report.card import result_rows
 from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
 from fedsync.observe.report.drawing.draw_results import over_rounds
-from fedsync.observe.report.paper import result_rows
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.report_page import MEANINGS, page, section
 from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness
@@ -149,6 +149,15 @@ def test_a_file_of_another_shape_is_named(tmp_path: Path, name: str, text: str) 
         read_run(tmp_path)
 
 
+def test_a_wrong_value_is_named_by_its_place(tmp_path: Path) -> None:
+    two_silos(tmp_path)
+    add_results(tmp_path, ["a", "b"])
+    text = (tmp_path / "evaluation.json").read_text()
+    (tmp_path / "evaluation.json").write_text(text.replace('"roc": [[0.0, ', '"roc": [["x", ', 1))
+    with pytest.raises(ConfigError, match=r"evaluation\.json: not of the shape that a run writes: roc\.0\.0: .*number"):
+        read_run(tmp_path)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_where_there_is_nothing_else_the_kept_versions_have_numbers_without_intervals(tmp_path: Path) -> None:
     two_silos(tmp_path)
@@ -218,11 +227,11 @@ def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path
     silos = [f"hospital-{number}" for number in range(20)]
     run = told(tmp_path, silos)
     spans = tuple(
-        OrderSpan(silo, at, at + 0.8 + 0.01 * place, 8 + (at + place) % 5, True, 0.5, 100, 90.0)
+        OrderSpan(silo, at, at + 0.8 + 0.01 * place, 8 + (at + place) % 5, True, 0.5)
         for at in range(500)
         for place, silo in enumerate(silos)
     )
-    points = tuple(Point(at + 1, float(at + 1), 1.0 / (at + 1), at / 500, (0,) * 20) for at in range(500))
+    points = tuple(Point(at + 1, float(at + 1), 1.0 / (at + 1), at / 500) for at in range(500))
     rounds = {
         name: [
             RoundNumbers(

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from fedsync.extras.papers.paper import files_beside
 from fedsync.observe.report import seeds
-from fedsync.observe.report.card import files_beside
 from fedsync.observe.report.data import RunData, read_run
 from fedsync.observe.report.drawing import draw_results
 from fedsync.observe.report.report_page import section
 from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
+from fedsync.observe.terminal import Terminal
+from tests.extras.papers.test_paper import check_latex
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
-from tests.observe.test_model_card import check_latex
 from tests.observe.test_report_page import Reader
 
 ACCURACIES = {"one": [0.5, 0.6, 0.7], "two": [0.6, 0.8, 1.0]}
@@ -47,6 +48,21 @@ def test_the_page_has_means_and_tests(runs: list[RunData]) -> None:
     assert "one 3 0.600 [0.352, 0.848] two 3 0.800 [0.303, 1.297]" in words
     assert "two 3 0.200 [-0.048, 0.448] 0.0742 0.0742 0.25" in words
     assert "A p-value says how often" in words
+
+
+def test_the_terminal_has_the_tests_of_accuracy_and_of_times(runs: list[RunData]) -> None:
+    """As in the page. The second takes a second less; where one run missed the target, there is no test."""
+    timed = [replace(run, summary={**run.summary, "seconds_to_target": 4.0 - at // 3}) for at, run in enumerate(runs)]
+    lines = {}
+    for given in (timed, [replace(timed[0], summary=runs[0].summary), *timed[1:]]):
+        console = Terminal(width=200)
+        with console.capture() as capture:
+            console.print(seeds.seed_table(seeds.groups(given)))
+        lines[len(lines)] = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert lines[0][0] == "Differences to one, seed by seed; metrics: last version that was scored"
+    assert "accuracy two 3 0.200 [-0.048, 0.448] 0.0742 0.0742 0.25" in lines[0]
+    assert "seconds to target two 3 -1.000 [-1.000, -1.000] not tested: all differences are the same - -" in lines[0]
+    assert "seconds to target two 0 - not tested: 0 pairs; a test needs 3 - -" in lines[1]
 
 
 def test_every_metric_has_a_table(tmp_path: Path) -> None:

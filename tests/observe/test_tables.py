@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import pytest
-
-from fedsync.observe.tables import Comparison, comparison_table, seed_tests
+from fedsync.observe.tables import Comparison, comparison_table
 from fedsync.observe.terminal import Terminal
 
 
@@ -41,14 +39,3 @@ def test_where_nothing_is_trained_there_is_no_target_to_miss() -> None:
         ["strategy", "total s", "utilised", "waiting"],
         ["one", "10.0", "50.0%", "25.0%"],
     ]
-
-
-def test_strategies_are_tested_against_the_first_seed_by_seed() -> None:
-    """Where a run missed the target the seconds of the others are not compared: they are the faster ones."""
-    first = Comparison("one", [summary(seed, 10.0, 0.5) for seed in (7, 8, 9)], [4.0, 8.0, 5.0])
-    second = Comparison("two", [summary(seed, 10.0, 0.5 + seed / 100) for seed in (7, 8, 9)], [3.0, 6.0, None])
-    tests = seed_tests([first, second])
-    assert tests["accuracy"]["two"].difference is not None
-    assert tests["accuracy"]["two"].difference.mean == pytest.approx(0.08)
-    assert tests["accuracy"]["two"].t is not None
-    assert tests["seconds_to_target"]["two"].why == "0 pairs; a test needs 3"

@@ -2,16 +2,7 @@
 
 import itertools
 
-import pytest
-
-from fedsync.ops.supervisor import (
-    HEALTHY_S,
-    REJOIN_S,
-    Process,
-    Program,
-    Supervisor,
-    pause_s,
-)
+from fedsync.ops.supervisor import HEALTHY_S, Process, Program, Supervisor
 
 
 class Fake:
@@ -51,23 +42,6 @@ class Stage:
         self.supervisor.step(at_s)
 
 
-@pytest.mark.parametrize(
-    ("failures", "jitter", "expected"),
-    # By hand: 1 s doubled each time, at most 60 s, times 0.5 to 1.
-    [(0, 0.0, 0.5), (0, 0.5, 0.75), (1, 0.0, 1.0), (3, 0.5, 6.0), (5, 0.0, 16.0), (6, 0.0, 30.0), (1000, 0.5, 45.0)],
-)
-def test_pauses_double_up_to_a_minute(failures: int, jitter: float, expected: float) -> None:
-    assert pause_s(failures, lost_s=0.0, rejoins=False, jitter=jitter) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("failures", [0, 5, 50])
-def test_who_may_be_turned_away_for_a_minute_tries_every_few_seconds(failures: int) -> None:
-    assert 3.0 < pause_s(failures, lost_s=REJOIN_S - 1, rejoins=True, jitter=0.5) < 7.0
-    assert pause_s(failures, lost_s=REJOIN_S, rejoins=True, jitter=0.5) == pause_s(
-        failures, lost_s=REJOIN_S, rejoins=False, jitter=0.5
-    )
-
-
 def test_all_start_in_order_and_end_in_reverse() -> None:
     stage = Stage(Program("one", ["1"]), Program("two", ["2"]))
     assert not stage.supervisor.running
@@ -88,8 +62,8 @@ def test_what_fails_again_and_again_is_started_ever_more_rarely() -> None:
             stage.fail("one", now_s)
         now_s += 0.25
     gaps = [after - before for before, after in itertools.pairwise(starts)]
-    # By hand: 0.75, 1.5, 3, 6, 12, 24 s, and from then on 45 s.
-    assert gaps == [0.75, 1.5, 3.0, 6.0, 12.0, 24.0, 45.0, 45.0, 45.0][: len(gaps)] and len(gaps) >= 7
+    # By hand: 0.75, 1.5, 3 s, and from then on 6 s.
+    assert gaps[:3] == [0.75, 1.5, 3.0] and set(gaps[3:]) == {6.0} and len(gaps) >= 7
     assert stage.supervisor.restarts == len(starts)
     assert stage.supervisor.last_error == "one ended with code 1: no such file"
 
@@ -108,7 +82,7 @@ def test_a_healthy_run_begins_anew_with_the_shortest_pause() -> None:
 
 
 def test_a_node_that_vanished_is_back_within_seconds_of_being_let_in() -> None:
-    """The server turns it away for 60 s. Growing pauses alone would have it wait up to a minute longer."""
+    """The server turns it away for 60 s. Pauses that grew to a minute would have it wait as long."""
     stage = Stage(Program("node", ["1"], rejoins=True))
     stage.supervisor.step(0.0)
     vanished_s = 1000.0

@@ -60,8 +60,8 @@ _CHANGES: Changes = {
     "ops/page/page_server.py": (
         (
             "the-link-opens-as-often-as-one-likes",
-            "            self._token = None\n            return",
-            "            return",
+            "        self._token = None\n        return",
+            "        return",
         ),
         (
             "the-cookie-alone-opens-the-page",
@@ -70,13 +70,13 @@ _CHANGES: Changes = {
         ),
         (
             "another-page-steers-the-run",
-            'if origin.removeprefix("http://") not in self.server.hosts or not origin.startswith("http://"):',
+            'if origin.removeprefix("http://") not in self.hosts or not origin.startswith("http://"):',
             'if not origin.startswith("http://"):',
         ),
         (
             "any-name-that-leads-here-is-this-server",
-            'is not None and self.headers["Host"] in self.server.hosts:',
-            "is not None:",
+            "ours = len(hosts) == 1 and hosts[0] in self.hosts",
+            "ours = len(hosts) == 1",
         ),
     ),
     "observe/progress.py": (

@@ -40,7 +40,8 @@ from fedsync.evaluation.metrics.metric_types import AnyMetric, SumsPool, number,
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts
 from fedsync.evaluation.version_scores import Settled
 
-FILE = "evaluation.json"
+FILE, CROSS_SITE = "evaluation.json", "cross_site.json"
+"""Files in a run's folder; for the second see `fedsync.extras.cross_site.cross_site_matrix`."""
 
 Cell = dict[str, Any]
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedsync import __version__
-from fedsync.observe.report import paper
+from fedsync.common.foreign import escape
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.results import HEAD, Findings, fairness, number
+from fedsync.observe.report.results import HEAD, Findings, distinct, fairness, number
 
 CARD = "model-card.md"
 
@@ -28,14 +28,10 @@ _PATH = "(a path)"
 _ABSOLUTE = re.compile(r"""(?<![\w/.:])(?:~|[A-Za-z]:)?[/\\][^\s,;:'"()]+""")
 
 
-def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
-    return {CARD: model_card(runs[0]), **paper.result_files(runs[0])} if len(runs) == 1 else paper.seed_files(runs)
-
-
 def model_card(run: RunData) -> str:
     templates = Environment(
         loader=PackageLoader("fedsync.observe", "report"),
-        finalize=lambda value: value if isinstance(value, Markup) else paper.plain(str(value)),
+        finalize=lambda value: value if isinstance(value, Markup) else plain(str(value)),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -53,8 +49,8 @@ def model_card(run: RunData) -> str:
         inestimable=_inestimable,
         fairness=fairness,
         fairness_head=HEAD,
-        result_rows=paper.result_rows,
-        markdown=lambda head, rows: Markup(paper.markdown(head, rows)),
+        result_rows=result_rows,
+        markdown=lambda head, rows: Markup(markdown(head, rows)),
         version=Markup(__version__),
         python=platform.python_version(),
         installed=list(_installed()),
@@ -84,3 +80,23 @@ def _installed() -> Iterator[str]:
             yield f"{name} {version(name)}"
         except PackageNotFoundError:
             continue
+
+
+def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
+    metrics = distinct([found.pooled, *found.silos.values()])
+    of = {"all silos, one shared split": found.pooled} if found.shared else {"all silos": found.pooled, **found.silos}
+    rows = [
+        [name, *(numbers[each].words if each in numbers else "-" for each in metrics)] for name, numbers in of.items()
+    ]
+    return ["silo", *metrics], rows
+
+
+def plain(text: str) -> str:
+    """Escape a text for Markdown on one line, without HTML or markup."""
+    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())).replace("&#x27;", "'"))
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a table; the first column has names, the other columns are right-aligned."""
+    first, *others = (f"| {' | '.join(map(plain, cells))} |" for cells in (head, *rows))
+    return "\n".join([first, f"|---|{'---:|' * (len(head) - 1)}", *others])

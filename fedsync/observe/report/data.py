@@ -13,28 +13,18 @@ import yaml
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
-from fedsync.core.actions import Commit, Dispatch
+from fedsync.core.actions import Dispatch
 from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
-from fedsync.observe.fate import read_object
+from fedsync.observe.fate import NO_RUN, read_object
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
-from fedsync.observe.report.forecast import Predictions
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
 from fedsync.observe.rounds import EndedOrder
 from fedsync.observe.tail import Tail
-
-FIGURES = frozenset(
-    {"strategy", "runtime", "seed", "rounds", "seconds", "accuracy", "loss", "target_accuracy", "seconds_to_target"}
-    | {"stopped_by", "notes", "samples", "utilisation", "wait_fraction", "bytes_up", "bytes_down", "silos"}
-)
-"""Keys of a summary that a report needs."""
-
-SILO_FIGURES = frozenset({"name", "failures", "compute_s", "overhead_s", "wait_s"})
-"""Keys of each silo in a summary that a report needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +34,6 @@ class OrderSpan:
     Args:
         end_s: arrival of the update, failure of the order, or end of training.
         compute_s: seconds of training; 0 unless ``done``.
-        samples: processed samples; 0 unless ``done``.
-        predicted: speed forecast at dispatch [samples/s], or None.
     """
 
     silo: str
@@ -54,28 +42,16 @@ class OrderSpan:
     batch_size: int
     done: bool = False
     compute_s: float = 0.0
-    samples: int = 0
-    predicted: float | None = None
-
-    @property
-    def speed(self) -> float | None:
-        return self.samples / self.compute_s if self.compute_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One commit; ``accuracy`` is the share of correct answers, or the task's own score, if evaluated.
-
-    ``staleness`` has one number per update: the versions committed between the update's base version and this commit.
-    ``metrics`` are pooled over the updates of the commit.
-    """
+    """One commit; ``accuracy`` is the share of correct answers, or the task's own score, if evaluated."""
 
     round: int
     at_s: float
     loss: float | None
     accuracy: float | None
-    staleness: tuple[int, ...]
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +59,7 @@ class RunData:
     """Report data of one run.
 
     Args:
-        summary: as in ``summary.json``; computed from the journal if there is a journal.
-        overhead_s: overhead in seconds by kind, as silos reported; silos cannot measure transfer and start.
-        forecasts: reason that orders have no forecast, or "".
+        summary: as in ``summary.json``, computed from the journal.
         examples: number of training samples of each silo; empty if metrics are sealed.
         unvalidated: silos without a validation split.
         absences: idle time of each silo other than plain waiting, with reasons, in seconds since training began.
@@ -97,8 +71,6 @@ class RunData:
     silos: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     orders: tuple[OrderSpan, ...] = ()
-    overhead_s: Mapping[str, float] | None = None
-    forecasts: str = ""
     ended: bool = True
     results: Results = field(default_factory=Results)
     examples: Mapping[str, int] = field(default_factory=dict)
@@ -125,13 +97,9 @@ class RunData:
     def clock(self) -> str:
         return "virtual seconds" if self.summary["runtime"] == "virtual" else "seconds"
 
-    @property
-    def updates_by_staleness(self) -> Counter[int]:
-        return Counter(number for point in self.points for number in point.staleness)
-
 
 def read_run(folder: Path) -> RunData:
-    """Read a run's folder; without a journal, the report has only the summary.
+    """Read a run's folder, which has a journal.
 
     Raises:
         ConfigError: the folder has no run.
@@ -146,10 +114,7 @@ def _read_books(folder: Path, summary: Mapping[str, Any] | None) -> RunData:
     journal, settings = folder / "journal.jsonl", folder / "config.yaml"
     config = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if not journal.is_file():
-        if summary is None:
-            raise ConfigError(str(folder), "no run: neither journal.jsonl nor summary.json is there", "Name its folder")
-        _check_whole(folder / "summary.json", summary)
-        return RunData(folder.resolve().name, summary, config)
+        raise ConfigError(str(folder), NO_RUN, "Name the folder of a run with a journal")
     tail, books = Tail(journal), None
     for entry in tail.entries():
         books = books or _Books(tail.header or {})
@@ -182,15 +147,9 @@ class _Books:
     def __init__(self, header: dict[str, Any]) -> None:
         self._header = header
         self._ledger = Ledger.of(header, on_end=self._end, measured=metrics_of(header.get("config") or {}))
-        predictions = Predictions.of(header)
-        self._forecasts = predictions if isinstance(predictions, str) else ""
-        self._predictions = None if isinstance(predictions, str) else predictions
         self._begin_s: float | None = None
         self._facts: dict[str, SiloFacts] = {}
-        self._bases: dict[str, int] = {}
         self._spans: list[OrderSpan] = []
-        self._staleness: dict[int, tuple[int, ...]] = {}
-        self._overhead_s: Counter[str] = Counter()
         self._absences = Absences()
         self._now_s = 0.0
 
@@ -198,18 +157,11 @@ class _Books:
         self._ledger.add(entry)
         self._absences.add(entry)
         self._now_s = entry.at_s
-        if self._predictions is not None:
-            self._predictions.add(entry)
         for event in entry.events:
             if isinstance(event, SiloJoined):
                 self._facts[event.silo] = event.facts
-        for action in entry.actions:
-            match action:
-                case Dispatch():
-                    self._begin_s = entry.at_s if self._begin_s is None else self._begin_s
-                case Commit(version, weights):
-                    bases = [self._bases.pop(update_id) for update_id in weights if update_id in self._bases]
-                    self._staleness[version] = tuple(version - 1 - base for base in bases)
+        if self._begin_s is None and any(isinstance(action, Dispatch) for action in entry.actions):
+            self._begin_s = entry.at_s
 
     def close(self, label: str, config: str, summary: Mapping[str, Any] | None) -> RunData:
         ledger, header, known = self._ledger, self._header, summary or {}
@@ -223,10 +175,7 @@ class _Books:
         }
         sealed = (settings.get("cipher") or {}).get("metrics") == "sealed"
         silos = tuple(sorted(ledger.silos, key=natural))
-        points = tuple(
-            Point(row.round, row.at_s, row.loss, row.accuracy, self._staleness.get(row.round, ()), row.metrics)
-            for row in ledger.rounds
-        )
+        points = tuple(Point(row.round, row.at_s, row.loss, row.accuracy) for row in ledger.rounds)
         books = ledger.summary()
         if settings.get("evaluation", {}).get("metrics", ()) is None:
             books["notes"] = [*books["notes"], UNASKED]
@@ -237,8 +186,6 @@ class _Books:
             silos,
             points,
             tuple(self._spans),
-            dict(self._overhead_s),
-            self._forecasts,
             ledger.stopped is not None,
             examples={} if sealed else {name: self._facts[name].examples for name in silos},
             unvalidated=tuple(name for name in silos if not self._facts[name].validates),
@@ -253,9 +200,6 @@ class _Books:
 
     def _end(self, ended: EndedOrder) -> None:
         begin_s, order, report = self._begin_s or 0.0, ended.order, ended.report
-        if report is not None:
-            self._bases[order.update_id] = order.base_version
-            self._overhead_s.update({kind: float(seconds) for kind, seconds in report.overhead_s.items()})
         span = OrderSpan(
             ended.silo,
             ended.begin_s - begin_s,
@@ -263,8 +207,6 @@ class _Books:
             order.batch_size,
             report is not None,
             0.0 if report is None else min(report.compute_s, ended.end_s - ended.begin_s),
-            0 if report is None else report.samples,
-            None if self._predictions is None else self._predictions.speeds.get(order.update_id),
         )
         self._spans.append(span)
 
@@ -272,22 +214,6 @@ class _Books:
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key under which ``silo-2`` comes before ``silo-10``."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
-
-
-def _check_whole(path: Path, summary: Mapping[str, Any]) -> None:
-    """Check that a summary has all keys of a report, for runs without a journal. Raises `ConfigError` if a key is
-    missing; the message names the file and the keys.
-    """
-    missing = [repr(key) for key in sorted(FIGURES - summary.keys())]
-    silos = summary["silos"]
-    if not isinstance(silos, list) or not all(isinstance(silo, dict) for silo in silos):
-        missing.append("a list of silos")
-    else:
-        found = {key for silo in silos for key in SILO_FIGURES - silo.keys()}
-        missing += [f"{key!r} of a silo" for key in sorted(found)]
-    if missing:
-        remedy = "Name the folder of a run, or put the run's journal.jsonl beside it"
-        raise ConfigError(str(path), f"not a whole summary: {', '.join(missing)} missing", remedy)
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ missing.
 | ``evaluation.json`` | ``curves``, by split and subject |
 | ``rounds.jsonl`` | ``evaluation`` of each version, pooled and by silo |
 | ``statistics.json`` | everything except histograms, see `fedsync.evaluation.survey.findings` |
-| ``cross_site.json`` | everything, see `fedsync.observe.quality.cross_site_matrix` |
+| ``cross_site.json`` | everything, see `fedsync.extras.cross_site.cross_site_matrix` |
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.observe.fate import read_object
-from fedsync.observe.quality.cross_site_matrix import FILE as CROSS_SITE
+from fedsync.observe.quality.evaluations import CROSS_SITE
 from fedsync.observe.report.results import (
     SUBJECTS,
     CrossSiteTable,
-    DataSummary,
     Estimate,
-    Estimates,
     Findings,
     KeptVersion,
     Results,
     RoundNumbers,
-    number_of,
+    numbers_of,
 )
 
 
@@ -44,12 +44,12 @@ def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mappin
     ``summary``: content of ``summary.json``; None if the run has not ended. Raises `ConfigError` if a file is
     malformed; the message names the file.
     """
-    lower, why = {"loss"}, _rule(config)
+    summary, lower = summary or {}, {"loss"}
     cross_site = _read_cross_site(folder / CROSS_SITE, lower)
     with _shape(folder / "summary.json"):
-        evaluation = (summary or {}).get("evaluation") or {}
+        evaluation = summary.get("evaluation") or {}
         lower.update(name for name, better in (evaluation.get("higher_is_better") or {}).items() if not better)
-        kept = tuple(_kept(summary or {}, why))
+        kept = tuple(_kept(summary, config))
     curves = read_object(folder / "evaluation.json") or {}
     with _shape(folder / "evaluation.json"):
         findings = sorted(_findings(evaluation, curves), key=_importance) or list(_of_kept(kept))
@@ -69,19 +69,13 @@ def _read_cross_site(path: Path, lower: set[str]) -> CrossSiteTable | None:
     with _shape(path):
         metrics = document["metrics"]
         lower.update(name for name, metric in metrics.items() if not metric["higher_is_better"])
-        return CrossSiteTable(
-            tuple(str(silo) for silo in document["silos"]),
-            tuple(_model(row) for row in document["models"]),
-            {name: [[_cell(each) for each in row] for row in metric["matrix"]] for name, metric in metrics.items()},
-            {
-                name: {subject: {silo: _cell(each) for silo, each in row.items()} for subject, row in gains.items()}
-                for name, metric in metrics.items()
-                if (gains := metric["gain"])
-            },
-            {name: _cells(metric["pooled"]) for name, metric in metrics.items()},
-            tuple(f"{_model(row)}: {row['reason']}" for row in document["missing"]),
-            {name: _cells(gains) for name, metric in metrics.items() if (gains := metric.get("pooled_gain"))},
-        )
+        models = tuple(_model(row) for row in document["models"])
+        missing = tuple(f"{_model(row)}: {row['reason']}" for row in document["missing"])
+        parts: dict[str, Any] = {
+            key: {name: metric[key] for name, metric in metrics.items() if metric.get(key)}
+            for key in ("matrix", "gain", "pooled", "pooled_gain")
+        }
+        return CrossSiteTable(silos=document["silos"], models=models, missing=missing, **parts)
 
 
 def _model(row: Mapping[str, Any]) -> str:
@@ -91,27 +85,17 @@ def _model(row: Mapping[str, Any]) -> str:
     return f"{subject} version" + ("" if version is None else f" ({version})") if subject in SUBJECTS else subject
 
 
-def _cell(value: Mapping[str, Any] | None) -> Estimate | None:
-    if value is None:
-        return None
-    low, high = number_of(value.get("low")), number_of(value.get("high"))
-    support = {str(label): int(count) for label, count in (value.get("support") or {}).items()}
-    return Estimate(number_of(value["value"]), low, high, support)
-
-
-def _cells(values: Mapping[str, Any]) -> Estimates:
-    found = {str(name): _cell(value) for name, value in values.items()}
-    return {name: each for name, each in found.items() if each is not None}
-
-
 @contextmanager
 def _shape(path: Path) -> Iterator[None]:
     """Turn Python errors from a malformed file into a `ConfigError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        problem = f"not of the shape that a run writes: {type(error).__name__} {error}"
-        raise ConfigError(str(path), problem, "Run it again") from error
+        why = f"{type(error).__name__} {error}"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ConfigError(str(path), f"not of the shape that a run writes: {why}", "Run it again") from error
 
 
 def _rule(config: Mapping[str, Any]) -> str:
@@ -126,15 +110,7 @@ def _findings(evaluation: Mapping[str, Any], curves: Mapping[str, Any]) -> Itera
     for split in ("test", "validation"):
         for subject, found in (evaluation.get(split) or {}).items():
             drawn = ((curves.get(split) or {}).get(subject) or {}).get("curves") or {}
-            yield Findings(
-                str(subject),
-                split,
-                found.get("version"),
-                _cells(found["pooled"]),
-                {str(silo): _cells(each) for silo, each in (found.get("silos") or {}).items()},
-                tuple((float(wrong), float(right)) for wrong, right in drawn.get("roc") or ()),
-                tuple((float(score), float(share), float(n)) for score, share, n in drawn.get("calibration") or ()),
-            )
+            yield Findings(subject=subject, split=split, **found, **drawn)
 
 
 def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
@@ -143,30 +119,20 @@ def _of_kept(kept: Iterable[KeptVersion]) -> Iterator[Findings]:
             numbers = each.test if split == "test" else each.metrics
             if numbers:
                 pooled = {name: Estimate(value) for name, value in numbers.items()}
-                yield Findings(each.subject, split, each.version, pooled, {})
+                yield Findings(each.subject, split, each.version, pooled)
 
 
 def _importance(found: Findings) -> tuple[bool, int]:
-    order = list(SUBJECTS)
-    return found.split != "test", order.index(found.subject) if found.subject in order else len(order)
+    order = [*SUBJECTS, found.subject]
+    return found.split != "test", order.index(found.subject)
 
 
-def _kept(summary: Mapping[str, Any], why: str) -> Iterator[KeptVersion]:
-    for subject in ("best", "last"):
+def _kept(summary: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[KeptVersion]:
+    for subject, why in (("best", _rule(config)), ("last", "the newest that has a score")):
         model = summary.get(subject)
         if model and model.get("version") is not None:
-            yield KeptVersion(
-                subject,
-                int(model["version"]),
-                why if subject == "best" else "the newest that has a score",
-                str(model.get("digest") or ""),
-                _numbers(model.get("metrics") or {}),
-                _numbers(model.get("test") or {}),
-            )
-
-
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): number for name, value in values.items() if (number := number_of(value)) is not None}
+            digest, metrics, test = model.get("digest") or "", model.get("metrics"), model.get("test")
+            yield KeptVersion(subject, model["version"], why, digest, metrics, test)
 
 
 def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
@@ -179,31 +145,25 @@ def _read_rounds(path: Path) -> dict[str, list[RoundNumbers]]:
                 break
             row = json.loads(line)
             found = row.get("evaluation") or {}
-            silos = {str(silo): _numbers(told) for silo, told in (found.get("silos") or {}).items()}
-            for name, value in _numbers(found.get("pooled") or {}).items():
+            silos = {silo: numbers_of(told) for silo, told in (found.get("silos") or {}).items()}
+            for name, value in numbers_of(found.get("pooled")).items():
                 own = {silo: told[name] for silo, told in silos.items() if name in told}
                 rounds.setdefault(name, []).append(RoundNumbers(int(row["round"]), value, own))
     return rounds
 
 
-def _read_statistics(path: Path) -> DataSummary | None:
+def _read_statistics(path: Path) -> dict[str, Any] | None:
     document = read_object(path)
     if document is None:
         return None
+    names = ("column", "kind", "known", "missing", "mean", "deviation")
     with _shape(path):
-        classes = tuple(f"{label}: {_told(count)}" for label, count in enumerate(document.get("classes") or ()))
-        columns = tuple(
-            (
-                str(column["column"]),
-                str(column["kind"]),
-                _told(column.get("known")),
-                _told(column.get("missing")),
-                _told(column.get("mean")),
-                _told(column.get("deviation")),
-            )
-            for column in document["columns"]
-        )
-        return DataSummary(_told(document["rows"]), classes, int(document["least"]), columns)
+        return {
+            "rows": _told(document["rows"]),
+            "classes": [f"{label}: {_told(count)}" for label, count in enumerate(document.get("classes") or ())],
+            "least": int(document["least"]),
+            "columns": [[_told(column.get(name)) for name in names] for column in document["columns"]],
+        }
 
 
 def _told(value: object) -> str:

@@ -45,9 +45,8 @@ _SECTIONS = {
     "cross-site": "Every model at every silo",
     "curves": "ROC and calibration",
     "learning": "Metrics over rounds",
-    "work": "Batch sizes and speed",
-    "waiting": "Waiting and staleness",
-    "traffic": "Traffic and overhead",
+    "work": "Batch sizes",
+    "waiting": "Waiting",
     "metrics": "Figures of the silos",
     "end": "How it ended",
     "configuration": "Configuration",
@@ -57,7 +56,6 @@ _SECTIONS = {
 TIMELINE_ORDERS = 5000
 """Maximum number of orders in all timelines of a page together: orders are most of the page's bytes."""
 
-MOST_CHARTS = 8
 MOST_SILOS = 200
 MOST_COLUMNS, SPACIOUS = 40, 8
 """Maximum number of silos in a heat map, and of silos with intervals inside its cells."""
@@ -117,7 +115,6 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
     learnt = distinct(run.results.rounds for run in runs)
     if not groups and any(point.accuracy is not None for run in runs for point in run.points):
         learnt = [name for name in learnt if name != "accuracy"]  # section "Accuracy" shows it
-    reported = sorted({name for run in runs for name in run.summary.get("metrics", {})})
     macros = (
         templates()
         .get_template("sections.html")
@@ -136,8 +133,6 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
                     draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
                     for name in names
                 ],
-                "overhead_rows": lambda: _overhead(runs),
-                "silo_figures": lambda: [draw.metric(runs, name) for name in reported[:MOST_CHARTS]],
                 "differences": lambda: _differences(runs),
             }
         )
@@ -200,20 +195,6 @@ _ROWS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("to the silos [MB]", lambda s: number(s["bytes_down"] / 1e6, ".2f")),
     ("values sent encrypted", lambda s: number(s.get("sealed_share"), ".1%")),
 )
-
-
-def _overhead(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
-    kinds = sorted({kind for run in runs for kind, seconds in (run.overhead_s or {}).items() if seconds > 0})
-    told = [sum((run.overhead_s or {}).values()) for run in runs]
-    whole = [sum(silo["overhead_s"] for silo in run.summary["silos"]) for run in runs]
-    if not any(whole):
-        return []
-    rest = [max(total - known, 0.0) for total, known in zip(whole, told, strict=True)]
-    return [
-        *((kind, *(number((run.overhead_s or {}).get(kind), ".1f") for run in runs)) for kind in kinds),
-        ("not told by silos (transfer, start)", *(f"{seconds:.1f}" for seconds in rest)),
-        ("overhead in all", *(f"{seconds:.1f}" for seconds in whole)),
-    ]
 
 
 def _metric_rows(run: RunData) -> list[tuple[str, ...]]:

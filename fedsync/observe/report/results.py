@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean, pvariance
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from pydantic.dataclasses import dataclass as checked
 
 SUBJECTS = {
     "best": "best version",
@@ -19,7 +23,20 @@ SUBJECTS = {
 """Title of each subject, most important first."""
 
 
-@dataclass(frozen=True, slots=True)
+def number_of(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
+
+
+def numbers_of(values: Mapping[str, object] | None) -> dict[str, float]:
+    return {name: number for name, value in (values or {}).items() if (number := number_of(value)) is not None}
+
+
+Number = Annotated[float | None, BeforeValidator(number_of)]
+Numbers = Annotated[Mapping[str, float], BeforeValidator(numbers_of)]
+"""Types of checked fields; a number that is not finite counts as missing."""
+
+
+@checked(frozen=True, slots=True)
 class Estimate:
     """A metric's value with its 95 % interval.
 
@@ -28,9 +45,9 @@ class Estimate:
         support: number of samples, by class if there are classes.
     """
 
-    value: float | None
-    low: float | None = None
-    high: float | None = None
+    value: Number
+    low: Number = None
+    high: Number = None
     support: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -50,7 +67,7 @@ class Estimate:
 Estimates = Mapping[str, Estimate]
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class Findings:
     """Evaluation results of one model on one split.
 
@@ -64,7 +81,7 @@ class Findings:
     split: str
     version: int | None
     pooled: Estimates
-    silos: Mapping[str, Estimates]
+    silos: Mapping[str, Estimates] = field(default_factory=dict)
     roc: Sequence[tuple[float, float]] = ()
     calibration: Sequence[tuple[float, float, float]] = ()
 
@@ -90,7 +107,7 @@ class Findings:
         return None if name is None else (name, known[name])
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class CrossSiteTable:
     """Cross-site matrix: the score of each model at each silo.
 
@@ -119,7 +136,7 @@ class RoundNumbers:
     silos: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@checked(frozen=True, slots=True)
 class KeptVersion:
     """A model version that the run keeps.
 
@@ -134,28 +151,13 @@ class KeptVersion:
     version: int
     why: str
     digest: str
-    metrics: Mapping[str, float]
-    test: Mapping[str, float]
+    metrics: Numbers
+    test: Numbers
 
     @property
     def file(self) -> str:
         """File name in the run's folder, or ``at the silos``."""
         return f"{self.subject}.pt" if self.digest else "at the silos"
-
-
-@dataclass(frozen=True, slots=True)
-class DataSummary:
-    """Published statistics of the data of all silos together; see `fedsync.evaluation.survey.findings`.
-
-    Args:
-        least: counts from 1 to ``least`` - 1 are withheld.
-        columns: name, kind, known cells, missing cells, mean and deviation of each column.
-    """
-
-    rows: str
-    classes: tuple[str, ...]
-    least: int
-    columns: tuple[tuple[str, str, str, str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,7 @@ class Results:
         findings: most important first.
         rounds: by metric, version by version.
         lower: metrics of which lower is better.
+        statistics: published statistics of all silos' data, as text; see `fedsync.evaluation.survey.findings`.
     """
 
     findings: tuple[Findings, ...] = ()
@@ -173,7 +176,7 @@ class Results:
     cross_site: CrossSiteTable | None = None
     kept: tuple[KeptVersion, ...] = ()
     lower: frozenset[str] = frozenset({"loss"})
-    statistics: DataSummary | None = None
+    statistics: Mapping[str, Any] | None = None
 
     @property
     def main(self) -> Findings | None:
@@ -183,10 +186,6 @@ class Results:
 def short(value: float) -> str:
     """Format with three decimals below 10, and with three significant digits above."""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}" if abs(value) < 1e6 else f"{value:.2e}"
-
-
-def number_of(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
 
 
 def number(value: float | None, form: str) -> str:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.table import Table
+
 from fedsync.observe.quality.paired import PairedTest, SeedMean, corrected, paired
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.results import SUBJECTS, number_of, short
+from fedsync.observe.tables import new_table
 
 HEAD_MEANS = ("strategy", "runs", "mean [95 % interval]")
 HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")
@@ -90,6 +93,16 @@ def tests(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]
     first, *others = all_groups
     found = corrected([paired(first.values(figure), other.values(figure)) for other in others])
     return [_test_row(other.label, test) for other, test in zip(others, found, strict=True)]
+
+
+def seed_table(all_groups: Sequence[SeedGroup]) -> Table:
+    """Return the tests of accuracy and of seconds to the target, for a terminal."""
+    title = f"Differences to {all_groups[0].label}, seed by seed; metrics: {judged(all_groups)}"
+    table = new_table(title, "figure", *HEAD_TESTS, left=("figure", "strategy"), wraps="t-test p")
+    for figure in ("accuracy", TO_TARGET):
+        for row in tests(all_groups, figure):
+            table.add_row(figure, *row)
+    return table
 
 
 def _test_row(label: str, test: PairedTest) -> tuple[str, ...]:

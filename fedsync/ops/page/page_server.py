@@ -14,43 +14,46 @@ Threats and countermeasures:
 
 The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and receives a cookie (``HttpOnly``,
 ``SameSite=Strict``) and a key. Every request about the run needs both. Operator commands go through
-`fedsync.server.operator_requests`.
+`fedsync.server.operator_requests`. Connections have the limits of a hub's strangers.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import socket
-import threading
 from collections.abc import Callable
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from fedsync.common import codec, foreign
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from fedsync.common import codec
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.core.operator.operator_commands import OperatorQuestion, said
 from fedsync.observe.run_view import RunView
 from fedsync.server.operator_requests import ask, listens
-
-logger = foreign.logger(__name__)
+from fedsync.transport.hub.door import KNOWN
+from fedsync.transport.hub.hub import Deadlines
 
 MOST_BYTES = 4096
 
-MOST_AT_ONCE = 16
-
-_TIME_S = 10.0
-"""Timeout for receiving a whole request, and for sending its response [s]."""
+MOST_AT_ONCE = 32
+"""Largest number of connections; half of them without a key."""
 
 _KEY, _TOKEN = "X-FedSync-Key", "token"
 _FILES = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -64,14 +67,13 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Server": "FedSync",
+    "Connection": "close",
 }
 
 
-class PageServer(ThreadingHTTPServer):
+class PageServer:
     """HTTP server of one run's page, on loopback. Raises `OSError` if the port is in use."""
-
-    daemon_threads = True
-    request_queue_size = MOST_AT_ONCE
 
     def __init__(
         self,
@@ -81,17 +83,36 @@ class PageServer(ThreadingHTTPServer):
         steers: bool = True,
         asks: Callable[[Path, OperatorQuestion], None] = ask,
     ) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self.server_port = self._socket.getsockname()[1]
         self.folder, self.steers, self.asks = folder, steers, asks
         self.view = RunView(folder)
         self._token: str | None = secrets.token_urlsafe(32)
         self._cookie, self._key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-        self._entering = threading.Lock()
-        self.room = threading.BoundedSemaphore(MOST_AT_ONCE)
-        self.reading: dict[socket.socket, threading.Timer] = {}
-        self.lock = threading.Lock()
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.cookie_name = f"fedsync-{self.server_port}"
+        routes = [Route(path, _file, methods=["GET"]) for path in _FILES]
+        routes += [Route("/run", self._look, methods=["GET"])]
+        routes += [Route(path, self._post, methods=["POST"]) for path in ("/enter", "/ask")]
+        self._pages = Starlette(routes=routes, exception_handlers={HTTPException: _not_here})
+        config = uvicorn.Config(
+            self._app, http=Deadlines, limit_concurrency=MOST_AT_ONCE, headers=list(HEADERS.items()),
+            log_level="critical", access_log=False, server_header=False, date_header=False, lifespan="off",
+            interface="asgi3", ws="none", timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def serve_forever(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def shutdown(self) -> None:
+        self._server.should_exit = True
 
     @property
     def link(self) -> str:
@@ -100,180 +121,99 @@ class PageServer(ThreadingHTTPServer):
 
     def enter(self, token: str) -> tuple[str, str] | None:
         """Return cookie and key for the link's token, at the first use only; None otherwise."""
-        with self._entering:
-            if self._token is None or not _same(token, self._token):
-                return None
-            self._token = None
-            return self._cookie, self._key
+        if self._token is None or not _same(token, self._token):
+            return None
+        self._token = None
+        return self._cookie, self._key
 
     def knows(self, cookie: str, key: str) -> bool:
         # A list, so all comparisons run: the response time does not reveal which value is wrong.
         return all([self._token is None, _same(cookie, self._cookie), _same(key, self._key)])
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        # At the limit, close the oldest connection without a complete request.
-        free = self.room.acquire(blocking=False) or (self._hang_up() and self.room.acquire(timeout=1.0))
-        if not free:
-            self.shutdown_request(request)
-            return
-        late = threading.Timer(_TIME_S, self._hang_up, [request])
-        late.daemon = True
-        with self.lock:
-            self.reading[request] = late
-        late.start()
-        super().process_request(request, client_address)
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        ours = len(hosts) == 1 and hosts[0] in self.hosts
+        answer = self._pages if ours else _problem(403, "this server has another name")
+        await answer(scope, receive, send)
 
-    def heard(self, request: socket.socket) -> None:
-        with self.lock:
-            late = self.reading.pop(request, None)
-        if late is not None:
-            late.cancel()
-
-    def _hang_up(self, request: socket.socket | None = None) -> bool:
-        """Close a connection without a complete request, by default the oldest; returns False if there is none."""
-        with self.lock:
-            request = request or next(iter(self.reading), None)
-            late = None if request is None else self.reading.pop(request, None)
-            if request is None or late is None:
-                return False
-            with suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)
-        late.cancel()
-        return True
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def _look(self, request: Request) -> Response:
+        if (stranger := self._stranger(request)) is not None:
+            return stranger
         try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self.heard(request)
-            self.room.release()
+            return JSONResponse({**self.view.look(), "steers": self.steers and listens(self.folder)})
+        except FedSyncError as error:
+            return JSONResponse({"problem": str(error), "steers": False})
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a request to the page failed", exc_info=True)
+    async def _post(self, request: Request) -> Response:
+        origin = request.headers.get("Origin", "")
+        if origin.removeprefix("http://") not in self.hosts or not origin.startswith("http://"):
+            return _problem(403, "asked from another page")
+        body = await _body(request)
+        if body is None:
+            return _problem(400, f"JSON of at most {MOST_BYTES} bytes is expected")
+        if request.url.path == "/enter":
+            return self._enter(body)
+        stranger = self._stranger(request)
+        return await run_in_threadpool(self._ask, body) if stranger is None else stranger
+
+    def _stranger(self, request: Request) -> Response | None:
+        """Return the response to a request without cookie and key; None for others."""
+        cookie, key = request.cookies.get(self.cookie_name, ""), request.headers.get(_KEY, "")
+        if not self.knows(cookie, key):
+            return _problem(401, "open the link that `fedsync page` printed; it opens once, in one tab")
+        request.scope[KNOWN] = True
+        return None
+
+    def _enter(self, body: dict[str, Any]) -> Response:
+        entered = self.enter(str(body.get(_TOKEN, "")))
+        if entered is None:
+            return _problem(401, "the link is used up, or is no link; start `fedsync page` again")
+        cookie, key = entered
+        flags = f"{self.cookie_name}={cookie}; HttpOnly; SameSite=Strict; Path=/"
+        return JSONResponse({"key": key}, headers={"Set-Cookie": flags})
+
+    def _ask(self, body: dict[str, Any]) -> Response:
+        if not self.steers:
+            return _problem(403, "this page only shows: it was started with --read-only")
+        try:
+            question: OperatorQuestion = codec.decode(OperatorQuestion, body)
+            self.asks(self.folder, question)
+        except codec.DecodeError as error:
+            return _problem(400, f"nothing that can be asked of a run: {error}")
+        except ConfigError as error:
+            return _problem(409, error.problem)
+        except FedSyncError as error:
+            return _problem(504, str(error))
+        return JSONResponse({"done": said(question)})
 
 
 def _same(told: str, secret: str) -> bool:
     return hmac.compare_digest(told.encode("utf-8", "replace"), secret.encode())
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """Handler of one request; all responses have `HEADERS`, and nothing is logged."""
+def _problem(status: int, problem: str) -> Response:
+    return JSONResponse({"problem": problem}, status)
 
-    server: PageServer
-    timeout = _TIME_S
 
-    def version_string(self) -> str:
-        return "FedSync"
+def _not_here(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _problem(error.status_code, "there is no such page")
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer requests that Python's server rejects, such as other methods or too long lines."""
-        self.close_connection = True
-        self._json(code, {"problem": "this is not served here"})
 
-    def do_GET(self) -> None:
-        self.server.heard(self.connection)
-        if not self._is_ours():
-            return
-        if self.path in _FILES:
-            name, kind = _FILES[self.path]
-            self._send(200, kind, (files(__package__) / name).read_bytes())
-        elif self.path == "/run" and self._is_known():
-            self._json(200, self._look())
-        elif self.path != "/run":
-            self._json(404, {"problem": "there is no such page"})
+def _file(request: Request) -> Response:
+    name, kind = _FILES[request.url.path]
+    return Response((files(__package__) / name).read_bytes(), media_type=kind)
 
-    def do_POST(self) -> None:
-        if not self._is_ours():
-            return
-        origin = self.headers.get("Origin", "")
-        if origin.removeprefix("http://") not in self.server.hosts or not origin.startswith("http://"):
-            self._json(403, {"problem": "asked from another page"})
-            return
-        body = self._body()
-        self.server.heard(self.connection)
-        if body is None:
-            self._json(400, {"problem": f"JSON of at most {MOST_BYTES} bytes is expected"})
-        elif self.path == "/enter":
-            self._enter(body)
-        elif self.path == "/ask":
-            if self._is_known():
-                self._ask(body)
-        else:
-            self._json(404, {"problem": "there is no such page"})
 
-    def _is_ours(self) -> bool:
-        if self.headers.get_all("Host") is not None and self.headers["Host"] in self.server.hosts:
-            return True
-        self._json(403, {"problem": "this server has another name"})
-        return False
-
-    def _is_known(self) -> bool:
-        cookies = dict(part.strip().partition("=")[::2] for part in self.headers.get("Cookie", "").split(";"))
-        if self.server.knows(cookies.get(self.server.cookie_name, ""), self.headers.get(_KEY, "")):
-            return True
-        self._json(401, {"problem": "open the link that `fedsync page` printed; it opens once, in one tab"})
-        return False
-
-    def _body(self) -> Any:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > MOST_BYTES or self.headers.get("Transfer-Encoding") is not None:
-            self.close_connection = True
-            return None
-        if self.headers.get_content_type() != "application/json":
-            return None
-        try:
-            body = json.loads(self.rfile.read(int(length)))
-        except (ValueError, RecursionError):
-            return None
-        return body if isinstance(body, dict) else None
-
-    def _enter(self, body: dict[str, Any]) -> None:
-        entered = self.server.enter(str(body.get(_TOKEN, "")))
-        if entered is None:
-            self._json(401, {"problem": "the link is used up, or is no link; start `fedsync page` again"})
-            return
-        cookie, key = entered
-        self._json(
-            200, {"key": key}, {"Set-Cookie": f"{self.server.cookie_name}={cookie}; HttpOnly; SameSite=Strict; Path=/"}
-        )
-
-    def _look(self) -> dict[str, Any]:
-        steers = self.server.steers and listens(self.server.folder)
-        try:
-            return {**self.server.view.look(), "steers": steers}
-        except FedSyncError as error:
-            return {"problem": str(error), "steers": False}
-
-    def _ask(self, body: dict[str, Any]) -> None:
-        if not self.server.steers:
-            self._json(403, {"problem": "this page only shows: it was started with --read-only"})
-            return
-        try:
-            question: OperatorQuestion = codec.decode(OperatorQuestion, body)
-            self.server.asks(self.server.folder, question)
-        except codec.DecodeError as error:
-            self._json(400, {"problem": f"nothing that can be asked of a run: {error}"})
-        except ConfigError as error:
-            self._json(409, {"problem": error.problem})
-        except FedSyncError as error:
-            self._json(504, {"problem": str(error)})
-        else:
-            self._json(200, {"done": said(question)})
-
-    def _json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-        self._send(status, "application/json", json.dumps(value).encode(), headers)
-
-    def _send(self, status: int, kind: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(data)),
-            **HEADERS,
-            **(headers or {}),
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing, because a log would contain data that browsers send."""
+async def _body(request: Request) -> dict[str, Any] | None:
+    """Read a JSON object; None for other content, or more than `MOST_BYTES`."""
+    length, kind = request.headers.get("Content-Length", ""), request.headers.get("Content-Type", "")
+    if not length.isdecimal() or int(length) > MOST_BYTES or request.headers.get("Transfer-Encoding") is not None:
+        return None
+    if kind.partition(";")[0].strip() != "application/json":
+        return None
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError):
+        return None
+    return body if isinstance(body, dict) else None

@@ -70,7 +70,7 @@ class Hub:
         """
         config = uvicorn.Config(
             self._door.app, host=host, port=port, uds=None if socket is None else str(socket),
-            ssl_certfile=certificate, ssl_keyfile=key, http=_Deadlines, log_level="critical", access_log=False,
+            ssl_certfile=certificate, ssl_keyfile=key, http=Deadlines, log_level="critical", access_log=False,
             timeout_keep_alive=int(QUIET_S), backlog=2048, lifespan="off", interface="asgi3", server_header=False,
             date_header=False, limit_concurrency=_MOST_PEERS, h11_max_incomplete_event_size=_HEAD_BYTES, ws="none",
         )  # fmt: skip
@@ -193,7 +193,7 @@ class Hub:
             self._blobs.keep(digests)
 
 
-class _Deadlines(H11Protocol):
+class Deadlines(H11Protocol):
     """HTTP protocol with timeouts for idle connections, unauthenticated connections and incomplete request heads.
 
     Unauthenticated connections have half of all places; of more, the oldest gives way.
@@ -201,7 +201,7 @@ class _Deadlines(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._strangers: dict[_Deadlines, None] = vars(self.server_state).setdefault("strangers", {})
+        self._strangers: dict[Deadlines, None] = vars(self.server_state).setdefault("strangers", {})
         self._strangers[self] = None
         if len(self._strangers) > (self.limit_concurrency or 0) // 2:
             oldest = next(iter(self._strangers))

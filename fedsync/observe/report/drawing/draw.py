@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from fedsync.observe.report.data import OrderSpan, Point, RunData, natural
-from fedsync.observe.report.results import amount
+from fedsync.observe.report.data import RunData, natural
 from fedsync.observe.report.style import (
-    COLOURS,
     INK,
-    MARKERS,
     PAPER,
     SERIES,
     Picture,
@@ -20,10 +16,8 @@ from fedsync.observe.report.style import (
     legend_above,
     marked,
     name_of,
-    series,
     thin,
 )
-from fedsync.observe.rounds import pooling
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +26,6 @@ MOST_POINTS = 600
 MOST_SILOS = 24
 
 _THINNED = f"Of long runs {MOST_POINTS} points, evenly spaced."
-_POOLED = {"largest": "the largest", "sum": "summed", "mean": "mean over the samples"}
 
 
 def progress(runs: Sequence[RunData]) -> Picture | None:
@@ -42,7 +35,15 @@ def progress(runs: Sequence[RunData]) -> Picture | None:
         return None
     what = "accuracy" if scored else "training loss"
     with canvas() as (figure, ax):
-        thinned = _lines(ax, runs, lambda point: point.accuracy if scored else point.loss, "time")
+        thinned = False
+        for index, run in enumerate(runs):
+            values = [(point.at_s, point.accuracy if scored else point.loss) for point in run.points]
+            rows = [(at_s, value) for at_s, value in values if value is not None]
+            kept = thin(rows, MOST_POINTS)
+            thinned = thinned or len(kept) < len(rows)
+            style = marked(index, len(kept))
+            ax.plot([at_s for at_s, _ in kept], [value for _, value in kept], label=name_of(run.label), **style)
+        ax.set_xlabel("time [s]")
         targets = {run.summary["target_accuracy"] for run in runs} - {None}
         if scored and len(targets) == 1:
             ax.axhline(targets.pop(), color=INK, linewidth=0.9, linestyle=(0, (2, 2)), label="target")
@@ -66,42 +67,6 @@ def progress(runs: Sequence[RunData]) -> Picture | None:
     )
 
 
-def _lines(
-    ax: Axes, runs: Sequence[RunData], value_of: Callable[[Point], float | None], against: Literal["time", "rounds"]
-) -> bool:
-    """Draw one line per run over the commits with a value; returns True if points were left out."""
-    from matplotlib.ticker import MaxNLocator
-
-    thinned = False
-    for index, run in enumerate(runs):
-        values = [(point.at_s if against == "time" else point.round, value_of(point)) for point in run.points]
-        rows = [(at, value) for at, value in values if value is not None]
-        kept = thin(rows, MOST_POINTS)
-        thinned = thinned or len(kept) < len(rows)
-        style = marked(index, len(kept))
-        ax.plot([row[0] for row in kept], [row[1] for row in kept], label=name_of(run.label), **style)
-    ax.set_xlabel("time [s]" if against == "time" else "round (commits)")
-    if against == "rounds":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return thinned
-
-
-def metric(runs: Sequence[RunData], name: str) -> Picture | None:
-    """Draw a figure that silos report, pooled over each round; None if no commit has the figure."""
-    totals = {run.label: run.summary["metrics"][name] for run in runs if name in run.summary.get("metrics", {})}
-    if not any(name in point.metrics for run in runs for point in run.points):
-        return None
-    with canvas() as (figure, ax):
-        thinned = _lines(ax, runs, lambda point: point.metrics.get(name), "rounds")
-        ax.set_ylabel(name)
-        if len(runs) > 1:
-            legend_above(figure, ax)
-    pooled = _POOLED[pooling(name)]
-    alt = f"Line chart of {name} against rounds, {pooled}. Whole run: "
-    alt += ", ".join(f"{label} {amount(name, total)}" for label, total in totals.items()) + "."
-    return Picture(name, alt, f"Reported by the silos, {pooled}. {_THINNED if thinned else ''}".rstrip(), figure)
-
-
 def _final(run: RunData, scored: bool) -> str:
     values = [point.accuracy if scored else point.loss for point in run.points]
     known = [value for value in values if value is not None]
@@ -109,91 +74,26 @@ def _final(run: RunData, scored: bool) -> str:
 
 
 def batch_sizes(run: RunData) -> Picture | None:
-    """Draw the batch size of every order against its dispatch time; for many silos, median and range.
-
-    None if all orders have the same batch size.
-    """
+    """Draw the batch size of every order against its dispatch time; None if all orders have the same batch size."""
     if len({span.batch_size for span in run.orders}) < 2:
         return None
+    names = thin(run.silos, SERIES)
     with canvas() as (figure, ax):
-        if len(run.silos) <= SERIES:
-            for index, name in enumerate(run.silos):
-                mine = thin(
-                    sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
-                )
-                style = marked(index, len(mine))
-                times, sizes = [at for at, _ in mine], [size for _, size in mine]
-                ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
-            caption = "A step is an order."
-        else:
-            _spread(ax, run.orders)
-            caption = (
-                f"{len(run.silos)} silos: median and range of the orders that were sent in the same stretch of time."
+        for index, name in enumerate(names):
+            mine = thin(
+                sorted((span.begin_s, span.batch_size) for span in run.orders if span.silo == name), MOST_POINTS
             )
+            style = marked(index, len(mine))
+            times, sizes = [at for at, _ in mine], [size for _, size in mine]
+            ax.plot(times, sizes, drawstyle="steps-post", label=name_of(name), **style)
         ax.set_xlabel("time [s]")
         ax.set_ylabel("batch size [samples]")
         ax.set_ylim(bottom=0)
         legend_above(figure, ax)
     sizes = [span.batch_size for span in run.orders]
     alt = f"Line chart of batch sizes against time. They lie between {min(sizes)} and {max(sizes)} samples."
-    return Picture("Batch sizes", alt, caption, figure)
-
-
-def _spread(ax: Axes, orders: Sequence[OrderSpan], pieces: int = 60) -> None:
-    last = max(span.begin_s for span in orders) or 1.0
-    bins: dict[int, list[int]] = {}
-    for span in orders:
-        bins.setdefault(min(int(span.begin_s / last * pieces), pieces - 1), []).append(span.batch_size)
-    at = sorted(bins)
-    times = [(index + 0.5) * last / pieces for index in at]
-    ax.fill_between(
-        times,
-        [min(bins[index]) for index in at],
-        [max(bins[index]) for index in at],
-        alpha=0.3,
-        color=COLOURS[5],
-        label="range",
-    )
-    ax.plot(times, [median(bins[index]) for index in at], label="median", **series(0))
-
-
-def speeds(run: RunData) -> Picture | None:
-    """Draw forecast against measured speed of every order; None without forecasts."""
-    pairs = [
-        (span.silo, span.predicted, span.speed)
-        for span in run.orders
-        if span.predicted is not None and span.speed is not None
-    ]
-    if not pairs:
-        return None
-    kept = thin(pairs, 2 * MOST_POINTS)
-    named = run.silos if len(run.silos) <= SERIES else ()
-    with canvas() as (figure, ax):
-        for index, name in enumerate(named or ("all silos",)):
-            mine = [(speed, predicted) for silo, predicted, speed in kept if not named or silo == name]
-            ax.scatter(
-                [speed for speed, _ in mine],
-                [predicted for _, predicted in mine],
-                s=18,
-                marker=MARKERS[index],
-                color=COLOURS[index],
-                label=name_of(name),
-                linewidths=0,
-            )
-        most = max(max(predicted, speed) for _, predicted, speed in kept) * 1.05
-        ax.plot([0, most], [0, most], color=INK, linewidth=0.9, linestyle="--", label="exact")
-        ax.set(xlim=(0, most), ylim=(0, most))
-        ax.set_xlabel("measured speed [samples/s]")
-        ax.set_ylabel("forecast speed [samples/s]")
-        legend_above(figure, ax)
-    errors = [abs(predicted - speed) / speed for _, predicted, speed in pairs]
-    middle = f"{median(errors):.1%}"
-    alt = f"Scatter plot of forecast against measured speed of {len(pairs)} orders. The median error is {middle}."
-    caption = f"A mark is an order; on the line the forecast was exact. Median error {middle} of the measured speed."
-    caption += " Recomputed by showing the journal to the predictor."
-    if len(kept) < len(pairs):
-        caption += f" {len(kept)} of {len(pairs)} orders, evenly spaced."
-    return Picture("Forecast and measured speed", alt, caption, figure)
+    few = "" if len(names) == len(run.silos) else f" {len(names)} of {len(run.silos)} silos, evenly spaced."
+    return Picture("Batch sizes", alt, f"A step is an order.{few}", figure)
 
 
 def waiting(runs: Sequence[RunData]) -> Picture | None:
@@ -249,55 +149,3 @@ def _several(ax: Axes, runs: Sequence[RunData], names: Sequence[str]) -> None:
         widths = [max(100 * waited[names[row]] / (run.summary["seconds"] or 1.0), 0.0) for row in rows]
         places = [row - 0.4 + (index + 0.5) * height for row in rows]
         ax.barh(places, widths, height=height, label=name_of(run.label), **bars(index))
-
-
-def staleness(runs: Sequence[RunData]) -> Picture | None:
-    counts = [run.updates_by_staleness for run in runs]
-    if not any(counts):
-        return None
-    # A minimum width, because a single bar would fill the whole figure.
-    most = max(3, *(max(count, default=0) for count in counts))
-    step = -(-(most + 1) // 20)
-    with canvas() as (figure, ax):
-        width = 0.8 / len(runs)
-        groups = range(most // step + 1)
-        for index, (run, count) in enumerate(zip(runs, counts, strict=True)):
-            total = sum(count.values()) or 1
-            shares = [100 * sum(count[s] for s in range(g * step, (g + 1) * step)) / total for g in groups]
-            places = [group - 0.4 + (index + 0.5) * width for group in groups]
-            ax.bar(places, shares, width=width, label=name_of(run.label), **bars(index))
-        names = [str(group) if step == 1 else f"{group * step}-{(group + 1) * step - 1}" for group in groups]
-        ax.set_xticks(list(groups), names, rotation=0 if step == 1 else 60)
-        ax.grid(axis="x", visible=False)
-        ax.set_xlabel("staleness [versions]")
-        ax.set_ylabel("share of updates [%]")
-        if len(runs) > 1:
-            legend_above(figure, ax)
-    alts = [
-        f"{run.label}: {count[0] / (sum(count.values()) or 1):.0%} fresh, most {max(count, default=0)}"
-        for run, count in zip(runs, counts, strict=True)
-    ]
-    caption = "Versions committed between the one that a silo started from and its update's own commit; 0 is fresh."
-    return Picture("Staleness", f"Histogram of staleness. {'; '.join(alts)}.", caption, figure)
-
-
-def traffic(runs: Sequence[RunData]) -> Picture | None:
-    if not any(run.summary["bytes_up"] or run.summary["bytes_down"] for run in runs):
-        return None
-    with canvas(height=0.9 + 0.5 * max(len(runs), 2)) as (figure, ax):
-        for index, (key, label) in enumerate((("bytes_up", "to the server"), ("bytes_down", "to the silos"))):
-            widths = [run.summary[key] / 1e6 for run in runs]
-            places = [row - 0.2 + 0.4 * index for row in range(len(runs))]
-            ax.barh(places, widths, height=0.36, label=label, **bars(index))
-        ax.set_yticks(range(len(runs)), [name_of(run.label) for run in runs])
-        ax.set_ylim(len(runs) - 0.5, -0.5)
-        ax.grid(axis="y", visible=False)
-        ax.set_xlabel("payload [MB]")
-        legend_above(figure, ax)
-    alts = [f"{run.label}: {_megabytes(run, 'up')} up, {_megabytes(run, 'down')} down" for run in runs]
-    caption = "Payload of updates, and of one model for every order and evaluation, without the transport's own."
-    return Picture("Bytes", f"Bar chart of traffic. {'; '.join(alts)}.", caption, figure)
-
-
-def _megabytes(run: RunData, way: str) -> str:
-    return f"{run.summary[f'bytes_{way}'] / 1e6:.2f} MB"

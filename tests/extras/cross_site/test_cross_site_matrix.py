@@ -15,7 +15,7 @@ from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder
 from fedsync.evaluation.metrics.moments import BlockSums, Mean
 from fedsync.evaluation.metrics.named import shipped
 from fedsync.evaluation.metrics.score_histograms import edges
-from fedsync.observe.quality.cross_site_matrix import CrossSiteBooks, Document, Matrix, ModelRow
+from fedsync.extras.cross_site.cross_site_matrix import CrossSiteBooks, Document, Matrix, ModelRow
 from tests.core.make import answer, joined
 
 EXAMPLE = Path(__file__).with_name("cross_site.json")

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from fedsync.common.foreign import escape
-from fedsync.observe.exporters.csv_exporter import without_formulas
+from fedsync.extras.exporters.csv_exporter import without_formulas
 from fedsync.observe.report import seeds
+from fedsync.observe.report.card import CARD, markdown, model_card, plain, result_rows
 from fedsync.observe.report.data import RunData
-from fedsync.observe.report.results import Findings, distinct
 
 _LATEX = str.maketrans(
     {letter: rf"\{letter}" for letter in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 )
+
+
+def files_beside(runs: Sequence[RunData]) -> dict[str, str]:
+    return {CARD: model_card(runs[0]), **result_files(runs[0])} if len(runs) == 1 else seed_files(runs)
 
 
 def result_files(run: RunData) -> dict[str, str]:
@@ -39,15 +41,6 @@ def result_files(run: RunData) -> dict[str, str]:
         "results.md": f"{markdown(head, rows)}\n",
         "results.csv": comma_separated(columns, _numbers(run)),
     }
-
-
-def result_rows(found: Findings) -> tuple[list[str], list[list[str]]]:
-    metrics = distinct([found.pooled, *found.silos.values()])
-    of = {"all silos, one shared split": found.pooled} if found.shared else {"all silos": found.pooled, **found.silos}
-    rows = [
-        [name, *(numbers[each].words if each in numbers else "-" for each in metrics)] for name, numbers in of.items()
-    ]
-    return ["silo", *metrics], rows
 
 
 def seed_files(runs: Sequence[RunData]) -> dict[str, str]:
@@ -81,17 +74,6 @@ def _numbers(run: RunData) -> Iterator[tuple[object, ...]]:
             for metric, each in numbers.items():
                 about = (found.subject, found.version, found.split, silo, metric)
                 yield *about, each.value, each.low, each.high, each.samples or None
-
-
-def plain(text: str) -> str:
-    """Escape a text for Markdown on one line, without HTML or markup."""
-    return re.sub(r"([\\`*_{}\[\]|#~!])", r"\\\1", escape(" ".join(text.split())).replace("&#x27;", "'"))
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table; the first column has names, the other columns are right-aligned."""
-    first, *others = (f"| {' | '.join(map(plain, cells))} |" for cells in (head, *rows))
-    return "\n".join([first, f"|---|{'---:|' * (len(head) - 1)}", *others])
 
 
 def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:

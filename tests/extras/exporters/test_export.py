@@ -18,12 +18,14 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.strategy_sections import ExportConfig, PrometheusConfig
 from fedsync.core.journal import JournalEntry
-from fedsync.observe.exporters.csv_exporter import CsvExporter, tables
-from fedsync.observe.exporters.exporter_base import Guarded, open_exporters
+from fedsync.extras.exporters.csv_exporter import CsvExporter, tables
+from fedsync.extras.exporters.exporter_base import Guarded, open_exporters
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.recorder import Recorder
-from fedsync.observe.rounds import Round, RoundFeed, SiloShare
+from fedsync.observe.recorder import Recorder, RoundFeed
+from fedsync.observe.rounds import Round, SiloShare
+from fedsync.observe.run_builder import RunBuilder
 from tests.observe.runs import A_ROUND, METRICS, two_silos
+from tests.simulation.fake import strategy
 
 
 @pytest.fixture(scope="module")
@@ -314,5 +316,8 @@ def test_a_recorder_tells_its_exporters_and_closes_them(tmp_path: Path, entries:
     assert (counting.followed, counting.closed) == (len(entries), 1)
 
 
-def test_without_a_section_nothing_is_exported(tmp_path: Path) -> None:
-    assert open_exporters(None, tmp_path, {}) == []
+def test_without_a_section_no_exporter_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedsync.extras.exporters.exporter_base", None)
+    RunBuilder(strategy(), None, tmp_path, "virtual").recorder(12).close()
+    with pytest.raises(ImportError, match="exporter_base"):
+        RunBuilder(strategy(export={"csv": True}), None, tmp_path, "virtual").recorder(12)

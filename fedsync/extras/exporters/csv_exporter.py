@@ -14,7 +14,8 @@ from pathlib import Path
 from fedsync.common.errors import ConfigError
 from fedsync.core.journal import open_private
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import ROUND, SHARE, Round, RoundFeed
+from fedsync.observe.recorder import RoundFeed
+from fedsync.observe.rounds import ROUND, SHARE, Round
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """Prefixes of texts that a spreadsheet may read as a formula. Source: OWASP, CSV injection."""

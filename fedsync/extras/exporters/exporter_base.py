@@ -7,24 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedsync.common import foreign
 from fedsync.common.files import OWNER_FOLDER
 from fedsync.config.sections.strategy_sections import ExportConfig
 from fedsync.observe.ledger import Ledger
+from fedsync.observe.recorder import Exporter
 
 logger = foreign.logger(__name__)
-
-
-class Exporter(Protocol):
-    """Interface of exporters."""
-
-    def follow(self, ledger: Ledger) -> None:
-        """Export new figures, after every entry of the journal."""
-
-    def close(self) -> None:
-        """Finish the export after the run's end or failure; idempotent."""
 
 
 class Guarded:
@@ -52,29 +43,27 @@ class Guarded:
             logger.warning("export.%s failed and is off for the rest of the run: %r", self._kind, error)
 
 
-def open_exporters(export: ExportConfig | None, out: Path, run: Mapping[str, Any]) -> list[Exporter]:
+def open_exporters(export: ExportConfig, out: Path, run: Mapping[str, Any]) -> list[Exporter]:
     """Open the exporters of a configuration. Raises `ConfigError` if an exporter cannot start, for example because of a
     missing library or a used port.
     """
-    if export is None:
-        return []
     out.mkdir(mode=OWNER_FOLDER, parents=True, exist_ok=True)
     made: list[Exporter] = []
     try:
         if export.tensorboard is not None:
-            from fedsync.observe.exporters.tensorboard_exporter import TensorBoardExporter
+            from fedsync.extras.exporters.tensorboard_exporter import TensorBoardExporter
 
             made.append(Guarded("tensorboard", TensorBoardExporter(out / export.tensorboard)))
         if export.mlflow is not None:
-            from fedsync.observe.exporters.mlflow_exporter import MlflowExporter
+            from fedsync.extras.exporters.mlflow_exporter import MlflowExporter
 
             made.append(Guarded("mlflow", MlflowExporter(export.mlflow, run)))
         if export.prometheus is not None:
-            from fedsync.observe.exporters.prometheus_exporter import PrometheusExporter
+            from fedsync.extras.exporters.prometheus_exporter import PrometheusExporter
 
             made.append(Guarded("prometheus", PrometheusExporter(export.prometheus, out / "metrics.url")))
         if export.csv:
-            from fedsync.observe.exporters.csv_exporter import CsvExporter
+            from fedsync.extras.exporters.csv_exporter import CsvExporter
 
             # Last, because this overwrites existing tables: no other exporter can fail the start after this.
             made.append(Guarded("csv", CsvExporter(out / "rounds.csv")))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from fedsync.common.errors import not_installed
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed, figures
+from fedsync.observe.recorder import RoundFeed
+from fedsync.observe.rounds import figures
 
 _TAGS = {"loss": "train/loss", "accuracy": "test/accuracy", "test_loss": "test/loss"}
 

@@ -45,8 +45,6 @@ from fedsync.core.report_checks import usable
 from fedsync.evaluation.metrics.metric_types import AnyMetric, Interval, statistics_of
 from fedsync.observe.quality.evaluations import cells, higher_is_better
 
-FILE = "cross_site.json"
-
 Document = dict[str, Any]
 
 
@@ -158,14 +156,6 @@ def _estimate(value: float) -> Document:
     return {"value": value, "low": None, "high": None}
 
 
-def without_matrix(document: Document) -> Document:
-    metrics = {
-        name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
-        for name, each in document["metrics"].items()
-    }
-    return {**document, "metrics": metrics}
-
-
 class CrossSiteBooks:
     """Collector of the matrix, updated entry by entry from a journal."""
 
@@ -234,6 +224,14 @@ class CrossSiteBooks:
                     reason = self._problems.get((subject, silo), "it did not answer")
                     matrix.missing.append((ModelRow(subject, silo), reason))
         return matrix.document()
+
+    @staticmethod
+    def without_matrix(document: Document) -> Document:
+        metrics = {
+            name: {key: each[key] for key in ("pooled", "gain", "pooled_gain") if key in each}
+            for name, each in document["metrics"].items()
+        }
+        return {**document, "metrics": metrics}
 
     def _sealed_document(self, subjects: Iterable[Subject]) -> Document:
         scores, versions = dict(self._attested), self._versions

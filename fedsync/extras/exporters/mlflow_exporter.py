@@ -7,7 +7,8 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.observe.ledger import Ledger
-from fedsync.observe.rounds import RoundFeed, figures
+from fedsync.observe.recorder import RoundFeed
+from fedsync.observe.rounds import figures
 
 EXPERIMENT = "fedsync"
 MOST_LETTERS = 500
