@@ -147,6 +147,15 @@ def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
     assert summary["bytes_down"] == (9 + 3) * summary["bytes_up"] // 9
 
 
+def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path) -> None:
+    """Such a model stays at its silo: neither its orders nor its updates bring a byte."""
+    _strategy(tmp_path, "evaluation.cross_site={local: true, fine_tune: 2}").start(DirectGrid(3))
+    assert "WorkFailed" not in (tmp_path / "journal.jsonl").read_text()
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    own = [(each["subject"], each["silo"]) for each in models if each.get("silo")]
+    assert own == [(subject, silo) for subject in ("local", "tuned") for silo in "abc"]
+
+
 def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:
     seen = []
 
