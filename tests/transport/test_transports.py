@@ -1,0 +1,164 @@
+"""What server and relays may rely on, whichever transport carries their questions."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsync.model.transfer import Payload
+from fedsync.transport.memory_transport import MemorySilo
+from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion
+from tests.transport.networks import GARBLED, Network, network
+
+
+@pytest.fixture(params=["hub", "grid", "memory", "memory, threads"])
+def net(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
+    with network(request.param, tmp_path) as found:
+        yield found
+
+
+def echo(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+    return SiloAnswer("", asked.text, payload)
+
+
+def silent(asked: SiloQuestion, payload: Payload | None) -> None:
+    """Loses what it is asked."""
+
+
+def ask(net: Network, *questions: tuple[int, str]) -> list[str | None]:
+    return net.transport.send([(node, SiloQuestion(text)) for node, text in questions])
+
+
+def answers(net: Network, count: int = 1) -> list[SiloAnswer]:
+    """All answers once there are so many, and what comes soon after."""
+    found, end_s = list[SiloAnswer](), time.monotonic() + 20.0
+    while len(found) < count:
+        assert time.monotonic() < end_s
+        net.transport.wait(0.02)
+        found += net.transport.receive()
+    net.transport.wait(0.05)
+    return found + net.transport.receive()
+
+
+def test_peers_are_the_connected_nodes_and_one_that_was_away_is_another(net: Network) -> None:
+    net.join(1, echo, "berlin")
+    net.join(2, echo)
+    first = net.transport.peers()
+    assert [(peer.node_id, peer.name) for peer in first] == [(1, "berlin"), (2, "")]
+    assert net.transport.peers() == first
+    net.leave(1)
+    assert net.transport.peers() == first[1:] and ask(net, (1, "gone")) == [None]
+    net.join(1, echo, "berlin")
+    back = {peer.node_id: peer for peer in net.transport.peers()}
+    assert back[2] == first[1] and back[1].name == "berlin" and back[1].since != first[0].since
+
+
+def test_each_question_reaches_its_node_once_and_has_one_answer(net: Network) -> None:
+    heard = list[tuple[int, str, str]]()
+
+    def silo(node: int) -> MemorySilo:
+        def answer(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+            heard.append((node, asked.text, asked.spec))
+            return SiloAnswer("", f"{asked.text} of {node}", relay=node == 2)
+
+        return answer
+
+    net.join(1, silo(1))
+    net.join(2, silo(2))
+    asked = [(2, "one ü"), (3, "nobody"), (1, "two"), (2, "three")]
+    first, nobody, second, third = net.transport.send([(node, SiloQuestion(text, spec="{}")) for node, text in asked])
+    assert nobody is None and len({first, second, third}) == 3
+    found = {(answer.name, answer.text, answer.relay) for answer in answers(net, 3)}
+    assert found == {(first, "one ü of 2", True), (second, "two of 1", False), (third, "three of 2", True)}
+    assert sorted(heard) == sorted((node, text, "{}") for node, text in asked if node != 3)
+    assert net.transport.receive() == []
+
+
+@pytest.mark.parametrize("nbytes", [None, 0, 1, BESIDE_BYTES, BESIDE_BYTES + 4, 3_000_000])
+def test_payloads_pass_unchanged_and_an_answer_may_be_as_large_as_its_question_permits(
+    net: Network, nbytes: int | None
+) -> None:
+    heard = list[Payload | None]()
+
+    def turned(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+        heard.append(payload)
+        return SiloAnswer("", "turned", None if payload is None else payload[::-1].copy())
+
+    net.join(1, turned)
+    sent = None if nbytes is None else np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
+    values = sent if sent is None or nbytes == 1 else sent.view(np.float32)
+    net.transport.send([(1, SiloQuestion("turn", values, most=nbytes or 0))])
+    (found,) = answers(net)
+    for got, expected in ((heard[0], sent), (found.payload, None if sent is None else sent[::-1])):
+        assert (got is None) == (sent is None)
+        assert got is None or expected is None or (got.dtype == np.uint8 and got.tobytes() == expected.tobytes())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_answer_larger_than_its_question_permits_is_one_problem(net: Network, beside: bool) -> None:
+    nbytes = BESIDE_BYTES + 2 if beside else 11
+
+    def large(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+        return SiloAnswer("", asked.text, np.ones(nbytes, np.uint8))
+
+    net.join(1, large)
+    net.transport.send([(1, SiloQuestion("large", most=nbytes - 1)), (1, SiloQuestion("fits", most=nbytes))])
+    refused, found = sorted(answers(net, 2), key=lambda answer: answer.text)
+    assert refused.check == "length" and refused.problem and refused.payload is None and refused.text == ""
+    assert (found.text, found.problem) == ("fits", "")
+
+
+def test_an_answer_that_is_none_is_a_problem_or_ignored(net: Network) -> None:
+    net.join(1, lambda asked, payload: GARBLED if asked.text == "one" else echo(asked, payload))
+    first, second = ask(net, (1, "one"), (1, "two"))
+    net.transport.wait(0.05)
+    found = answers(net)
+    assert [answer.text for answer in found if answer.name == second] == ["two"]
+    assert [bool(answer.problem) for answer in found if answer.name == first] in ([], [True])
+    assert all(answer.name in (first, second) for answer in found)
+
+
+def test_answers_to_dropped_questions_are_not_returned(net: Network) -> None:
+    net.join(1, echo)
+    first, second = ask(net, (1, "one"), (1, "two"))
+    net.transport.keep({second or ""})
+    assert [answer.name for answer in answers(net)] == [second]
+    assert net.transport.waiting([first or "", second or ""]) == set()
+    net.join(2, silent)
+    for _ in range(20):
+        assert ask(net, (2, "one")) != [None], "they take no room"
+        net.transport.keep(())
+
+
+def test_questions_that_cannot_be_lost_need_no_repetition(net: Network) -> None:
+    net.join(1, echo)
+    (name,) = ask(net, (1, "one"))
+    assert net.transport.waiting([name or "", "other"]) == ({name} if net.holds else set())
+    answers(net)
+    assert net.transport.waiting([name or ""]) == set()
+
+
+def test_a_node_that_comes_back_answers_what_it_is_asked_then(net: Network) -> None:
+    net.join(1, silent)
+    ask(net, (1, "one"))
+    net.leave(1)
+    net.join(1, echo)
+    ask(net, (1, "two"))
+    assert [answer.text for answer in answers(net)] == ["two"]
+
+
+def test_a_wait_ends_with_an_answer_or_its_time(net: Network) -> None:
+    def slow(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+        time.sleep(0.1)
+        return echo(asked, payload)
+
+    net.join(1, slow)
+    begin_s = time.monotonic()
+    net.transport.wait(0.1)
+    assert 0.09 < time.monotonic() - begin_s < 10 and net.transport.receive() == []
+    ask(net, (1, "one"))
+    net.transport.wait(20.0 if net.wakes else 0.1)
+    assert time.monotonic() - begin_s < 10
+    assert [answer.text for answer in net.transport.receive()] == ["one"]
