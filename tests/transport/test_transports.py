@@ -10,6 +10,7 @@ import pytest
 from fedsync.model.transfer import Payload
 from fedsync.transport.memory_transport import MemorySilo
 from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion
+from tests.flower.named_nodes import silent
 from tests.transport.networks import GARBLED, Network, network
 
 
@@ -21,10 +22,6 @@ def net(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Network]:
 
 def echo(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
     return SiloAnswer("", asked.text, payload)
-
-
-def silent(asked: SiloQuestion, payload: Payload | None) -> None:
-    """Loses what it is asked."""
 
 
 def ask(net: Network, *questions: tuple[int, str]) -> list[str | None]:
