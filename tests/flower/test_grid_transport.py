@@ -1,6 +1,6 @@
 """Flower's messages as a transport: what goes together, and what is no answer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,11 @@ from fedsync.flower.payloads import SMALL_BYTES
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Describe, Question, write_request
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
-from tests.flower.grid import Answer, DirectGrid, run_identity
+from tests.flower.grid import Answer, DirectGrid
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 FIRST, SECOND = write_request(Describe()), write_request(Question())
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with run_identity():
-        yield
 
 
 def echo(message: Message, context: Context) -> Message:

@@ -20,8 +20,10 @@ from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
 from fedsync.transport.join import Join
 from fedsync.transport.questions import BESIDE_BYTES, SiloQuestion
-from tests.flower.grid import DirectGrid, run_identity
+from tests.flower.grid import DirectGrid
 from tests.transport.hubs import Served, served
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 class Silos:
@@ -57,12 +59,6 @@ class Silos:
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
         return [self._replies.pop(name) for name in names if name in self._replies]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with run_identity():
-        yield
 
 
 @pytest.fixture

@@ -40,16 +40,8 @@ NOBODY = MemoryTransport()
 
 @pytest.fixture
 def outbox() -> Outbox:
-    """To one silo that never answers, and stands for an aggregator that has nothing to send."""
-    nodes = Nodes(NOBODY)
-    nodes.by_name["a"] = 1
-    aggregator: Any = SimpleNamespace(
-        outgoing=lambda silo, subject: np.zeros(1, np.uint8),
-        holds=lambda silo, version: None,
-        upload_bytes=10,
-        snapshot_bytes=30,
-    )
-    return Outbox(silos_of(silent), nodes, "{}", Timeouts(ask_s=10.0), 0.0, aggregator, 10)
+    """One that waits for no report."""
+    return Recording(report_s=0.0).outbox
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -206,7 +198,7 @@ def test_a_text_is_no_longer_than_what_was_asked_for(outbox: Outbox, request_: R
 class Recording:
     """Two silos that never answer, the payloads that they were sent, and what an aggregator was asked and told."""
 
-    def __init__(self) -> None:
+    def __init__(self, report_s: float = 5.0) -> None:
         self.sent: list[tuple[int, bytes]] = []
         self.given_up: list[str] = []
         self.held: list[tuple[str, int]] = []
@@ -216,12 +208,13 @@ class Recording:
         aggregator: Any = SimpleNamespace(
             outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
             upload_bytes=10,
+            snapshot_bytes=30,
             questions=lambda: self.asks.pop() if self.asks else {},
             give_up=self.given_up.append,
             holds=lambda silo, version: self.held.append((silo, version)),
         )
         silos = silos_of(partial(self.keep, 1), partial(self.keep, 2))
-        self.outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
+        self.outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), report_s, aggregator, 10)
 
     def keep(self, node: int, asked: SiloQuestion, payload: Payload | None) -> None:
         self.sent.append((node, b"" if payload is None else payload.tobytes()))
