@@ -85,3 +85,12 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.fixture
+def silos_here() -> Generator[None]:
+    """Silos have their trainers in this process, which belongs to a run of Flower's."""
+    from tests.flower.grid import silos_in_this_process  # most tests need no Flower, which takes a second to import
+
+    with silos_in_this_process():
+        yield

@@ -101,7 +101,7 @@ class HubLine:
         payload: Payload | Blob | None = None
         if head.blob:
             payload = Blob(head.blob, head.nbytes)
-        elif len(body) > end:
+        elif len(body) > end or head.empty:
             payload = np.frombuffer(body, np.uint8, offset=end)
         return ReceivedQuestion(head.number, text, payload, head.ticket, head.most, spec)
 
@@ -121,7 +121,8 @@ class HubLine:
         elif payload is not None:
             beside = payload.tobytes()
         encoded = text.encode()
-        head = FrameHead(len(encoded), asked.number, ticket=ticket, relay=int(relay))
+        empty = int(payload is not None and not payload.nbytes)
+        head = FrameHead(len(encoded), asked.number, ticket=ticket, relay=int(relay), empty=empty)
         content = encoded + beside
         headers = {**self._known(), HEAD: head.dump()}
         self._checked(self._said("POST", "/answers", headers, content))

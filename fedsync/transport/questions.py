@@ -83,7 +83,7 @@ class FrameHead:
 
     The body is the run's specification (``spec``), the text, and the payload, unless that is a ``blob`` (digest) of
     ``nbytes``. ``number`` is that of the question, ``ticket`` admits the upload of a large answer of at most ``most``
-    bytes, and ``relay`` is 1 if a relay answers.
+    bytes, and ``relay`` is 1 if a relay answers. ``empty`` is 1 if there is a payload, of 0 bytes.
     """
 
     text: int
@@ -94,6 +94,7 @@ class FrameHead:
     most: int = 0
     spec: int = 0
     relay: int = 0
+    empty: int = 0
 
     def dump(self) -> str:
         return json.dumps({name: value for name, value in asdict(self).items() if value}, separators=(",", ":"))
@@ -111,7 +112,7 @@ class FrameHead:
         return head
 
     def _is_sound(self) -> bool:
-        numbers = (self.text, self.number, self.nbytes, self.most, self.spec, self.relay)
+        numbers = (self.text, self.number, self.nbytes, self.most, self.spec, self.relay, self.empty)
         digests = (self.blob, self.ticket)
         if not all(type(number) is int and 0 <= number < 2**53 for number in numbers):
             return False

@@ -33,7 +33,7 @@ from fedsync.server.nodes import Admission, Nodes
 from fedsync.silo.protocol import Hello
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.flower.grid import silos_in_this_process
-from tests.flower.named_nodes import NamedGrid
+from tests.flower.named_nodes import named
 from tests.server.test_region_clients import NAMES, QUICK, SILOS, TIMING, committed, grid_of, journal, relays_of
 
 LARGE = 3 * 2**20
@@ -202,7 +202,7 @@ def test_a_relay_that_says_nothing_at_once_is_asked_rarely() -> None:
 
 def test_a_relay_is_no_silo() -> None:
     """Its key is that of who speaks for others, and its name is on no list of silos."""
-    nodes = Nodes(NamedGrid({1: "north", 2: "b"}), Admission(registered=True, regions={"north": ["a"]}))
+    nodes = Nodes(named({1: "north", 2: "b"}), Admission(registered=True, regions={"north": ["a"]}))
     nodes.look()
     with pytest.raises(ProtocolError, match="'north' is a relay's name"):
         nodes.check(1, Hello("north", SiloFacts(10)))
@@ -210,7 +210,7 @@ def test_a_relay_is_no_silo() -> None:
 
 
 def test_a_silo_behind_a_relay_holds_no_more_samples_than_the_strategy_allows() -> None:
-    nodes = Nodes(NamedGrid({1: "north"}), Admission(regions={"north": ["a"]}, most_examples=1000))
+    nodes = Nodes(named({1: "north"}), Admission(regions={"north": ["a"]}, most_examples=1000))
     nodes.look()
     reply = write(RegionReply(here=(RelayedNode(1, "a", "now"),)))
     nodes.relay(1, SiloAnswer("", reply, relay=True))

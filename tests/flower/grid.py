@@ -11,6 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsync.common.errors import ProtocolError
 from fedsync.extras.relays.relay_messages import read_region_request
 from fedsync.flower import client_app
 from fedsync.flower import flower_messages as messages
@@ -49,6 +50,8 @@ class DirectGrid(Grid):
         self.nodes = set(range(1, nodes + 1))
         self.starts = dict.fromkeys(self.nodes, 1)
         """How often each node was started."""
+        self.names: dict[int, str] = {}
+        """Names under which nodes are registered."""
         self.answers = answers or {}
         self.pushed: list[tuple[int, str]] = []
         self._replies: dict[str, Message] = {}
@@ -79,7 +82,10 @@ class DirectGrid(Grid):
         return sorted(self.nodes)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, last_activated_at=str(self.starts[node])) for node in sorted(self.nodes)]
+        return [
+            NodeInfo(node_id=node, name=self.names.get(node), last_activated_at=str(self.starts[node]))
+            for node in sorted(self.nodes)
+        ]
 
     def push_messages(self, sent: Iterable[Message]) -> Iterable[str]:
         for message in sent:
@@ -117,10 +123,13 @@ def connect(identity: Identity, make: Callable[[Identity], TrainerService] = Tra
 
 
 def kind(message: Message) -> str:
-    """Name of what a message asks a silo, or a relay."""
+    """Name of what a message asks a silo, or a relay; its text, if that is no request."""
     text = messages.read_request(message)[1]
-    for_relay = read_region_request(text)
-    return type(read_request(text) if for_relay is None else for_relay).__name__
+    try:
+        for_relay = read_region_request(text)
+        return type(read_request(text) if for_relay is None else for_relay).__name__
+    except ProtocolError:
+        return text
 
 
 def asked(message: Message) -> Request:

@@ -1,33 +1,38 @@
-"""Nodes with names for tests, and what they say as they join."""
+"""Nodes in memory for tests: silent ones, and what they say as they join."""
 
-from collections.abc import Iterable, Mapping
-
-from flwr.proto.node_pb2 import NodeInfo
+from collections.abc import Mapping
 
 from fedsync.core.orders import SiloFacts
-from fedsync.flower.grid_transport import GridTransport
+from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Nodes
-from fedsync.silo.protocol import Hello
-from fedsync.transport.port import Peer
-from tests.flower.grid import DirectGrid
+from fedsync.silo.protocol import Hello, Reply, write_reply
+from fedsync.transport.memory_transport import MemorySilo, MemoryTransport
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
 
 
-class NamedGrid(DirectGrid):
-    """Nodes that are registered under names; an empty one is none."""
+def silent(asked: SiloQuestion, payload: Payload | None) -> None:
+    """A silo that loses what it is asked."""
 
-    def __init__(self, names: Mapping[int, str]) -> None:
-        super().__init__(0)
-        self.names = dict(names)
-        self.activated: dict[int, str] = {}
 
-    def peers(self) -> list[Peer]:
-        return GridTransport(self).peers()
+def saying(reply: Reply, payload: Payload | None = None) -> MemorySilo:
+    """A silo that answers every question so."""
+    return lambda asked, beside: SiloAnswer("", write_reply(reply), payload)
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [
-            NodeInfo(node_id=node, name=name, last_activated_at=self.activated.get(node, "09:00"))
-            for node, name in self.names.items()
-        ]
+
+def silos_of(*answers: MemorySilo) -> MemoryTransport:
+    """Nodes from 1 on."""
+    silos = MemoryTransport()
+    for node, answer in enumerate(answers, 1):
+        silos.join(node, answer)
+    return silos
+
+
+def named(names: Mapping[int, str]) -> MemoryTransport:
+    """Silent nodes that are registered under names; an empty one is none."""
+    silos = MemoryTransport()
+    for node, name in names.items():
+        silos.join(node, silent, name)
+    return silos
 
 
 def hello(name: str, examples: int = 10) -> Hello:

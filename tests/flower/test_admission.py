@@ -1,37 +1,20 @@
 """A whole run among registered nodes, some of which are not to take part."""
 
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.driver import Timeouts
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 SHORT = [SMALL, "local.steps=1", "local.batch_size=8", "stop.rounds=1", "min_silos=2"]
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
-
-
-class Registered(DirectGrid):
-    """Nodes 1 to 3, which say that they are a, b and c; the third is registered under another name."""
-
-    def __init__(self, third: str) -> None:
-        super().__init__(3)
-        self.registered = {1: "a", 2: "b", 3: third}
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return [NodeInfo(node_id=node, name=self.registered[node]) for node in sorted(self.nodes)]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 @pytest.mark.parametrize(
@@ -46,7 +29,8 @@ def test_who_is_not_to_take_part_gets_no_order(
     third: str, silos: str | None, asked: bool, logged: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = StrategyConfig.load("fedavg", [*SHORT, *([] if silos is None else [f"silos={silos}"])])
-    grid = Registered(third)
+    grid = DirectGrid(3)  # they say that they are a, b and c
+    grid.names = {1: "a", 2: "b", 3: third}
     cluster = CLUSTER if silos is None else CLUSTER.model_copy(update={"silos": CLUSTER.silos[:2]})
     strategy = FedSync(config, cluster, out=tmp_path, timing=Timeouts(poll_s=0.001), registered=True)
     strategy.start(grid)

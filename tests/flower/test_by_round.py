@@ -1,6 +1,6 @@
 """What users of Flower's strategies do in each round: change the configuration, and make metrics of the silos'."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,11 @@ from fedsync.flower.silo_metrics import SiloMetrics
 from fedsync.server.timeouts import Timeouts
 from tests.client.stock_app import stock_app
 from tests.client.test_stock_app import CHANGES, FIXED, cluster, strategy_of
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
 from tests.flower.test_start import QUICK, TIMING
 from tests.policies.test_rounds import orders_of
 
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 def quick(*overrides: str) -> StrategyConfig:

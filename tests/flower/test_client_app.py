@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,16 +48,12 @@ from fedsync.silo.session.trainer_client import app_folder, asked_for
 from fedsync.train.loop import Trainer
 from fedsync.transport.join import Join, new_secret
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, posing, said, silos_in_this_process
+from tests.flower.grid import DirectGrid, posing, said
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 ORDER = WorkOrder("a/1", 0, 1, 8, 2, 0.1, seed=1)
 FAST = [SMALL, "local.threads=1", "local.steps=1", "local.batch_size=8", "stop.rounds=2"]
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def spec(*overrides: str, emulate: list[SiloConfig] | None = None) -> str:

@@ -1,7 +1,6 @@
 """Silos with another table, through the Flower driver: named with the reason, and never waited for without end."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,13 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
 from tests.simulation.test_columns import OTHER, ROWS, table
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 GOOD = ["age", "dose", "sick"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=20, look_s=0.05)
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def started(files: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, **task: Any) -> FedSync:

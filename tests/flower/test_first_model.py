@@ -1,57 +1,60 @@
 """The server asks silos for the model that it cannot build, whatever some of them answer."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
 
 from fedsync.common.errors import RunError
 from fedsync.flower.first_model import ask_for_model
-from fedsync.flower.grid_transport import GridTransport
-from fedsync.model.layout import Layout, Vector
+from fedsync.model.layout import Layout
+from fedsync.model.transfer import Payload
 from fedsync.server.nodes import Admission
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.protocol import InitialModel, InProgress, Refusal, Refused
-from tests.flower.grid import Answer, DirectGrid, saying, silos_in_this_process
+from fedsync.silo.protocol import AskModel, InitialModel, InProgress, Refusal, Refused, read_request
+from fedsync.transport.memory_transport import MemorySilo
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
+from tests.flower.named_nodes import saying, silent, silos_of
 
 SOON = Timeouts(poll_s=0.001, join_timeout_s=0.05)
 LONG = Timeouts(poll_s=0.001, join_timeout_s=60.0)
 WEIGHTS = np.array([1.0, 2.0], np.float32)
 
 
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
+def model(*shape: int) -> InitialModel:
+    return InitialModel(Layout(("w",), (shape,)))
 
 
-def always(make: Callable[[Message], Message]) -> Answer:
-    """A silo that answers every message like this."""
-    return lambda message, context: make(message)
+def fails(asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+    assert isinstance(read_request(asked.text), AskModel)
+    return SiloAnswer("", problem="error 2: no data", code=2)
 
 
-def model(values: Vector | None, *shape: int) -> Answer:
-    """A silo that sends these values as one array of this shape."""
-    layout = InitialModel(Layout(("w",), (shape,)))
-    return always(lambda message: saying(message, layout, values))
-
-
-HONEST = model(WEIGHTS, 2)
+HONEST = saying(model(2), WEIGHTS)
 BAD = {
-    "another record": always(lambda message: Message(RecordDict(), reply_to=message)),
-    "an error": always(lambda message: Message(Error(code=2, reason="no data"), reply_to=message)),
-    "another reply": always(lambda message: saying(message, InProgress(1, 1))),
-    "a claim of 16 TiB": model(WEIGHTS, 2**42),
-    "not a number": model(np.full(3, np.nan, np.float32), 3),
-    "nothing": model(None, 2),
+    "no reply": lambda asked, payload: SiloAnswer(""),
+    "an error": fails,
+    "another reply": saying(InProgress(1, 1)),
+    "a claim of 16 TiB": saying(model(2**42), WEIGHTS),
+    "not a number": saying(model(3), np.full(3, np.nan, np.float32)),
+    "nothing": saying(model(2)),
 }
+
+
+class Turns:
+    """A silo that answers so at first, and honestly from the n-th question on."""
+
+    def __init__(self, first: MemorySilo, honest: int = 3) -> None:
+        self.first, self.honest, self.asked = first, honest, 0
+
+    def __call__(self, asked: SiloQuestion, payload: Payload | None) -> SiloAnswer | None:
+        self.asked += 1
+        return (self.first if self.asked < self.honest else HONEST)(asked, payload)
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    found, about = ask_for_model(GridTransport(DirectGrid(2, {1: BAD[name], 2: HONEST})), "{}", LONG)
+    found, about = ask_for_model(silos_of(BAD[name], HONEST), "{}", LONG)
     np.testing.assert_array_equal(found, WEIGHTS)
     assert about.layout == Layout(("w",), ((2,),))
     assert "node 1 failed the check" in caplog.text
@@ -59,42 +62,28 @@ def test_an_answer_that_is_no_model_costs_its_silo_its_turn(name: str, caplog: p
 
 def test_where_no_silo_has_a_model_the_last_problem_is_told() -> None:
     with pytest.raises(RunError, match=r"no silo sent a model in 0.05 s; node 1 failed the check 'answer': .*no data"):
-        ask_for_model(GridTransport(DirectGrid(1, {1: BAD["an error"]})), "{}", SOON)
+        ask_for_model(silos_of(fails), "{}", SOON)
 
 
 def test_a_silo_that_had_no_model_is_asked_again_later() -> None:
-    asked = 0
-
-    def at_last(message: Message, context: Context) -> Message | None:
-        nonlocal asked
-        asked += 1
-        return (HONEST if asked == 3 else BAD["an error"])(message, context)
-
-    found, _ = ask_for_model(GridTransport(DirectGrid(1, {1: at_last})), "{}", replace(LONG, look_s=0.001))
+    found, _ = ask_for_model(silos_of(Turns(fails)), "{}", replace(LONG, look_s=0.001))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 
 def test_nobody_is_asked_again_at_once() -> None:
-    grid = DirectGrid(1, {1: BAD["an error"]})
+    silo = Turns(fails, honest=9)
     with pytest.raises(RunError):
-        ask_for_model(GridTransport(grid), "{}", SOON)
-    assert grid.pushed == [(1, "AskModel")]
+        ask_for_model(silos_of(silo), "{}", SOON)
+    assert silo.asked == 1
 
 
 def test_a_question_that_is_lost_is_asked_again() -> None:
-    lost = 0
-
-    def hears_at_last(message: Message, context: Context) -> Message | None:
-        nonlocal lost
-        lost += 1
-        return HONEST(message, context) if lost == 3 else None
-
-    found, _ = ask_for_model(GridTransport(DirectGrid(1, {1: hears_at_last})), "{}", replace(LONG, ask_s=0.01))
+    found, _ = ask_for_model(silos_of(Turns(silent)), "{}", replace(LONG, ask_s=0.01))
     np.testing.assert_array_equal(found, WEIGHTS)
 
 
 def test_where_all_silos_refuse_the_run_nobody_is_asked_again() -> None:
-    grid = DirectGrid(2, dict.fromkeys((1, 2), always(lambda message: saying(message, Refused(Refusal.OWNER)))))
+    silos = [Turns(saying(Refused(Refusal.OWNER)), honest=9) for _ in range(2)]
     with pytest.raises(RunError, match=r"every silo refuses the run, OWNER: .* node 1, node 2: its own log"):
-        ask_for_model(GridTransport(grid), "{}", LONG, Admission(expected=2))
-    assert grid.pushed == [(1, "AskModel"), (2, "AskModel")]
+        ask_for_model(silos_of(*silos), "{}", LONG, Admission(expected=2))
+    assert [silo.asked for silo in silos] == [1, 1]

@@ -1,6 +1,6 @@
-"""Flower's messages as a transport: what goes together, what an answer may be, and what is lost on the way."""
+"""Flower's messages as a transport: what goes together, and what is no answer."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,18 +14,12 @@ from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.payloads import SMALL_BYTES
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import Describe, Question, write_request
-from fedsync.transport.port import Peer
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
-from tests.flower.grid import Answer, DirectGrid, run_identity
-from tests.flower.named_nodes import NamedGrid
+from tests.flower.grid import Answer, DirectGrid
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 FIRST, SECOND = write_request(Describe()), write_request(Question())
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with run_identity():
-        yield
 
 
 def echo(message: Message, context: Context) -> Message:
@@ -64,32 +58,6 @@ def asked(answer: Answer, sent: SiloQuestion) -> SiloAnswer:
     return found
 
 
-def test_peers_are_the_nodes_by_their_registered_names() -> None:
-    grid = NamedGrid({1: "berlin", 2: ""})
-    grid.activated[2] = "10:00"
-    assert GridTransport(grid).peers() == [Peer(1, "berlin", "09:00"), Peer(2, "", "10:00")]
-
-
-def test_each_question_has_its_answer_once() -> None:
-    silos = GridTransport(DirectGrid(2, dict.fromkeys((1, 2), echo)))
-    names = silos.send([(2, SiloQuestion(FIRST, bytes_(3))), (1, SiloQuestion(SECOND))])
-    found = {answer.name: answer for answer in silos.receive()}
-    assert [found[name or ""].text for name in names] == [FIRST, SECOND]
-    payloads = [found[name or ""].payload for name in names]
-    assert payloads[0] is not None and payloads[0].tobytes() == bytes([1] * 3) and payloads[1] is None
-    assert silos.receive() == []
-
-
-@pytest.mark.parametrize("nbytes", [10, SMALL_BYTES + 1], ids=["in the text's record", "in a record of its own"])
-@pytest.mark.parametrize("more", [0, 1])
-def test_an_answer_may_be_as_large_as_what_was_asked_for(nbytes: int, more: int) -> None:
-    found = asked(echo, question(bytes_(nbytes + more), most=nbytes))
-    if more:
-        assert found.check == "length" and f"at most {nbytes}" in found.problem and found.payload is None
-    else:
-        assert not found.problem and found.payload is not None and found.payload.nbytes == nbytes
-
-
 def test_an_error_of_flower_s_is_no_answer_and_says_its_code() -> None:
     found = asked(lambda message, context: Message(Error(2, "disk\x1b full"), reply_to=message), question())
     assert (found.problem, found.check, found.code) == ("error 2: disk\\x1b full", "answer", 2)
@@ -98,12 +66,6 @@ def test_an_error_of_flower_s_is_no_answer_and_says_its_code() -> None:
 def test_records_that_are_no_answer_are_a_problem_of_the_silo_s() -> None:
     found = asked(lambda message, context: Message(RecordDict(), reply_to=message), question())
     assert found.problem and found.check == "message" and found.code is None
-
-
-@pytest.mark.parametrize("relay", [True, False])
-def test_a_relay_s_answer_says_whose_it_is(relay: bool) -> None:
-    found = asked(lambda message, context: messages.answer(message, "x", relay=relay), question())
-    assert (found.text, found.relay) == ("x", relay)
 
 
 def test_small_questions_go_together_and_a_node_that_is_gone_loses_its_own_only() -> None:
@@ -128,29 +90,12 @@ def test_what_is_too_large_for_flower_is_lost() -> None:
     assert silos.receive() == []
 
 
-def test_what_nobody_waits_for_is_not_asked_for() -> None:
-    grid = DirectGrid(1, {1: echo})
-    silos = GridTransport(grid)
-    first, second = silos.send([(1, SiloQuestion(FIRST)), (1, SiloQuestion(SECOND))])
-    silos.keep({second or ""})
-    assert [answer.text for answer in silos.receive()] == [SECOND]
-    assert list(grid.pull_messages([first or ""])), "its answer is still there"
-
-
-def test_an_answer_that_nobody_asked_for_is_not_heard() -> None:
-    """Whatever a SuperLink hands out."""
+def test_an_answer_is_heard_once_however_often_a_superlink_hands_it_out() -> None:
     grid = DirectGrid(1, {1: echo})
     silos = GridTransport(grid)
     silos.send([(1, SiloQuestion(FIRST))])
     (reply,) = grid.pull_messages(list(silos._sent))
-    silos.keep(())
     silos.send([(1, SiloQuestion(SECOND))])
     patched: Any = grid
     patched.pull_messages = lambda identifiers: [reply]
-    assert silos.receive() == []
-
-
-def test_any_question_may_be_lost() -> None:
-    """So the server has to ask again: a message that was lost on its way Flower takes for delivered."""
-    silos = GridTransport(Counting(1))
-    assert silos.waiting([name or "" for name in silos.send([(1, question())])]) == set()
+    assert [answer.text for answer in silos.receive()] == [FIRST] and silos.receive() == []

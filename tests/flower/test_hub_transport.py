@@ -18,21 +18,21 @@ from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.hub_transport import FOLDER, HubTransport, way_to_silos
 from fedsync.server.run_folder import HUB, HubPlace
 from fedsync.silo.agent.joins import JOINED
-from fedsync.transport.join import Join, new_secret
-from fedsync.transport.line import HubLine
+from fedsync.transport.join import Join
 from fedsync.transport.questions import BESIDE_BYTES, SiloQuestion
-from tests.flower.grid import DirectGrid, run_identity
+from tests.flower.grid import DirectGrid
 from tests.transport.hubs import Served, served
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 class Silos:
     """A grid whose nodes join, or answer a join with something else."""
 
-    def __init__(self, nodes: dict[int, str]) -> None:
-        self.nodes = nodes
+    def __init__(self, up: Served, nodes: dict[int, str]) -> None:
+        self.up, self.nodes = up, nodes
         self.says: dict[int, Callable[[Message], Message | None]] = {}
         self.joins: list[tuple[int, Join]] = []
-        self.lines: dict[int, HubLine] = {}
         self._replies: dict[str, Message] = {}
         self.away = False
 
@@ -54,19 +54,11 @@ class Silos:
             yield identifier
 
     def joined(self, message: Message) -> Message:
-        node, join = self.joins[-1]
-        self.lines[node] = HubLine(join, new_secret())
-        self.lines[node].join()
+        self.up.line(self.joins[-1][1]).join()
         return messages.answer(message, JOINED)
 
     def pull_messages(self, names: Iterable[str]) -> list[Message]:
         return [self._replies.pop(name) for name in names if name in self._replies]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with run_identity():
-        yield
 
 
 @pytest.fixture
@@ -75,15 +67,16 @@ def up(tmp_path: Path) -> Iterator[Served]:
         yield found
 
 
-def transport(up: Served, silos: Silos, struck: Callable[[], set[str]] = set) -> HubTransport:
+def transport(silos: Silos, struck: Callable[[], set[str]] = set) -> HubTransport:
+    up = silos.up
     made = HubTransport(silos, up.hub, Path("/nowhere"), [up.address], up.authority, struck)  # type: ignore[arg-type]
     made._invite()
     return made
 
 
 def test_each_node_gets_one_join_and_is_here_by_its_name(up: Served) -> None:
-    silos = Silos({11: "berlin", 12: ""})
-    made = transport(up, silos)
+    silos = Silos(up, {11: "berlin", 12: ""})
+    made = transport(silos)
     for _ in range(3):
         made._invite()
     assert sorted(node for node, _ in silos.joins) == [11, 12]
@@ -92,8 +85,8 @@ def test_each_node_gets_one_join_and_is_here_by_its_name(up: Served) -> None:
 
 
 def test_a_node_that_goes_offline_stays_while_its_session_does(up: Served) -> None:
-    silos = Silos({11: "berlin"})
-    made = transport(up, silos)
+    silos = Silos(up, {11: "berlin"})
+    made = transport(silos)
     before = made.peers()
     silos.nodes = {}
     made._invite()
@@ -101,8 +94,8 @@ def test_a_node_that_goes_offline_stays_while_its_session_does(up: Served) -> No
 
 
 def test_while_the_superlink_is_away_silos_go_on(up: Served) -> None:
-    silos = Silos({11: "berlin"})
-    made = transport(up, silos)
+    silos = Silos(up, {11: "berlin"})
+    made = transport(silos)
     silos.away = True
     thread = threading.Thread(target=made.invite, daemon=True)
     thread.start()
@@ -124,9 +117,9 @@ def test_a_node_that_does_not_join_answers_so_to_every_question(up: Served, says
         del reply.content.config_records["fedsync"]["text"]
         return reply
 
-    silos = Silos({11: "berlin"})
+    silos = Silos(up, {11: "berlin"})
     silos.says[11] = answer
-    made = transport(up, silos)
+    made = transport(silos)
     made._invite()  # hears of it
     for _ in range(200):
         if made.peers():
@@ -147,8 +140,8 @@ def test_a_node_that_does_not_join_answers_so_to_every_question(up: Served, says
 
 
 def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
-    silos, struck = Silos({11: "berlin", 12: "paris"}), set[str]()
-    made = transport(up, silos, lambda: struck)
+    silos, struck = Silos(up, {11: "berlin", 12: "paris"}), set[str]()
+    made = transport(silos, lambda: struck)
     struck.add("berlin")
     made._invite()
     made._invite()
@@ -156,34 +149,9 @@ def test_who_was_struck_off_is_out_and_is_invited_no_more(up: Served) -> None:
     assert made.send([(11, SiloQuestion("describe"))]) == [None]
 
 
-def test_a_question_is_answered_once_and_cannot_be_lost(up: Served) -> None:
-    silos = Silos({11: "berlin"})
-    made = transport(up, silos)
-    (name,) = made.send([(11, SiloQuestion("describe", spec="{}"))])
-    assert name is not None and made.waiting([name, "other"]) == {name}
-    question = silos.lines[11].asked(0)
-    assert question is not None and (question.text, question.spec) == ("describe", "{}")
-    for _ in range(2):
-        silos.lines[11].answer(question, "hello")
-    made.wait(5.0)
-    assert [each.text for each in made.receive()] == ["hello"] and made.receive() == []
-    assert made.waiting([name]) == set()
-
-
-def test_what_nobody_waits_for_is_forgotten(up: Served) -> None:
-    silos = Silos({11: "berlin"})
-    made = transport(up, silos)
-    first, second = made.send([(11, SiloQuestion("one")), (11, SiloQuestion("two"))])
-    assert second is not None
-    made.keep([second])
-    question = silos.lines[11].asked(0)
-    assert question is not None and question.text == "two"
-    assert made.waiting([str(first), second]) == {second}
-
-
 def test_a_model_lies_at_the_hub_once_for_all_and_goes(up: Served, tmp_path: Path) -> None:
-    silos = Silos({11: "berlin", 12: "paris"})
-    made = transport(up, silos)
+    silos = Silos(up, {11: "berlin", 12: "paris"})
+    made = transport(silos)
     model = np.ones(2 * BESIDE_BYTES, np.uint8)
     names = made.send([(node, SiloQuestion("train", model)) for node in (11, 12)])
     blobs = tmp_path / "hub" / "blobs"

@@ -1,6 +1,5 @@
 """What a subclass overrides and a caller says is heard, or refused."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,10 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from fedsync import FedSync
 from fedsync.common.errors import ConfigError
 from fedsync.config.strategy import StrategyConfig
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
 from tests.flower.test_start import QUICK, TIMING
 
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 def _never(*arguments: object, **more: object) -> None:

@@ -5,7 +5,8 @@ import pytest
 from fedsync.common.errors import RunError
 from fedsync.server.nodes import Admission, Nodes
 from fedsync.silo.protocol import Refusal, Refused
-from tests.flower.named_nodes import NamedGrid, join
+from fedsync.transport.memory_transport import MemoryTransport
+from tests.flower.named_nodes import join, named, silent
 
 OWNER, CONFIG, INTERNAL = (Refused(code) for code in (Refusal.OWNER, Refusal.CONFIG, Refusal.INTERNAL))
 
@@ -17,12 +18,12 @@ def refuse(nodes: Nodes, node: int, refused: Refused, times: int = 1) -> None:
         nodes.ask_again(node)
 
 
-def refusing(expected: int | None, *names: str) -> tuple[NamedGrid, Nodes]:
+def refusing(expected: int | None, *names: str) -> tuple[MemoryTransport, Nodes]:
     """Nodes that were greeted, from 1 on."""
-    grid = NamedGrid(dict(enumerate(names, 1)))
-    nodes = Nodes(grid, Admission(expected=expected))
+    silos = named(dict(enumerate(names, 1)))
+    nodes = Nodes(silos, Admission(expected=expected))
     nodes.look()
-    return grid, nodes
+    return silos, nodes
 
 
 def test_a_run_that_all_refuse_is_over_with_the_last_refusal() -> None:
@@ -61,9 +62,9 @@ def test_a_refusal_that_may_pass_is_final_when_it_comes_twice_in_a_row() -> None
 
 
 def test_a_run_that_a_silo_has_joined_is_not_given_up_for_refusals() -> None:
-    grid, nodes = refusing(1, "a", "b")
+    silos, nodes = refusing(1, "a", "b")
     join(nodes, 1, "a")
-    del grid.names[1]
+    silos.leave(1)
     nodes.look()
     nodes.forget(1)
     refuse(nodes, 2, OWNER)
@@ -75,8 +76,8 @@ COLUMNS = Refused(Refusal.CONFIG, "silo 'b' failed the check 'columns'")
 @pytest.mark.parametrize("joined", [False, True])
 def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_which_and_why(joined: bool) -> None:
     """One silo with a bad table made the other wait for ever."""
-    grid = NamedGrid({1: "a", 2: "b"})
-    nodes = Nodes(grid, Admission(expected=2, needed=2))
+    silos = named({1: "a", 2: "b"})
+    nodes = Nodes(silos, Admission(expected=2, needed=2))
     nodes.look()
     if joined:
         join(nodes, 1, "a")
@@ -99,14 +100,14 @@ def test_a_run_that_cannot_begin_without_a_silo_that_refuses_is_over_and_says_wh
     ],
 )
 def test_a_run_that_may_still_begin_goes_on(names: str, needed: int, expected: int | None, refused: Refused) -> None:
-    nodes = Nodes(NamedGrid(dict(enumerate(names, 1))), Admission(expected=expected, needed=needed))
+    nodes = Nodes(named(dict(enumerate(names, 1))), Admission(expected=expected, needed=needed))
     nodes.look()
     refuse(nodes, 2, refused, times=2)
 
 
 def test_a_run_that_has_begun_is_not_given_up_for_one_that_comes_with_another_table() -> None:
-    grid = NamedGrid({1: "a", 2: "b", 3: "c"})
-    nodes = Nodes(grid, Admission(expected=2, needed=2))
+    silos = named({1: "a", 2: "b", 3: "c"})
+    nodes = Nodes(silos, Admission(expected=2, needed=2))
     nodes.look()
     join(nodes, 1, "a")
     join(nodes, 3, "c")
@@ -115,15 +116,15 @@ def test_a_run_that_has_begun_is_not_given_up_for_one_that_comes_with_another_ta
 
 
 def test_who_is_turned_away_is_not_waited_for_and_who_left_does_not_count() -> None:
-    grid = NamedGrid({1: "a", 2: "b", 3: "stranger"})
-    nodes = Nodes(grid, Admission(["a", "b"], expected=2))
+    silos = named({1: "a", 2: "b", 3: "stranger"})
+    nodes = Nodes(silos, Admission(["a", "b"], expected=2))
     nodes.look()
     refuse(nodes, 1, OWNER)
-    del grid.names[1]
+    silos.leave(1)
     nodes.look()
     nodes.forget(1)
     refuse(nodes, 2, OWNER)
-    grid.names[4] = "a"
+    silos.join(4, silent, "a")
     nodes.look()
     with pytest.raises(RunError, match="OWNER"):
         refuse(nodes, 4, OWNER)

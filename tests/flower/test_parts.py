@@ -1,7 +1,6 @@
 """Silos whose model is not the first one's are refused by name, through the Flower driver; the others go on."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,18 +17,14 @@ from fedsync.server.checkpoints import prepare
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Describe, Hello
-from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying, silos_in_this_process
+from tests.flower.grid import Answer, DirectGrid, asked, honest, said, saying
 from tests.simulation.test_parts import APP, TASK
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = ["local.steps=2", "local.batch_size=8", "stop.rounds=2", "min_silos=2"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.05)
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def started(

@@ -1,6 +1,5 @@
 """Silos of a silo file with privacy budgets, through the Flower driver."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,16 +8,12 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.server.timeouts import Timeouts
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
 from tests.simulation.test_columns import table
 
+pytestmark = pytest.mark.usefixtures("silos_here")
+
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=20, look_s=0.05)
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 @pytest.mark.slow

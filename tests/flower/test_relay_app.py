@@ -15,7 +15,6 @@ from fedsync.extras.relays.relay_app import serve_relay
 from fedsync.extras.relays.relay_messages import RegionRequest, read_region_reply, write
 from fedsync.flower import client_app
 from fedsync.flower import flower_messages as messages
-from fedsync.flower.grid_transport import GridTransport
 from fedsync.model.chunked_arrays import ArrayKeeper, file_part
 from fedsync.model.transfer import Payload
 from fedsync.silo.agent import answers
@@ -23,6 +22,7 @@ from fedsync.silo.agent.answers import ask_relay
 from fedsync.silo.protocol import Describe, Refused, read_reply, write_request
 from fedsync.transport.questions import SiloQuestion
 from tests.flower.grid import DirectGrid, run_identity, said
+from tests.flower.named_nodes import silent, silos_of
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def _identity() -> Iterator[None]:
 def socket(tmp_path: Path) -> Path:
     """Of an app whose relay has two silos."""
     path = tmp_path / "relay.sock"
-    threading.Thread(target=serve_relay, args=(GridTransport(DirectGrid(2)), path, None, tmp_path), daemon=True).start()
+    threading.Thread(target=serve_relay, args=(silos_of(silent, silent), path, None, tmp_path), daemon=True).start()
     return path
 
 

@@ -1,7 +1,6 @@
 """Encrypted runs through the Flower driver: the server sees sealed bytes only, silos keep the model."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,13 @@ from fedsync.silo.session.service import TrainerService
 from fedsync.train.loop import Trainer
 from fedsync.train.weights import initial_model
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, silos_in_this_process, trainers
+from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, said, saying, trainers
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = [SMALL, "local.steps=2", "local.batch_size=8", "stop.rounds=3"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def _start(

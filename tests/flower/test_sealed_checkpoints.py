@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,9 @@ from tests.flower.cut_off_runs import (
     killed_at,
     strategy_in,
 )
-from tests.flower.grid import DirectGrid, silos_in_this_process, trainers
+from tests.flower.grid import DirectGrid, trainers
 
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 def _keys(folder: Path, monkeypatch: pytest.MonkeyPatch, cipher: str) -> Path:

@@ -13,7 +13,8 @@ from fedsync.core.actions import Commit
 from fedsync.model.layout import Vector
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.schema import kinds
-from tests.flower.grid import silos_in_this_process
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 VALUES, ROUNDS = 400, 12
 EXAMPLES = {"a": 30, "b": 50, "c": 20}
@@ -30,12 +31,6 @@ PAIRS: list[tuple[str, dict[str, Any], Any]] = [
     ("fedadagrad", {}, FedAdagrad()),
     ("fedadagrad", {"rate": 0.03, "tau": 0.1}, FedAdagrad(eta=0.03, tau=0.1)),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def _updates(number: int) -> dict[str, Vector]:

@@ -3,7 +3,6 @@
 import logging
 import re
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,16 +27,12 @@ from fedsync.observe.replay import replay
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.protocol import Describe, Hello, Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, asked, honest, said, saying, silos_in_this_process
+from tests.flower.grid import DirectGrid, asked, honest, said, saying
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 QUICK = [SMALL, "local.steps=1", "local.batch_size=8", "min_silos=2", "stop.rounds=2"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def _strategy(out: Path, *overrides: str) -> FedSync:

@@ -2,7 +2,6 @@
 
 import json
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +24,7 @@ from fedsync.server.checkpoints import FOLDER, FORMAT, digest
 from tests.flower.cut_off_runs import SILOS, Killed, all_is_large, cut_off, killed_at, strategy_in
 from tests.flower.grid import DirectGrid, honest, silos_in_this_process, trainers
 
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 
 def _model(arrays: ArrayRecord) -> np.ndarray:

@@ -3,8 +3,10 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,18 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
+from fedsync.silo.agent.answers import identify
 from fedsync.silo.protocol import AskModel, Collect, Describe, Hello, Refusal, Refused, Reply, Snapshot, Train
+from fedsync.transport.memory_transport import MemoryTransport
+from fedsync.transport.questions import SiloAnswer, SiloQuestion
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, honest, posing, said, saying, silos_in_this_process
+from tests.flower.grid import Answer, DirectGrid, asked, connect, honest, posing, said, saying
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 ROUNDS = 3
 FAST = ["local.steps=1", "local.batch_size=8", f"stop.rounds={ROUNDS}", "task.partition.kind=iid"]
 SILOS = [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def _overrides(*more: str) -> list[str]:
@@ -146,6 +147,32 @@ def test_honest_silos_end_with_the_last_round_evaluated(tmp_path: Path) -> None:
     assert result.evaluate_metrics_clientapp[ROUNDS]["accuracy"] == pytest.approx(summary["accuracy"])
     # 3 orders and 3 last evaluations brought the model, 9 updates went up; all are the model's size.
     assert summary["bytes_down"] == (9 + 3) * summary["bytes_up"] // 9
+
+
+def test_silos_in_memory_end_with_the_model_of_silos_behind_flower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silos = MemoryTransport()
+
+    def trainer(share: int, asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
+        identity = identify(asked.spec, {"partition-id": share}, {}, {})
+        return SiloAnswer("", *connect(identity)(asked.text, payload))
+
+    for share in range(3):
+        silos.join(share + 1, partial(trainer, share))
+    expected = _strategy(tmp_path / "flower").start(DirectGrid(3)).arrays
+    monkeypatch.setattr("fedsync.flower.flower_strategy.way_to_silos", lambda grid, out: nullcontext(silos))
+    found = _strategy(tmp_path / "memory").start(DirectGrid(0)).arrays
+    assert [array.data for array in found.values()] == [array.data for array in expected.values()]
+
+
+def test_silos_train_models_of_their_own_when_the_rounds_are_over(tmp_path: Path) -> None:
+    """Such a model stays at its silo: neither its orders nor its updates bring a byte."""
+    _strategy(tmp_path, "evaluation.cross_site={local: true, fine_tune: 2}").start(DirectGrid(3))
+    assert "WorkFailed" not in (tmp_path / "journal.jsonl").read_text()
+    models = json.loads((tmp_path / "cross_site.json").read_text())["models"]
+    own = [(each["subject"], each["silo"]) for each in models if each.get("silo")]
+    assert own == [(subject, silo) for subject in ("local", "tuned") for silo in "abc"]
 
 
 def test_evaluate_fn_sees_every_version_from_zero(tmp_path: Path) -> None:

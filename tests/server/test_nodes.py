@@ -1,11 +1,9 @@
 """Which node is which silo, by registration and by word."""
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-from flwr.proto.node_pb2 import NodeInfo
 
 from fedsync.common.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
@@ -14,30 +12,33 @@ from fedsync.observe.fate import MISSING
 from fedsync.server import nodes as nodes_module
 from fedsync.server.nodes import Admission, AnotherApp, Nodes
 from fedsync.silo.protocol import Hello, Refusal, Refused
+from fedsync.transport.memory_transport import MemoryTransport
+from fedsync.transport.port import Peer
 from fedsync.transport.questions import SiloAnswer
-from tests.flower.named_nodes import NamedGrid, hello, join
+from tests.flower.named_nodes import hello, join, named, silent
 
 
 def test_nodes_come_and_go() -> None:
-    grid = NamedGrid({2: "", 1: ""})
-    nodes = Nodes(grid)
+    silos = named({2: "", 1: ""})
+    nodes = Nodes(silos)
     assert nodes.look() == ([], [1, 2])
     join(nodes, 1, "berlin")
     assert (nodes.by_name, nodes.examples, nodes.sender(1), nodes.sender(2)) == (
         {"berlin": 1}, {"berlin": 10}, "berlin", "node 2",
     )  # fmt: skip
     assert nodes.look() == ([], [])
-    del grid.names[1]
+    silos.leave(1)
     assert nodes.look() == ([1], [])
     assert nodes.forget(1) == "berlin" and nodes.forget(2) is None
     assert nodes.by_name == {}
 
 
 def test_the_grid_is_not_asked_again_too_soon() -> None:
-    grid = NamedGrid({1: ""})
-    nodes = Nodes(grid, look_s=3600.0)
+    silos = named({1: ""})
+    nodes = Nodes(silos, look_s=3600.0)
     assert nodes.look() == ([], [1])
-    grid.names = {2: ""}
+    silos.leave(1)
+    silos.join(2, silent)
     assert nodes.look() == ([], [])
 
 
@@ -49,28 +50,28 @@ def test_looks_that_take_long_are_rare(took_s: float, pause_s: float, monkeypatc
     now_s = [100.0]
     monkeypatch.setattr(nodes_module, "time", SimpleNamespace(monotonic=lambda: now_s[-1]))
 
-    class Slow(NamedGrid):
+    class Slow(MemoryTransport):
         looks = 0
 
-        def get_nodes(self) -> Iterable[NodeInfo]:
+        def peers(self) -> list[Peer]:
             self.looks += 1
             now_s.append(now_s[-1] + took_s)
-            return super().get_nodes()
+            return super().peers()
 
-    grid = Slow({1: ""})
-    nodes = Nodes(grid, look_s=1.0)
+    silos = Slow()
+    nodes = Nodes(silos, look_s=1.0)
     for at_s, looks in ((100.0, 1), (99.95 + pause_s, 1), (100.05 + pause_s, 2)):
         now_s.append(at_s)
         nodes.look()
-        assert grid.looks == looks
+        assert silos.looks == looks
 
 
 def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> None:
-    grid = NamedGrid({1: "berlin", 2: "paris"})
-    nodes = Nodes(grid)
+    silos = named({1: "berlin", 2: "paris"})
+    nodes = Nodes(silos)
     nodes.look()
     join(nodes, 1, "berlin")
-    grid.activated[1] = "09:01"
+    silos.join(1, silent, "berlin")
     assert nodes.look() == ([1], [])
     assert nodes.forget(1) == "berlin"
     assert nodes.look() == ([], [1])
@@ -79,31 +80,31 @@ def test_a_node_that_was_gone_between_two_looks_is_gone_and_greeted_again() -> N
 
 
 def test_a_node_without_a_usable_answer_is_asked_again() -> None:
-    nodes = Nodes(NamedGrid({1: ""}))
+    nodes = Nodes(named({1: ""}))
     nodes.look()
     nodes.ask_again(1)
     assert nodes.look() == ([], [1])
 
 
 def test_a_node_that_never_has_a_usable_answer_is_asked_less_and_less_often() -> None:
-    grid = NamedGrid({1: ""})
-    nodes = Nodes(grid)
+    silos = named({1: ""})
+    nodes = Nodes(silos)
     asked = []
     for second in range(300):
         if nodes.look()[1]:
             asked.append(second)
             nodes.ask_again(1)
     assert asked == [0, 1, 3, 7, 15, 31, 63, 127, 191, 255]
-    del grid.names[1]
+    silos.leave(1)
     assert nodes.look() == ([1], [])
     nodes.forget(1)
-    grid.names[1] = ""
+    silos.join(1, silent)
     assert nodes.look() == ([], [1]), "it may have been mended"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 129])
 def test_a_name_that_no_silo_can_have_is_refused(name: str) -> None:
-    nodes = Nodes(NamedGrid({1: ""}))
+    nodes = Nodes(named({1: ""}))
     nodes.look()
     with pytest.raises(ProtocolError, match="node 1 failed the check 'hello'"):
         nodes.check(1, hello(name))
@@ -111,7 +112,7 @@ def test_a_name_that_no_silo_can_have_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("facts", [SiloFacts(0), SiloFacts(10**9 + 1), SiloFacts(10, memory_samples=0)])
 def test_a_silo_that_cannot_be_as_it_says_is_refused(facts: SiloFacts) -> None:
-    nodes = Nodes(NamedGrid({1: ""}))
+    nodes = Nodes(named({1: ""}))
     nodes.look()
     with pytest.raises(ProtocolError, match=r"node 1 failed the check '(examples|memory)'"):
         nodes.check(1, Hello("a", facts))
@@ -119,7 +120,7 @@ def test_a_silo_that_cannot_be_as_it_says_is_refused(facts: SiloFacts) -> None:
 
 
 def test_a_silo_that_says_it_holds_more_samples_than_the_strategy_allows_is_refused_and_not_asked_again() -> None:
-    nodes = Nodes(NamedGrid({1: "", 2: ""}), Admission(most_examples=1000))
+    nodes = Nodes(named({1: "", 2: ""}), Admission(most_examples=1000))
     assert nodes.look() == ([], [1, 2])
     assert nodes.check(1, Hello("a", SiloFacts(1000))) == "a"
     told = r"node 2 failed the check 'examples': it says that it holds 1001 .* the strategy's most_examples is 1000"
@@ -130,7 +131,7 @@ def test_a_silo_that_says_it_holds_more_samples_than_the_strategy_allows_is_refu
 
 
 def test_people_are_told_of_a_silo_that_says_it_has_nearly_all_samples(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = Nodes(NamedGrid({1: "", 2: "", 3: ""}))
+    nodes = Nodes(named({1: "", 2: "", 3: ""}))
     nodes.enrol(1, "a", 10**9)
     nodes.enrol(2, "b", 1000)
     assert not caplog.text, "whoever is first has all there are"
@@ -141,7 +142,7 @@ def test_people_are_told_of_a_silo_that_says_it_has_nearly_all_samples(caplog: p
 
 
 def test_a_registered_node_has_its_registered_name_and_no_other() -> None:
-    nodes = Nodes(NamedGrid({1: "berlin", 2: "paris"}))
+    nodes = Nodes(named({1: "berlin", 2: "paris"}))
     assert nodes.look() == ([], [1, 2])
     with pytest.raises(ProtocolError, match=r"^silo 'berlin' \(node 1\) failed the check 'name': .*'paris'"):
         nodes.check(1, hello("paris"))
@@ -152,7 +153,7 @@ def test_a_registered_node_has_its_registered_name_and_no_other() -> None:
 
 
 def test_a_node_without_a_registered_name_is_refused_where_others_have_one(caplog: pytest.LogCaptureFixture) -> None:
-    nodes = Nodes(NamedGrid({1: "", 2: "paris"}))
+    nodes = Nodes(named({1: "", 2: "paris"}))
     assert nodes.look() == ([], [2])
     assert "node 1" in caplog.text and "registered under no name" in caplog.text
     caplog.clear()
@@ -161,15 +162,15 @@ def test_a_node_without_a_registered_name_is_refused_where_others_have_one(caplo
 
 
 def test_where_registration_is_demanded_no_node_passes_without(caplog: pytest.LogCaptureFixture) -> None:
-    assert Nodes(NamedGrid({1: ""}), Admission(registered=True)).look() == ([], [])
+    assert Nodes(named({1: ""}), Admission(registered=True)).look() == ([], [])
     assert "'registration'" in caplog.text
 
 
 @pytest.mark.parametrize("registered", [True, False])
 def test_only_listed_silos_take_part(registered: bool, caplog: pytest.LogCaptureFixture) -> None:
     names = {1: "berlin", 2: "rome"}
-    grid = NamedGrid(names if registered else dict.fromkeys(names, ""))
-    nodes = Nodes(grid, Admission(["berlin", "paris"]))
+    silos = named(names if registered else dict.fromkeys(names, ""))
+    nodes = Nodes(silos, Admission(["berlin", "paris"]))
     fresh = nodes.look()[1]
     join(nodes, 1, "berlin")
     if registered:
@@ -183,14 +184,14 @@ def test_only_listed_silos_take_part(registered: bool, caplog: pytest.LogCapture
 @pytest.mark.parametrize("registered", ["", "berlin"])
 def test_a_name_is_one_nodes_and_free_again_when_that_is_gone(registered: str) -> None:
     """A silo that comes back under another node id, while the SuperLink still thinks the old one there."""
-    grid = NamedGrid({1: registered, 2: registered})
-    nodes = Nodes(grid)
+    silos = named({1: registered, 2: registered})
+    nodes = Nodes(silos)
     nodes.look()
     join(nodes, 1, "berlin")
     with pytest.raises(ProtocolError, match="'berlin' is node 1 already"):
         nodes.check(2, hello("berlin"))
     assert nodes.look() == ([], [])
-    del grid.names[1]
+    silos.leave(1)
     assert nodes.look() == ([1], [])
     nodes.forget(1)
     assert nodes.look() == ([], [2])
@@ -206,15 +207,15 @@ def _says_that_it_is_a_relay(*here: RelayedNode) -> SiloAnswer:
 
 
 def test_nodes_behind_a_relay_are_nodes_and_the_relay_is_none() -> None:
-    grid = NamedGrid({1: "", 2: ""})
-    nodes = Nodes(grid)
+    silos = named({1: "", 2: ""})
+    nodes = Nodes(silos)
     assert nodes.look() == ([], [1, 2])
     nodes.relay(1, _says_that_it_is_a_relay(RelayedNode(7, "", "now"), RelayedNode(8, "", "now")))
     gone, fresh = nodes.look()
     assert gone == [1] and fresh == [-2, -1] and all(node in nodes.regions for node in fresh)
     nodes.forget(1)
     assert nodes.look() == ([], [])
-    grid.names = {2: ""}
+    silos.leave(1)
     assert nodes.look() == ([-2, -1], [])
     assert -1 not in nodes.regions
 
@@ -224,7 +225,7 @@ def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
     regions: dict[str, list[str]] | None, may: bool
 ) -> None:
     """Any silo could else speak for others."""
-    nodes = Nodes(NamedGrid({1: "north", 2: "b"}), Admission(regions=regions))
+    nodes = Nodes(named({1: "north", 2: "b"}), Admission(regions=regions))
     nodes.look()
     said = _says_that_it_is_a_relay(RelayedNode(1, "a", "now"), RelayedNode(2, "b", "now"), RelayedNode(3, "", "now"))
     if not may:
@@ -241,8 +242,8 @@ def test_where_nodes_have_names_only_those_that_the_server_names_are_relays(
 
 def test_the_log_says_who_is_missing_whenever_that_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", nodes_module.logger.name)
-    grid = NamedGrid({1: "berlin"})
-    nodes = Nodes(grid, Admission(silos=["berlin", "paris"], registered=True, expected=2))
+    silos = named({1: "berlin"})
+    nodes = Nodes(silos, Admission(silos=["berlin", "paris"], registered=True, expected=2))
 
     def told() -> list[str]:
         nodes.look()
@@ -255,17 +256,17 @@ def test_the_log_says_who_is_missing_whenever_that_changes(caplog: pytest.LogCap
     assert told() == [f"{MISSING}: berlin answers APPROVAL; not connected: paris"] and told() == []
     join(nodes, 1, "berlin")
     assert told() == [f"{MISSING}: not connected: paris"]
-    grid.names[2] = "paris"
+    silos.join(2, silent, "paris")
     join(nodes, 2, "paris")
     assert told() == [f"{MISSING}: none"]
-    anybody = Nodes(NamedGrid({}), Admission(expected=3))
+    anybody = Nodes(named({}), Admission(expected=3))
     anybody.look()
     assert caplog.messages == [f"{MISSING}: 0 of 3 silos are connected"]
 
 
 @pytest.mark.parametrize(("needed", "lost"), [(2, True), (3, False)])
 def test_a_run_that_the_silos_it_needs_are_ahead_of_is_over(needed: int, lost: bool) -> None:
-    nodes = Nodes(NamedGrid({1: "a", 2: "b"}), Admission(needed=needed))
+    nodes = Nodes(named({1: "a", 2: "b"}), Admission(needed=needed))
     nodes.look()
     nodes.ask_again(1, LaterVersion("a", 9, 4))
     told = r"was set back.*a: it says that it holds 9, the newest is 4; b: "
@@ -274,7 +275,7 @@ def test_a_run_that_the_silos_it_needs_are_ahead_of_is_over(needed: int, lost: b
 
 
 def test_a_silo_that_says_it_is_ahead_ends_no_run_that_another_is_in() -> None:
-    nodes = Nodes(NamedGrid({1: "a", 2: "b"}))
+    nodes = Nodes(named({1: "a", 2: "b"}))
     nodes.look()
     join(nodes, 2, "b")
     nodes.ask_again(1, LaterVersion("a", 9, 4))
@@ -285,7 +286,7 @@ def test_silos_whose_app_raises_again_and_again_end_the_run_once_as_many_as_it_n
     here: str, times: int, over: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A mod of the user's own app may raise before Flower finds that the app answers no questions."""
-    nodes = Nodes(NamedGrid(dict(enumerate(here, 1))), Admission(needed=2))
+    nodes = Nodes(named(dict(enumerate(here, 1))), Admission(needed=2))
     nodes.look()
     with pytest.raises(RunError, match="a, b: error 2: KeyError") if over else nullcontext():
         for _ in range(times):

@@ -32,16 +32,12 @@ from fedsync.server.timeouts import IdleTimeout, Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import Train
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, asked, honest, silos_in_this_process
+from tests.flower.grid import Answer, DirectGrid, asked, honest
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in ("a", "b", "c")]})
 QUICK = [SMALL, "local.steps=1", "local.batch_size=8"]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 @pytest.fixture

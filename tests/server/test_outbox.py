@@ -1,19 +1,18 @@
 """What the server has sent: marks on orders, and answers to what is forgotten."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
 
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.flower import flower_messages as messages
-from fedsync.flower.grid_transport import GridTransport
+from fedsync.model.transfer import Payload
 from fedsync.server.nodes import AnotherApp, Nodes
 from fedsync.server.outbox import Outbox, PendingMessage
 from fedsync.server.timeouts import Timeouts
@@ -30,34 +29,19 @@ from fedsync.silo.protocol import (
     Train,
     write_reply,
 )
+from fedsync.transport.memory_transport import MemoryTransport
 from fedsync.transport.questions import SiloAnswer, SiloQuestion
-from tests.flower import grid
-from tests.flower.grid import DirectGrid, run_identity
+from tests.flower.named_nodes import saying, silent, silos_of
 
 ORDER = WorkOrder(update_id="a/1", base_version=0, round=1, batch_size=8, max_steps=1, learning_rate=0.1, seed=0)
 SMALL = 2**20
-NOBODY = GridTransport(DirectGrid(0))
-SILENT: grid.Answer = lambda message, context: None  # noqa: E731
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with run_identity():
-        yield
+NOBODY = MemoryTransport()
 
 
 @pytest.fixture
 def outbox() -> Outbox:
-    """To one silo that never answers, and stands for an aggregator that has nothing to send."""
-    silent, nodes = GridTransport(DirectGrid(1, {1: SILENT})), Nodes(NOBODY)
-    nodes.by_name["a"] = 1
-    aggregator: Any = SimpleNamespace(
-        outgoing=lambda silo, subject: np.zeros(1, np.uint8),
-        holds=lambda silo, version: None,
-        upload_bytes=10,
-        snapshot_bytes=30,
-    )
-    return Outbox(silent, nodes, "{}", Timeouts(ask_s=10.0), 0.0, aggregator, 10)
+    """One that waits for no report."""
+    return Recording(report_s=0.0).outbox
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -100,12 +84,9 @@ def test_what_has_no_answer_is_asked_for_again_ever_later(outbox: Outbox) -> Non
 
 def test_where_all_answers_take_long_none_is_missed_sooner() -> None:
     """One silo answers a hundred questions, each after 9 s of the 10 s that it has, and another never answers."""
-
-    def answer(message: Message, context: Context) -> Message:
-        return messages.answer(message, write_reply(Answer()))
-
-    silos, nodes = GridTransport(DirectGrid(2, {1: answer, 2: SILENT})), Nodes(NOBODY)
-    outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), 0.0)
+    silos: Any = silos_of(saying(Answer()), silent)
+    silos.waiting = lambda names: set()  # as where any question may be lost
+    outbox = Outbox(silos, Nodes(NOBODY), "{}", Timeouts(ask_s=10.0), 0.0)
 
     def missed_after() -> float:
         outbox.ask(2, Describe(), now_s)
@@ -151,15 +132,16 @@ def test_what_cannot_be_lost_is_not_asked_for_again(outbox: Outbox, monkeypatch:
 
     def waiting(identifiers: Collection[str]) -> set[str]:
         looks.append(sorted(identifiers))
-        return {"message-1"} if len(looks) == 1 else set()
+        return {first} if len(looks) == 1 else set()
 
     monkeypatch.setattr(outbox._transport, "waiting", waiting)
     for number, begun_s in ((1, 0.0), (2, 2.0)):
         outbox.train("a", replace(ORDER, update_id=f"a/{number}"), begun_s)
     outbox.flush()
+    first, second = outbox._sent
     asked = [(now_s, sent.order) for now_s in range(40) for sent in outbox.unanswered(now_s)]
     assert [(now_s, order and order.update_id) for now_s, order in asked] == [(12, "a/2"), (20, "a/1")]
-    assert looks == [["message-1", "message-2"], ["message-2"], ["message-1"]], "one for all that are due soon"
+    assert looks == [[first, second], [second], [first]], "one for all that are due soon"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +198,7 @@ def test_a_text_is_no_longer_than_what_was_asked_for(outbox: Outbox, request_: R
 class Recording:
     """Two silos that never answer, the payloads that they were sent, and what an aggregator was asked and told."""
 
-    def __init__(self) -> None:
+    def __init__(self, report_s: float = 5.0) -> None:
         self.sent: list[tuple[int, bytes]] = []
         self.given_up: list[str] = []
         self.held: list[tuple[str, int]] = []
@@ -226,16 +208,16 @@ class Recording:
         aggregator: Any = SimpleNamespace(
             outgoing=lambda silo, subject: np.frombuffer(silo.encode(), dtype=np.uint8),
             upload_bytes=10,
+            snapshot_bytes=30,
             questions=lambda: self.asks.pop() if self.asks else {},
             give_up=self.given_up.append,
             holds=lambda silo, version: self.held.append((silo, version)),
         )
-        silent = DirectGrid(2, {1: self.keep, 2: self.keep})
-        self.outbox = Outbox(GridTransport(silent), nodes, "{}", Timeouts(ask_s=10.0), 5.0, aggregator, 10)
+        silos = silos_of(partial(self.keep, 1), partial(self.keep, 2))
+        self.outbox = Outbox(silos, nodes, "{}", Timeouts(ask_s=10.0), report_s, aggregator, 10)
 
-    def keep(self, message: Message, context: Context) -> None:
-        payload = messages.read_request(message)[2]
-        self.sent.append((message.metadata.dst_node_id, b"" if payload is None else payload.tobytes()))
+    def keep(self, node: int, asked: SiloQuestion, payload: Payload | None) -> None:
+        self.sent.append((node, b"" if payload is None else payload.tobytes()))
 
     def answers(self, *identifiers: str) -> list[PendingMessage]:
         """What these messages turn out to have been, once their answers are here."""

@@ -1,7 +1,7 @@
 """Runs with relays: what silos and server do is as without, and what passes between relays and server is by region."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,18 @@ from fedsync.extras.relays.relay_line import RelayLine
 from fedsync.extras.relays.relay_messages import RegionAsk, RegionReply, RegionRequest, read_region_reply, write
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.flower_strategy import FedSync
-from fedsync.flower.grid_transport import GridTransport
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
-from fedsync.silo.protocol import Describe, InProgress, write_request
+from fedsync.silo.protocol import Describe, InProgress, write_reply, write_request
 from fedsync.transport.questions import SiloAnswer
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import Answer, DirectGrid, honest, said, saying, silos_in_this_process, trainers
+from tests.flower.grid import Answer, DirectGrid, honest, said, saying, trainers
+from tests.flower.named_nodes import silos_of
 from tests.flower.relayed import RelayNode
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 NAMES = ("a", "b", "c", "d", "e")
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
@@ -39,12 +41,6 @@ TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60, look_s=0.
 SOON = replace(TIMING, ask_s=0.2, report_s=0.1)
 """What is lost is asked for again after 0.3 s."""
 COUNTED = ("Train", "Collect", "EvaluateModel", "Question", "Describe", "AskSnapshot")
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def relays_of(**options: Any) -> list[RelayNode]:
@@ -237,7 +233,7 @@ def test_updates_of_a_sum_that_is_none_come_alone(lie: str, tmp_path: Path, monk
 
 def test_an_answer_to_what_was_asked_while_the_relay_looked_is_not_lost() -> None:
     """The server asks just when another thread has seen what is waited for."""
-    grid = DirectGrid(1, {1: lambda message, context: saying(message, InProgress(1, 8))})
+    silos = silos_of(lambda asked, payload: SiloAnswer("", write_reply(InProgress(1, 8))))
 
     class Asked(RelayLine):
         late = False
@@ -249,7 +245,7 @@ def test_an_answer_to_what_was_asked_while_the_relay_looked_is_not_lost() -> Non
             return super().arrived(most)
 
     asked = RegionAsk("s/1", 1, write_request(Describe()))
-    service = RelayService(Asked(GridTransport(grid), look_s=0.0))
+    service = RelayService(Asked(silos, look_s=0.0))
     service.turn()
     service.turn()
     answers = read_region_reply(service.ask("{}", write(RegionRequest("s")), None)[0], "relay").answers

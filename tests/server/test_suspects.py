@@ -1,6 +1,6 @@
 """A silo that spoils sums is left out without an operator; one that is not is not for long."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,15 @@ from fedsync.server.operator_requests import PATIENCE, Suspects
 from fedsync.server.timeouts import Timeouts
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from tests.e2e.deployed import SMALL
-from tests.flower.grid import DirectGrid, silos_in_this_process, trainers
+from tests.flower.grid import DirectGrid, trainers
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 NAMES = ["a", "b", "c", "d", "e"]
 SILOS = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 1e6} for name in NAMES]})
 QUICK = [SMALL, "local.steps=2", "local.batch_size=8"]
 TIMING = Timeouts(poll_s=0.001, order_timeout_s=20, join_timeout_s=60)
 SURE = "it was in all sums that were spoiled"
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, liar: str = "d") -> dict[str, Any]:

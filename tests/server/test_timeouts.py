@@ -1,7 +1,6 @@
 """How long the driver waits, by a clock that moves when silos answer."""
 
 import logging
-from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +17,12 @@ from fedsync.flower.flower_strategy import FedSync
 from fedsync.server import driver
 from fedsync.server.timeouts import IdleTimeout, IdleTraining, Timeouts
 from fedsync.silo.protocol import Collect, InProgress, Train
-from tests.flower.grid import DirectGrid, asked, honest, saying, silos_in_this_process
+from tests.flower.grid import DirectGrid, asked, honest, saying
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 SILENCE_S, ANSWER_S = 15.0, 10.0
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": "a", "speed": 1e6}]})
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 class Clock:

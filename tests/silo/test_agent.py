@@ -97,6 +97,14 @@ def test_models_and_updates_go_as_files(up: Served, trainer: object, tmp_path: P
     assert len(kept) == 1, "a model goes when the next one comes"
 
 
+def test_an_empty_payload_is_not_a_missing_one(up: Served, trainer: object, tmp_path: Path) -> None:
+    """As a model that a silo trains for itself has both ways."""
+    begun(up.invited("a"), tmp_path / "s.session")
+    names = [sent(up, "train", payload) for payload in (None, np.empty(0, np.uint8))]
+    came = answered(up, 2)
+    assert [None if (found := came[name].payload) is None else found.nbytes for name in names] == [None, 0]
+
+
 def test_what_is_wrong_at_the_silo_is_a_word(
     up: Served, trainer: Callable[[Trainer], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

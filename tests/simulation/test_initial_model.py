@@ -1,7 +1,6 @@
 """A run that begins with the model of an earlier one, however it is run."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,13 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.flower_strategy import FedSync
 from fedsync.simulation.run import run_virtual
-from tests.flower.grid import DirectGrid, silos_in_this_process
+from tests.flower.grid import DirectGrid
 from tests.flower.test_start import TIMING
+
+pytestmark = pytest.mark.usefixtures("silos_here")
 
 CLUSTER = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 400.0} for name in "ab"]})
 SCAFFOLD = ["server_optimizer={kind: scaffold}", "aggregation={kind: fednova}"]
-
-
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    with silos_in_this_process():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -323,6 +323,13 @@ _CHANGES: Changes = {
             "timeout_s = 1e9",
         ),
     ),
+    "transport/memory_transport.py": (
+        (
+            "what-a-silo-in-memory-lost-is-waited-for",
+            "                self._asked.pop(name, None)\n",
+            "                pass\n",
+        ),
+    ),
     "flower/payloads.py": (
         (
             "a-payload-of-any-size-is-taken",

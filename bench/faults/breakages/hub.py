@@ -37,6 +37,7 @@ _CHANGES: Changes = {
         ("a-silo-is-invited-while-it-comes-back", "return known and self._clock()", "return False and self._clock()"),
     ),
     "transport/hub/door.py": (
+        ("an-empty-update-is-none-at-the-server", "length > head.text or head.empty else", "length > head.text else"),
         ("one-silo-has-all-the-hub-s-attention", "if session.open >= MOST_OPEN:", "if False:"),
         (
             "a-slow-body-holds-its-memory",
@@ -95,6 +96,7 @@ _CHANGES: Changes = {
         ("a-model-goes-along-with-each-question", "payload.nbytes > BESIDE_BYTES:", "payload.nbytes > 2**40:"),
     ),
     "transport/line.py": (
+        ("an-empty-model-is-none-at-the-silo", "elif len(body) > end or head.empty:", "elif len(body) > end:"),
         ("another-model-is-trained-on", "if found != blob.digest:", "if False:"),
         ("a-model-without-end-fills-the-disk", "if there > blob.nbytes:", "if False:"),
         (
@@ -155,6 +157,19 @@ _CHANGES: Changes = {
         ("a-server-leads-its-silos-to-themselves", "    here = not owner or", "    here = True or"),
         ("a-join-comes-again-and-again", "            _remove(Path(entry.path))\n", "            pass\n"),
         ("a-flood-of-joins-is-taken", "and len(found) < MOST_JOINS", "and True"),
+    ),
+    "silo/agent/answers.py": (
+        (
+            "an-empty-model-is-none-for-the-trainer",
+            "        return fetch(folder)\n    with room_for",
+            "        return fetch(folder) if nbytes else None\n    with room_for",
+        ),
+    ),
+    "transport/memory_transport.py": (
+        ("an-answer-in-memory-has-any-size", "        if len(found) > limit:\n", "        if False:\n"),
+        ("a-silo-in-memory-has-the-server-s-own-array", "np.frombuffer(data, np.uint8)", "payload"),
+        ("a-silo-that-left-is-answered-for-in-memory", "if asked != node}", "if True}"),
+        ("a-silo-in-memory-ends-its-server", "        except Exception as error:", "        except EOFError as error:"),
     ),
     "flower/hub_transport.py": (
         ("who-was-struck-off-is-invited", " or _node(silo)[1] in struck:", ":"),

@@ -105,7 +105,7 @@ class Place:
 
 def _fetched(fetch: Fetch, folder: Path, within: Path, nbytes: int) -> Payload | None:
     if nbytes <= BESIDE_BYTES:
-        return fetch(folder) if nbytes else None
+        return fetch(folder)
     with room_for(within, nbytes):
         return fetch(folder)
 

@@ -150,7 +150,8 @@ class Door:
         if payload is not None and not isinstance(payload, Blob):
             beside = payload.tobytes()
         spec, text, most = queued.question.spec.encode(), queued.question.text.encode(), queued.question.most
-        head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec))
+        empty = int(payload is not None and not payload.nbytes)
+        head = FrameHead(len(text), queued.number, blob.digest, blob.nbytes, queued.ticket, most, len(spec), 0, empty)
         return Response(spec + text + beside, headers={HEAD: head.dump()}, media_type="application/octet-stream")
 
     async def _held(self, request: Request, session: HubSession, after: int) -> Queued | None:
@@ -199,7 +200,7 @@ class Door:
             queued = session.queued.get(head.number)
             if queued is None:
                 return Response(status_code=204)  # answered already, or no longer expected
-            payload = body[head.text :] if length > head.text else None
+            payload = body[head.text :] if length > head.text or head.empty else None
             beside: Payload | None = None if payload is None else np.frombuffer(payload, np.uint8)
             if head.ticket:
                 beside = self._blobs.take(head.ticket, session.silo) if head.ticket == queued.ticket else None
