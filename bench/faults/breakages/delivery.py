@@ -367,7 +367,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "silo/session/order_results.py": (
+    "silo/session/own_models.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",
@@ -378,6 +378,8 @@ _CHANGES: Changes = {
             " or order.base_version != kept.order.base_version",
             "",
         ),
+    ),
+    "silo/session/order_results.py": (
         (
             "a-queued-orders-answer-takes-the-place-of-the-one-before",
             "            place = other\n        else:",
