@@ -24,6 +24,8 @@ from pydantic_core import PydanticCustomError
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.config.sections.section import Section
+from fedsync.core.weighting import Solver
+from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
@@ -235,6 +237,15 @@ class LocalConfig(Section):
         if isinstance(given, dict) and given["kind"] == "sgd" and not 0 <= given.get("momentum", 0) < 1:
             raise ValueError(f"momentum {given['momentum']} is not in 0..1; write, for example, 0.9")
         return given
+
+    def solver(self, task: TaskSection) -> Solver:
+        """Return the effect of local steps, for aggregation that normalises updates.
+
+        A step of statistics pulls them by ``learning_rate``, as ``proximal`` does.
+        """
+        if task.additive:
+            return Solver(pull=self.learning_rate * (1 + self.proximal))
+        return Solver(self.sgd_momentum, self.learning_rate * self.proximal)
 
     @property
     def sgd_momentum(self) -> float:
