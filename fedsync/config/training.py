@@ -25,6 +25,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.config.sections.section import Section
 from fedsync.core.weighting import Solver
+from fedsync.policies.schema import NonNegative, PositiveInt
 from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
@@ -60,9 +61,6 @@ def _checked(data: Any) -> Any:
 UserConfig = Annotated[dict[str, bool | int | float | str], BeforeValidator(_checked)]
 """Numbers, text and booleans by name, within the size limits of messages."""
 
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
 
 OptimizerName = Literal[
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop",

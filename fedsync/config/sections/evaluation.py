@@ -13,13 +13,12 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.named_code import function_of
 from fedsync.config.cipher import CipherConfig, PlainConfig, sealed_metrics
 from fedsync.config.sections.section import Section
-from fedsync.config.training import PositiveInt
 from fedsync.core.stopping import StopRules, Target
 from fedsync.evaluation.local_baselines import CrossSite
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.evaluation.version_scores import Selection
-from fedsync.policies.schema import Share
+from fedsync.policies.schema import PositiveInt, Share
 from fedsync.tasks.task_section import TaskSection
 
 TOLD = {"accuracy": True, "loss": False}
