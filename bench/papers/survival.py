@@ -21,7 +21,7 @@ import pandas as pd
 from bench.common import print_table, write_json
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.task_kinds import SurveyConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.extras.survival.survival_estimates import cox_fit, kaplan_meier, log_rank
 from fedsync.extras.survival.survival_sums import read_survival
 from fedsync.simulation.run import run_virtual

@@ -16,6 +16,7 @@ several silos draw different rows of one table. Silos that learn alike correlate
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,6 +27,8 @@ from numpy.typing import NDArray
 from bench.common import markdown_table, print_table, write_json
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
+from fedsync.config.tasks.task_trainers import trainer_of
 from fedsync.core.orders import Cursor, WorkOrder
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import Identity
@@ -43,16 +46,16 @@ def updates(task: str, silos: int, seed: int, steps: list[int]) -> dict[int, lis
     config = StrategyConfig.load("fedavg", [*said, f"seed={seed}", "local.threads=1"])
     if task == "heart":
         config = StrategyConfig.load(HEART / "strategy.yaml", [f"seed={seed}", "local.threads=1"])
-        files = config.task.model_dump()["files"]
+        assert isinstance(config.task, CsvConfig)
+        files = config.task.files or []
         # More silos than hospitals: each table is several silos', which draw other rows.
         repeated = [files[index % len(files)] for index in range(silos)]
-        changes = {"files": repeated, "standardise": "own"}
-        config = config.model_copy(update={"task": config.task.model_copy(update=changes)})
+        config = config.model_copy(update={"task": replace(config.task, files=repeated, standardise="own")})
     spec = RunSpec.of(config, None, silos)
     found: dict[int, list[Vector]] = {count: [] for count in steps}
     for index in range(silos):
         site, slots, local = place_of(spec, Identity(spec.dump(), index, f"silo-{index}"))
-        trainer = spec.task.trainer(site, slots, local, spec.model.build())
+        trainer = trainer_of(spec.task, site, slots, local, spec.model.build())
         base = trainer.initial_model()
         for count in steps:
             rate = spec.local.learning_rate

@@ -49,7 +49,9 @@ def keys(section: Part) -> dict[str, Key]:
     """The keys of a section but ``kind``."""
     if issubclass(section, Settings):
         hints = get_type_hints(section, include_extras=True)
-        return {field.name: Key(hints[field.name], _field_default(field)) for field in dataclasses.fields(section)}
+        fields = dataclasses.fields(section)
+        names = {field.name: section.spelled.get(field.name, field.name) for field in fields}
+        return {names[field.name]: Key(hints[field.name], _field_default(field)) for field in fields}
     found = {}
     for name, info in section.model_fields.items():
         if name != "kind":

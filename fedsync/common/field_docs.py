@@ -19,12 +19,13 @@ def meaning(owner: type) -> str:
 
 
 def meanings(owner: type) -> dict[str, str]:
-    """Return the description of each field, on one line; a missing description comes from a base class."""
+    """Return the description of each key, on one line; a missing description comes from a base class."""
     found: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         if base.__module__.partition(".")[0] not in sys.stdlib_module_names | {"pydantic"}:
             found |= _fields_in(base.__module__).get(base.__name__, {})
-    return found
+    spelled: Mapping[str, str] = getattr(owner, "spelled", {})
+    return {spelled.get(name, name): about for name, about in found.items()}
 
 
 @cache

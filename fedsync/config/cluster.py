@@ -17,9 +17,7 @@ from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.yaml_file import YamlFile
 from fedsync.core.orders import MAX_AWAY_S, Presence
 from fedsync.core.speed.curve import Curve
-
-NonNegative = Annotated[float, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
+from fedsync.policies.schema import NonNegative, Positive
 
 
 class LinearCurveConfig(Section):

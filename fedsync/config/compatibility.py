@@ -8,8 +8,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.private_runs import private
 from fedsync.config.sections.strategy_sections import StrategySections
-from fedsync.config.tasks.sampled_tasks import StatisticsSection
-from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
 
 AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
@@ -117,12 +117,20 @@ def _policies(config: StrategySections) -> dict[str, bool]:
 
 
 def _statistics(config: StrategySections) -> dict[str, bool]:
-    task, optimizer = config.task, config.server_optimizer
-    if not isinstance(task, StatisticsSection):
+    task, local, optimizer = config.task, config.local, config.server_optimizer
+    if not task.additive:
         return {}
-    task.check(config.local)
     unfit = f"does not fit task.kind {task.kind}: its model is a mean of statistics;"
+    unwanted = {
+        f"local.optimizer {local.optimizer}": local.optimizer != "sgd",
+        f"local.momentum {local.momentum:g}": local.momentum > 0,
+        f"local.weight_decay {local.weight_decay:g}": local.weight_decay > 0,
+        "local.schedule": local.schedule is not None,
+        "local.clip_norm": local.clip_norm is not None,
+        f"local.learning_rate {local.learning_rate:g} above 1": local.learning_rate > 1,
+    }
     return {
+        **{f"{name} {unfit} use plain sgd with a learning rate up to 1": wrong for name, wrong in unwanted.items()},
         f"server_optimizer.kind {getattr(optimizer, 'kind', '')!r} {unfit} leave server_optimizer out": (
             optimizer is not None
         ),
@@ -234,9 +242,7 @@ def _rounds(config: StrategySections) -> dict[str, bool]:
         ),
         f"aggregation.kind {config.aggregation.kind!r} counts on local.proximal times a rate that stays; write "
         "proximal: 0": config.aggregation.normalises and config.local.proximal > 0,
-        f"task.kind {config.task.kind} has none that could change; leave on_round out": (
-            isinstance(config.task, StatisticsSection)
-        ),
+        f"task.kind {config.task.kind} has none that could change; leave on_round out": (config.task.additive),
     }
     return {f"on_round changes the learning rate, and {problem}": wrong for problem, wrong in problems.items()}
 

@@ -8,8 +8,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import sealed_metrics, sealing
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.strategy_sections import StrategySections
-from fedsync.config.tasks.sampled_tasks import StatisticsSection
-from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.privacy.accounting import noise_for
 from fedsync.privacy.release import Release
 
@@ -46,9 +46,7 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
         "task.statistics tells what columns hold; leave it out": (
             isinstance(task, SurveyConfig) or (isinstance(task, CsvConfig) and task.statistics is not None)
         ),
-        f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (
-            isinstance(task, StatisticsSection)
-        ),
+        f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (task.additive),
         "task.kind 'linear' has terms of the whole model in its loss, which belong to no row; choose csv with model: "
         "logistic": task.kind == "linear",
         "evaluation.cross_site trains models without noise; leave it out": config.evaluation.cross_site is not None,
@@ -69,8 +67,7 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
             sealed is not None and sealed.kept_versions > 0
         ),
         "aggregation weighs silos by their numbers of examples, which no noise hides; write weight: silo": (
-            (weighting := config.aggregation.weigher(task.solver(config.local)).weighting) is None
-            or weighting.by != "silo"
+            (weighting := config.aggregation.weigher(config.solver).weighting) is None or weighting.by != "silo"
         ),
         "server_optimizer corrects steps by each silo's exact updates; choose another": (
             optimizer is not None and optimizer.controls
@@ -81,9 +78,8 @@ def _updates(config: StrategySections, privacy: PrivacyConfig) -> dict[str, bool
         "task sends statistics of columns, which no noise hides; give mean and deviation of each column, or write "
         "standardise: own": isinstance(task, CsvConfig)
         and (task.standardise == "federated" or task.statistics is not None),
-        f"task.kind {task.kind!r} sends sums over rows; choose another task": isinstance(
-            task, StatisticsSection | SurveyConfig
-        ),
+        f"task.kind {task.kind!r} sends sums over rows; choose another task": task.additive
+        or isinstance(task, SurveyConfig),
         "evaluation.cross_site sends models without noise; leave it out": config.evaluation.cross_site is not None,
     }
 

@@ -16,7 +16,6 @@ from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section, SparingSection
 from fedsync.config.sections.strategy_sections import ModelConfig, WireConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.config.training import LocalConfig, UserConfig
 from fedsync.core.report_checks import MAX_EXAMPLES
 from fedsync.model.layout import Layout
@@ -25,6 +24,7 @@ from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
+from fedsync.tasks.task_section import AnyTask
 from fedsync.train.silo_trainer import Throttle
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class RunSpec(SparingSection):
 
     seed: int
     silos: Annotated[int, Field(ge=1)]
-    task: TaskConfig
+    task: AnyTask
     local: LocalConfig
     model: ModelConfig = Field(default_factory=ModelConfig)
     emulate: list[SiloConfig] = Field(default_factory=list)
@@ -121,7 +121,7 @@ class RunSpec(SparingSection):
             return None
         from fedsync.cipher.plan import EncryptionPlan
 
-        weighting = self.aggregation.weigher(self.task.solver(self.local)).weighting
+        weighting = self.aggregation.weigher(self.local.solver(self.task)).weighting
         if weighting is None:
             problem = f"{self.aggregation.kind!r} as configured needs a server that sees the updates"
             raise ConfigError("aggregation.kind", problem, "Choose fedavg, fednova or fedbuff with constant staleness")

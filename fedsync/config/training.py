@@ -24,6 +24,9 @@ from pydantic_core import PydanticCustomError
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
 from fedsync.config.sections.section import Section
+from fedsync.core.weighting import Solver
+from fedsync.policies.schema import NonNegative, PositiveInt
+from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
     from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
@@ -58,9 +61,6 @@ def _checked(data: Any) -> Any:
 UserConfig = Annotated[dict[str, bool | int | float | str], BeforeValidator(_checked)]
 """Numbers, text and booleans by name, within the size limits of messages."""
 
-
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
 
 OptimizerName = Literal[
     "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "asgd", "muon", "nadam", "radam", "rmsprop", "rprop",
@@ -235,6 +235,15 @@ class LocalConfig(Section):
         if isinstance(given, dict) and given["kind"] == "sgd" and not 0 <= given.get("momentum", 0) < 1:
             raise ValueError(f"momentum {given['momentum']} is not in 0..1; write, for example, 0.9")
         return given
+
+    def solver(self, task: TaskSection) -> Solver:
+        """Return the effect of local steps, for aggregation that normalises updates.
+
+        A step of statistics pulls them by ``learning_rate``, as ``proximal`` does.
+        """
+        if task.additive:
+            return Solver(pull=self.learning_rate * (1 + self.proximal))
+        return Solver(self.sgd_momentum, self.learning_rate * self.proximal)
 
     @property
     def sgd_momentum(self) -> float:

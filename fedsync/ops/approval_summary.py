@@ -22,7 +22,6 @@ from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.config.tasks.sampled_tasks import TaskSection
 from fedsync.silo.owner.approvals import AskedRun, leaves, with_code
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 
@@ -83,7 +82,7 @@ def _who(config: SiloStartConfig) -> str:
 
 def _of_spec(spec: RunSpec, config: SiloStartConfig) -> Iterator[tuple[str, str]]:
     yield "name", _shown(spec.run) + (f", which began as {_shown(spec.began)}" if spec.began else "")
-    yield "task", _section(spec.task)
+    yield "task", _shown(spec.model_dump(mode="json", include={"task"}, exclude_defaults=True)["task"])
     yield "reads", ", ".join(_paths(spec, config)) or "no file"
     whose = "FedSync's, as installed here" if config.code != "shipped" else "whatever client the server sends"
     yield "code", f"{whose}; files of code are shown below, and your yes is for them as they are"
@@ -121,7 +120,7 @@ def _paths(spec: RunSpec, config: SiloStartConfig) -> list[str]:
         found.append(f"{_shown(path)}{code}")
         return path
 
-    task: TaskSection = spec.task
+    task = spec.task
     with suppress(ConfigError):  # the trainer reports the error
         task = task.own(config.index, spec.silos)
     task.relocated(note)

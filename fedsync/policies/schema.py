@@ -64,10 +64,20 @@ _EXTRAS = {
         "table": "fedsync.tasks.readers.tabular",
         "npz": "fedsync.tasks.readers.npz",
     },
+    "task": {
+        "digits": "fedsync.tasks.digits",
+        **dict.fromkeys(("csv", "custom", "silo-app"), "fedsync.config.tasks.task_kinds"),
+        "survey": "fedsync.config.tasks.survival_task",
+        "clientapp": "fedsync.config.tasks.clientapp_task",
+        **dict.fromkeys(("images", "sequences", "mlp", "linear"), "fedsync.tasks.neural"),
+        **dict.fromkeys(("k-means", "fuzzy-c-means"), "fedsync.extras.tasks.clustering"),
+        "gaussian-mixture": "fedsync.extras.tasks.gaussian_mixture",
+        "factorisation": "fedsync.extras.tasks.factorisation",
+    },
 }
 """Kinds outside the main packages, by section: kind -> module, which is imported only where the kind is chosen."""
 
-_KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in (*_PACKAGES, "data", "partition")}
+_KINDS: dict[str, dict[str, type[Policy]]] = {section: {} for section in (*_PACKAGES, "data", "partition", "task")}
 _being_written: set[str] = set()
 """Sections whose JSON Schema is under construction."""
 
@@ -87,6 +97,9 @@ class Settings:
     """Section of a YAML file as a frozen dataclass, with strict types and without unknown keys."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    spelled: ClassVar[Mapping[str, str]] = {}
+    """Keys of the fields that have another name in Python."""
 
     @property
     def symmetric(self) -> bool:
@@ -116,7 +129,8 @@ class Settings:
 
     @classmethod
     def _keys(cls) -> list[str]:
-        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is one
+        names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]  # every subclass is one
+        return [cls.spelled.get(name, name) for name in names]
 
     @classmethod
     def _known(cls, data: Any) -> Any:
@@ -138,6 +152,9 @@ class Settings:
             return found  # a reference to the definition below
         fields = cast(dict[str, Any], found)
         fields["strict"] = False  # strictness is for the fields: the section itself is read from a mapping
+        for field in fields["schema"]["fields"] if cls.spelled else ():
+            key = cls.spelled.get(field["name"], field["name"])
+            field |= {"validation_alias": key, "serialization_alias": key}
         ref = fields.pop("ref").replace(f".{cls.__name__}:", f".{cls._title()}:")
         return cs.no_info_before_validator_function(cls._known, found, ref=ref)
 
@@ -213,7 +230,7 @@ def register(kind: str) -> Callable[[type[P]], type[P]]:
 
 
 class DataPart(Policy):
-    """Base of sources of data, and of partitions of them."""
+    """Base of tasks, of sources of data, and of partitions of them."""
 
     @classmethod
     def _title(cls) -> str:
@@ -320,7 +337,7 @@ class Chosen:
 
 
 def _plain(policy: Policy, info: core_schema.SerializationInfo) -> dict[str, Any]:
-    options: dict[str, Any] = {"mode": info.mode, "exclude_defaults": info.exclude_defaults}
+    options: dict[str, Any] = {"mode": info.mode, "exclude_defaults": info.exclude_defaults, "by_alias": True}
     return {"kind": policy.kind, **_adapter(type(policy)).dump_python(policy, **options)}
 
 

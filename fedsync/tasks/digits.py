@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError, not_installed
 from fedsync.common.rng import Stream, derive_seed
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import classification
-from fedsync.tasks.partition import Partition, Rows
+from fedsync.policies.schema import Chosen, register
+from fedsync.tasks.partition import DEALT, Iid, Partition, Rows
 from fedsync.tasks.samples import held_out
-from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.tasks.task_section import PartOfData, ShippedTask
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.utils.data import TensorDataset
 
 
+@register("digits")
 @dataclass(frozen=True, slots=True)
-class DigitsTask(Task):
-    """Classifier of the ten digits with a small convolutional network (10,026 parameters).
+class DigitsTask(ShippedTask):
+    """Scikit-learn's 1,797 handwritten digits and a small CNN.
 
-    Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. All silos share one stratified test split, which
-    no silo trains on; ``partition`` divides the rest. A digit that no silo trains on is left out of the test split.
-    Raises `ConfigError` if scikit-learn is not installed.
+    The network has 10,026 parameters. Images are float32 [n, 1, 8, 8] in 0..1, labels int64 [n] in 0..9. All silos
+    share one stratified test split, which no silo trains on; ``partition`` divides the rest. A digit that no silo
+    trains on is left out of the test split. Raises `ConfigError` if scikit-learn is not installed.
     """
 
-    partition: Partition
-    test_share: float = 0.2
-    validation: float | None = None
+    libraries: ClassVar[tuple[str, ...]] = ("sklearn.datasets", "sklearn.model_selection")
+
+    partition: Annotated[Partition, Chosen("partition", among=DEALT)] = field(default_factory=Iid)
+    """Distribution of the digits among silos."""
+
+    test_share: PartOfData = 0.2
+    """Share of all samples that is held out for tests."""
+
+    validation: PartOfData | None = None
+    """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
+    at the end. None: the test samples evaluate every round."""
 
     def model(self) -> nn.Module:
         """Two convolutions and a dense layer.
@@ -39,6 +52,8 @@ class DigitsTask(Task):
         Group norm keeps training stable if silos hold different classes. Batch norm would not: its statistics describe
         the silo, not the model.
         """
+        from torch import nn
+
         return nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
             nn.GroupNorm(4, 16),
@@ -97,4 +112,7 @@ def _digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 def _select(images: NDArray[np.float32], labels: NDArray[np.int64], rows: NDArray[np.int64]) -> TensorDataset:
+    import torch
+    from torch.utils.data import TensorDataset
+
     return TensorDataset(torch.from_numpy(images[rows]), torch.from_numpy(labels[rows]))

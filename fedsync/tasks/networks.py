@@ -1,23 +1,22 @@
-"""Networks for images and sequences: LeNet-5, residual networks, a small network, and an LSTM."""
+"""Models of tasks on samples: LeNet-5, residual networks, a small network, an LSTM, dense layers, a linear map."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
 
-Norm = Literal["group", "batch"]
-Network = Literal["lenet5", "cnn", "resnet20", "resnet32"]
-
 _GROUPS = 4
 _LENET_SIDE = 32
 _BLOCKS = {"resnet20": 3, "resnet32": 5}
 
 
-def image_network(name: Network, norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
+def image_network(name: str, norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """Make a network for inputs of ``shape`` (channels, height, width); ``norm`` has no effect on LeNet-5.
 
     Group norm's statistics describe the sample, batch norm's the silo's batches: silos with different classes disagree
@@ -60,7 +59,7 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def small_cnn(norm: Norm, shape: tuple[int, ...], classes: int) -> nn.Module:
+def small_cnn(norm: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
@@ -85,7 +84,7 @@ class ResNet(nn.Module):
     Source: He et al. 2016, arXiv:1512.03385, section 4.2 (option A).
     """
 
-    def __init__(self, blocks: int, norm: Norm, channels: int, classes: int) -> None:
+    def __init__(self, blocks: int, norm: str, channels: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, padding=1, bias=False), _norm(norm, 16), nn.ReLU())
         widths = [16] * blocks + [32] * blocks + [64] * blocks
@@ -103,7 +102,7 @@ class ResNet(nn.Module):
 class _Block(nn.Module):
     """Residual block: the input is added to the output of two convolutions."""
 
-    def __init__(self, before: int, after: int, norm: Norm) -> None:
+    def __init__(self, before: int, after: int, norm: str) -> None:
         super().__init__()
         self.stride = 1 if before == after else 2
         self.added = after - before
@@ -122,7 +121,7 @@ class _Block(nn.Module):
         return torch.relu(shortcut + self.body(features))
 
 
-def _norm(norm: Norm, channels: int) -> nn.Module:
+def _norm(norm: str, channels: int) -> nn.Module:
     return nn.GroupNorm(_GROUPS, channels) if norm == "group" else nn.BatchNorm2d(channels)
 
 
@@ -147,3 +146,45 @@ class LstmClassifier(nn.Module):
         states, _ = self.recurrent(sequences)
         logits: Tensor = self.head(states[:, -1])
         return logits
+
+
+def dense_layers(shape: Sequence[int], hidden: Sequence[int], classes: int) -> nn.Module:
+    """Dense layers with ReLU between them, for inputs of any shape; ``hidden``: widths of the hidden layers."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise([prod(shape), *hidden, classes]):
+        layers += [nn.ReLU(), nn.Linear(before, after)]
+    return nn.Sequential(nn.Flatten(), *layers[1:])
+
+
+class LinearModel(nn.Module):
+    """Linear map ``inputs @ weight + bias``, for dense or sparse rows.
+
+    Starts at zero: the losses are convex, so a random start has no advantage.
+    """
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Outputs [n, outputs] of rows [n, features], or of columns [n, k] and values [n, k]."""
+        if len(inputs) == 1:
+            return inputs[0].flatten(1) @ self.weight + self.bias
+        columns, values = inputs
+        return (self.weight[columns] * values[:, :, None]).sum(dim=1) + self.bias
+
+
+def linear_losses(name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Loss of each sample, [n], without penalties."""
+    if name == "squared":
+        return (outputs[:, 0] - targets).square() / 2
+    if outputs.shape[1] == 1:
+        # Margin: signed distance to the decision border, with classes as -1 and 1.
+        margin = outputs[:, 0] * (2 * targets - 1)
+        return nn.functional.softplus(-margin) if name == "logistic" else torch.relu(1 - margin)
+    if name == "logistic":
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    right = outputs.gather(1, targets[:, None])
+    wrong = outputs.scatter(1, targets[:, None], -torch.inf).amax(dim=1)
+    return torch.relu(1 + wrong - right[:, 0])

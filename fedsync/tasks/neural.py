@@ -3,38 +3,74 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import prod
-from typing import Literal
-
-import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import BY_SCORE, classification, regression
 from fedsync.model.table_columns import TableForm
-from fedsync.policies.schema import NonNegative, PositiveInt
-from fedsync.tasks.networks import LstmClassifier, Network, Norm, image_network
-from fedsync.tasks.partition import Partition
+from fedsync.policies.schema import Chosen, NonNegative, PositiveInt, register
+from fedsync.tasks.partition import DEALT, Iid, Own, Partition
 from fedsync.tasks.samples import Pairs, Samples, Source, deal, held_out
-from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
+from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot
+from fedsync.tasks.task_section import PartOfData, Scores, ShippedTask
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import TensorDataset
+
+_IMAGES, _SEQUENCES, _ROWS = ("digits28", "idx", "cifar", "femnist"), ("keywords", "speech"), ("libsvm", "table")
+AnyData = Annotated[Source, Chosen("data", among=("blobs", "sparse", *_ROWS, "npz", *_IMAGES, *_SEQUENCES))]
+
+Network = Literal["lenet5", "cnn", "resnet20", "resnet32"]
+Norm = Literal["group", "batch"]
+LinearLoss = Literal["logistic", "hinge", "squared"]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTask(Task):
-    """Task on samples from a source; ``partition`` is None if each silo reads its own samples."""
+class SourceTask(ShippedTask):
+    """Base of tasks on samples from a source."""
 
-    source: Source
-    partition: Partition | None
-    test_share: float = 0.2
-    validation: float | None = None
+    spelled: ClassVar[Mapping[str, str]] = {"source": "data", "network_name": "model", "loss_name": "loss"}
+
+    source: AnyData
+    """Source of the samples."""
+
+    partition: Annotated[Partition | Own, Chosen("partition", among=(*DEALT, "natural", "own"))] = field(
+        default_factory=Iid
+    )
+    """Distribution of one data set among silos."""
+
+    test_share: PartOfData = 0.2
+    """Share held out for tests, if the data have no separate test samples."""
+
+    validation: PartOfData | None = None
+    """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
+    at the end. None: the test samples evaluate every round."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.partition, Own) and not self.source.paths:
+            raise ValueError(
+                f"partition.kind own gives every silo the same samples, for {self.source.kind} are generated; "
+                "choose another partition"
+            )
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return self.source.libraries
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        return replace(self, source=self.source.relocated(locate))
+
+    def samples(self) -> Source:
+        """Return the source as the task reads it."""
+        return self.source
 
     def data(self, slot: SiloSlot) -> SiloData:
-        train, test = deal(self.source, self.partition, self.test_share, slot)
+        dealt = None if isinstance(self.partition, Own) else self.partition
+        train, test = deal(self.samples(), dealt, self.test_share, slot)
         mine, kept = held_out(train.targets, self.validation, slot)
         validation = None if kept is None else self.dataset(train.take(kept))
         return SiloData(self.dataset(train.take(mine)), self.dataset(test), validation)
@@ -45,6 +81,8 @@ class SourceTask(Task):
 
     def dataset(self, samples: Samples) -> TensorDataset:
         """Data set of batches; by default inputs, float32 [n, ...], and targets [n]."""
+        from torch.utils.data import TensorDataset
+
         return TensorDataset(samples.dense(), samples.labels())
 
 
@@ -64,70 +102,65 @@ class _Classifier(SourceTask):
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module: ...
 
 
+@register("images")
 @dataclass(frozen=True, slots=True)
 class ImagesTask(_Classifier):
-    """Classifier of images; ``norm`` applies to ``cnn`` and the residual networks."""
+    """Image classification with LeNet-5, a small CNN with two convolutions, or a residual network."""
+
+    source: Annotated[Source, Chosen("data", among=(*_IMAGES, "npz"))]
+    """Source of the images."""
 
     network_name: Network = "lenet5"
+    """Name of the network."""
+
     norm: Norm = "group"
+    """Normalisation in ``cnn`` and the residual networks. Batch norm uses statistics of a silo's own batches, which
+    differ between silos that hold different classes."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        from fedsync.tasks.networks import image_network
+
         return image_network(self.network_name, self.norm, shape, classes)
 
 
+@register("sequences")
 @dataclass(frozen=True, slots=True)
 class SequencesTask(_Classifier):
-    """Classifier of sequences with an LSTM; ``hidden`` is the width of an LSTM layer."""
+    """Classification of sequences with an LSTM."""
+
+    source: Annotated[Source, Chosen("data", among=(*_SEQUENCES, "npz"))]
+    """Source of the sequences."""
 
     hidden: PositiveInt = 64
+    """Width of a recurrent layer."""
+
     layers: PositiveInt = 2
+    """Number of recurrent layers."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        from fedsync.tasks.networks import LstmClassifier
+
         return LstmClassifier(shape, self.hidden, self.layers, classes)
 
 
+@register("mlp")
 @dataclass(frozen=True, slots=True)
 class MlpTask(_Classifier):
-    """Classifier of inputs of any shape with dense layers and ReLU; ``hidden``: widths of the hidden layers."""
+    """Classification of any data with dense layers."""
 
-    hidden: tuple[int, ...] = (64,)
+    hidden: list[PositiveInt] = field(default_factory=lambda: [64])
+    """Widths of the hidden layers, first to last."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), *_dense([prod(shape), *self.hidden, classes]))
+        from fedsync.tasks.networks import dense_layers
+
+        return dense_layers(shape, self.hidden, classes)
 
 
-def _dense(widths: Sequence[int]) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.ReLU(), nn.Linear(before, after)]
-    return layers[1:]
-
-
-LinearLoss = Literal["logistic", "hinge", "squared"]
-
-
-class LinearModel(nn.Module):
-    """Linear map ``inputs @ weight + bias``, for dense or sparse rows.
-
-    Starts at zero: the losses are convex, so a random start has no advantage.
-    """
-
-    def __init__(self, features: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(features, outputs))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Outputs [n, outputs] of rows [n, features], or of columns [n, k] and values [n, k]."""
-        if len(inputs) == 1:
-            return inputs[0].flatten(1) @ self.weight + self.bias
-        columns, values = inputs
-        return (self.weight[columns] * values[:, :, None]).sum(dim=1) + self.bias
-
-
+@register("linear")
 @dataclass(frozen=True, slots=True)
 class LinearTask(SourceTask):
-    """Linear model with the loss ``logistic``, ``hinge`` or ``squared``.
+    """Linear model, trained by mini-batch SGD. With ``squared``, accuracy is minus the mean squared error.
 
     ``logistic`` and ``hinge`` have one output for two classes, otherwise one output per class; ``hinge`` then compares
     with the best wrong class. ``squared`` predicts numbers: the loss is half the squared error, and the accuracy is
@@ -137,8 +170,18 @@ class LinearTask(SourceTask):
     """
 
     loss_name: LinearLoss = "logistic"
+    """Loss: ``logistic`` regression, ``hinge`` for a linear SVM, ``squared`` for lasso (with ``l1``) and ridge
+    regression (with ``l2``)."""
+
     l1: NonNegative = 0.0
+    """Strength of the L1 penalty."""
+
     l2: NonNegative = 0.0
+    """Strength of the L2 penalty; half of it times the squared norm is added to the loss."""
+
+    @property
+    def scores(self) -> Scores:
+        return "error" if self.loss_name == "squared" else "share"
 
     def model(self) -> nn.Module:
         shape = self.source.shape()
@@ -146,17 +189,24 @@ class LinearTask(SourceTask):
             found = "classes" if shape.classes else "numbers"
             remedy = "Write loss: logistic or hinge" if shape.classes else "Write loss: squared"
             raise ConfigError("task.loss", f"{self.loss_name} does not fit targets that are {found}", remedy)
+        from fedsync.tasks.networks import LinearModel
+
         return LinearModel(shape.features, 1 if shape.classes in (0, 2) else shape.classes)
 
     def dataset(self, samples: Samples) -> TensorDataset:
+        import torch
+        from torch.utils.data import TensorDataset
+
         if isinstance(samples.inputs, Pairs):
             columns, values = torch.from_numpy(samples.inputs.columns), torch.from_numpy(samples.inputs.values)
             return TensorDataset(columns, values, samples.labels())
         return TensorDataset(samples.dense(), samples.labels())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        from fedsync.tasks.networks import linear_losses
+
         *inputs, targets = batch
-        loss = self._losses(model(*inputs), targets).mean()
+        loss = linear_losses(self.loss_name, model(*inputs), targets).mean()
         weight = model.get_parameter("weight")
         if self.l1:
             loss = loss + self.l1 * weight.abs().sum()
@@ -177,21 +227,10 @@ class LinearTask(SourceTask):
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Summed loss without penalties, and the number correct or minus the summed squared error."""
-        loss = self._losses(outputs, targets).sum()
+        from fedsync.tasks.networks import linear_losses
+
+        loss = linear_losses(self.loss_name, outputs, targets).sum()
         if self.loss_name == "squared":
             return loss, -2 * loss
         said = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(dim=1)
         return loss, (said == targets).sum()
-
-    def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if self.loss_name == "squared":
-            return (outputs[:, 0] - targets).square() / 2
-        if outputs.shape[1] == 1:
-            # Margin: signed distance to the decision border, with classes as -1 and 1.
-            margin = outputs[:, 0] * (2 * targets - 1)
-            return nn.functional.softplus(-margin) if self.loss_name == "logistic" else torch.relu(1 - margin)
-        if self.loss_name == "logistic":
-            return nn.functional.cross_entropy(outputs, targets, reduction="none")
-        right = outputs.gather(1, targets[:, None])
-        wrong = outputs.scatter(1, targets[:, None], -torch.inf).amax(dim=1)
-        return torch.relu(1 + wrong - right[:, 0])

@@ -21,6 +21,9 @@ from fedsync.policies.schema import DataPart, Positive, PositiveInt, register
 
 Rows = NDArray[np.int64]
 
+DEALT = ("iid", "dirichlet", "dual-dirichlet", "pathological", "shards")
+"""Kinds of partitions for any data."""
+
 _SMALLEST_PART = 10
 _DRAWS = 10
 _BY_LABEL = {"partition_by": "label", "shuffle": False}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.survey.table_sums import Columns
 from fedsync.model.table_columns import TableForm
 from fedsync.model.tensor_parts import PartPatterns
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
 Batch = Any
 """Result of `Task.collate` for the samples of one batch, on the model's device."""
@@ -97,12 +98,16 @@ class Task(ABC):
 
     def collate(self, samples: list[Any]) -> Batch:
         """Make a batch of samples; tensors in it move to the device. Default: `torch.utils.data.default_collate`."""
+        from torch.utils.data import default_collate
+
         return default_collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss over the batch, a scalar to differentiate. Default: cross-entropy."""
+        from torch.nn.functional import cross_entropy
+
         inputs, labels = batch
-        return nn.functional.cross_entropy(model(inputs), labels)
+        return cross_entropy(model(inputs), labels)
 
     def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and number of correct predictions over the batch, both scalars.
@@ -118,8 +123,9 @@ class Task(ABC):
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Score the result of `predict`, as `score` does. Default: cross-entropy and arg max."""
-        loss = nn.functional.cross_entropy(outputs, targets, reduction="sum")
-        return loss, (torch.argmax(outputs, dim=1) == targets).sum()
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs, targets, reduction="sum"), (outputs.argmax(dim=1) == targets).sum()
 
     def metrics(self) -> tuple[AnyMetric, ...]:
         """Metrics of `predict` at every evaluation, beside loss and score; see `fedsync.tasks.metrics`.

@@ -136,7 +136,7 @@ def test_whole_runs_keep_them_apart_silo_by_silo(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("silos.yaml").write_text("silos: [{name: a, speed: 2000}, {name: b, speed: 1000}]")
-    task = json.dumps(spec.task.model_dump())
+    task = json.dumps(spec.model_dump()["task"])
     command = ["run", "fedavg", "--silos", "silos.yaml", "--runtime", "virtual", "--out", "run"]
     sets = [f"task={task}", f"cipher={{kind: {cipher}}}", "stop={rounds: 3}", "local={steps: 3, batch_size: 4}"]
     monkeypatch.setattr("sys.argv", ["fedsync", *command, *(word for each in sets for word in ("--set", each))])

@@ -1,20 +1,20 @@
 """Tasks in strategy files: what is wrong is named by file, line and key, and what is right is built as it says."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.evaluation import UNASKED
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.sampled_tasks import StatisticsSection
-from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.extras.readers.idx import IdxSource
 from fedsync.observe.run_builder import measuring
+from fedsync.policies.schema import kinds
 from fedsync.tasks.neural import ImagesTask
-from fedsync.tasks.partition import DualDirichlet
+from fedsync.tasks.partition import DualDirichlet, Own
 from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
 
 FILE = """\
@@ -27,7 +27,7 @@ task:
   {task}
 """
 
-KINDS = {section.model_fields["kind"].annotation.__args__[0]: section for section in get_args(get_args(TaskConfig)[0])}
+KINDS = kinds("task")
 PATHS = {
     "idx": "{kind: idx, folder: here}",
     "cifar": "{kind: cifar, folder: here}",
@@ -98,10 +98,10 @@ def test_networks_do_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", PATHS)
 def test_paths_are_relative_to_the_file_where_something_is_there(tmp_path: Path, kind: str) -> None:
     task = f"{{kind: mlp, data: {PATHS[kind]}}}"
-    before = load(tmp_path, task).task.data
+    before = load(tmp_path, task).task.source
     (tmp_path / "here").mkdir()
 
-    after = load(tmp_path, task).task.data
+    after = load(tmp_path, task).task.source
 
     for key in after.paths:
         assert (getattr(before, key), getattr(after, key)) == ("here", str((tmp_path / "here").resolve()))
@@ -118,6 +118,12 @@ def test_what_a_file_says_is_built(tmp_path: Path) -> None:
     assert task == ImagesTask(source, DualDirichlet(2.0, 0.3), 0.2, network_name="cnn", norm="batch")
 
 
+def test_no_kind_of_task_is_known_by_importing_torch() -> None:
+    code = "import sys; from fedsync.policies.schema import kinds; print(len(kinds('task')), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(KINDS)), "False"]
+
+
 def test_only_ratings_may_be_missing(tmp_path: Path) -> None:
     data = "{kind: npz, file: a.npz}"
 
@@ -125,8 +131,8 @@ def test_only_ratings_may_be_missing(tmp_path: Path) -> None:
         load(tmp_path, f"{{kind: {kind}, data: {data}}}").task.build() for kind in ("factorisation", "k-means")
     )
 
-    assert (ratings.source, points.source) == (RatingsNpz("a.npz"), NpzSource("a.npz"))
-    assert load(tmp_path, f"{{kind: k-means, data: {data}, partition: {{kind: own}}}}").task.build().partition is None
+    assert (ratings.samples(), points.samples()) == (RatingsNpz("a.npz"), NpzSource("a.npz"))
+    assert load(tmp_path, f"{{kind: k-means, data: {data}, partition: {{kind: own}}}}").task.build().partition == Own()
 
 
 def test_every_kind_is_in_the_schema_and_the_docs() -> None:
@@ -137,7 +143,7 @@ def test_every_kind_is_in_the_schema_and_the_docs() -> None:
         assert f'"const": "{kind}"' in schema
         assert f"`{kind}`" in page, "say what it is"
         assert section.__doc__
-    assert {kind for kind, section in KINDS.items() if issubclass(section, StatisticsSection)} == {
+    assert {kind for kind, section in KINDS.items() if section.additive} == {
         "k-means",
         "fuzzy-c-means",
         "gaussian-mixture",

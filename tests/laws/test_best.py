@@ -143,7 +143,7 @@ def test_the_kept_best_is_that_of_an_oracle(
     config = config.model_validate({**config.model_dump(mode="json"), "wire": yaml.safe_load(wire)})
     fault = {"faults": [{"at_s": 2.1, "down_s": 0.7}]}
     found = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25, **fault}, {"speed": 64.0})
-    weighting = config.aggregation.weigher(config.task.solver(config.local)).weighting
+    weighting = config.aggregation.weigher(config.solver).weighting
     versions: dict[int, bytes] = {}
     silos = {
         each.name: Finder(each, PlainReplica(SIZE, config.wire.formats, weighting, 1000), versions) for each in found

@@ -97,7 +97,7 @@ def run(name: str, wire: str, out: Path, *more: str) -> Outcome:
     config = StrategyConfig.load(strategy, changes)
     fault = {"faults": [{"at_s": 2.1, "down_s": 0.7}]}
     found = machines({"speed": 256.0}, {"speed": 128.0, "overhead_s": 0.25, **fault}, {"speed": 64.0})
-    weighting = config.aggregation.weigher(config.task.solver(config.local)).weighting
+    weighting = config.aggregation.weigher(config.solver).weighting
     versions: dict[int, bytes] = {}
     silos = {
         each.name: Silo(each, PlainReplica(SIZE, config.wire.formats, weighting, 1000), versions) for each in found

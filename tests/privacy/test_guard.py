@@ -409,7 +409,7 @@ def test_a_run_with_less_privacy_than_the_owner_demands_is_refused(
 def test_means_of_rows_are_refused_at_the_silo_too(folder: Path, said: str) -> None:
     """They put each row into the gradients of all others; a strategy does not validate so, and a liar sends it."""
     honest = RunSpec.of(strategy(folder, PRIVATE), None, 3)
-    spec = honest.model_copy(update={"task": honest.task.model_copy(update={"standardise": said})})
+    spec = honest.model_copy(update={"task": replace(honest.task, standardise=said)})
     for budget in (BUDGET, None):
         with pytest.raises(ConfigError, match=r"^task\.standardise: "):
             SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from fedsync.common.errors import ConfigError, Diverged
 from fedsync.config.strategy import StrategyConfig
+from fedsync.config.tasks.task_trainers import trainer_of
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
@@ -386,5 +387,5 @@ def test_a_task_of_a_private_run_has_the_private_trainer() -> None:
     from fedsync.client.app import Silo
 
     site = Silo(0, "a", 1, "cpu")
-    made = task.trainer(site, 3, LocalOptions(device="cpu", private=True))
+    made = trainer_of(task, site, 3, LocalOptions(device="cpu", private=True))
     assert isinstance(made, private_trainer.PrivateTrainer)

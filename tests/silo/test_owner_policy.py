@@ -192,7 +192,7 @@ def spec(task: dict[str, Any]) -> RunSpec:
 @pytest.mark.parametrize("path", ["mine/data.npz", "mine/inside", "theirs/inside", "mine/../mine/data.npz"])
 def test_a_path_that_leads_below_an_allowed_folder_is_resolved(path: str, folder: Path) -> None:
     checked = OwnerPolicy(data=[str(folder / "none"), str(folder / "mine")]).checked(spec(images(folder / path)), 1)
-    assert checked.task.data.file == str(folder / "mine" / "data.npz")  # type: ignore[union-attr]
+    assert checked.task.source.file == str(folder / "mine" / "data.npz")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_run_asks_for_data_by_the_name_that_each_owner_gave_them(
     by_name = {"kind": "csv", "file": "data:train", "target": "y"}
     assert allowed.checked(spec(by_name), 1).task.file == str(own)  # type: ignore[union-attr]
     found = allowed.checked(spec(images(Path("data:train"))), 1).task
-    assert found.data.file == str(own)  # type: ignore[union-attr]
+    assert found.source.file == str(own)  # type: ignore[union-attr]
     fence = Fence(tuple(config.paths))
     assert fence.open(own).read() == own.read_bytes()
     with pytest.raises(OwnerRefusal, match="not where"):

@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.tasks.task_section import AnyTask, TaskSection
+
+TASK: TypeAdapter[TaskSection] = TypeAdapter(AnyTask)
 
 
 def read(folder: Path, text: str | bytes, columns: dict[str, Any] | None = None, **options: Any) -> SiloData:
@@ -19,7 +22,7 @@ def read(folder: Path, text: str | bytes, columns: dict[str, Any] | None = None,
     made = {"kind": "csv", "files": [str(file)], "target": "t", "test_share": 0.5, **options}
     if columns is not None:
         made["columns"] = columns
-    return CsvConfig.model_validate(made).build().data(SiloSlot("a", 0, 1, seed=7))
+    return TASK.validate_python(made).build().data(SiloSlot("a", 0, 1, seed=7))
 
 
 def rows(data: SiloData) -> np.ndarray[Any, Any]:
@@ -159,7 +162,7 @@ def test_text_targets_are_named_with_the_remedy_and_learnt_when_declared(tmp_pat
 def test_yes_and_no_without_quotes_are_explained() -> None:
     """YAML reads them as true and false."""
     with pytest.raises(Exception, match="quotes"):
-        CsvConfig.model_validate(
+        TASK.validate_python(
             {"kind": "csv", "files": ["a"], "target": "t", "columns": {"t": {"categories": [False, True]}}}
         )
 
@@ -207,6 +210,6 @@ def test_a_silo_opens_no_file_but_its_own(tmp_path: Path) -> None:
     files[0].mkdir()  # nobody can read a table there
     files[1].write_text(column(*PLAIN))
     made = {"kind": "csv", "files": [str(file) for file in files], "target": "t"}
-    task = CsvConfig.model_validate(made).build()
+    task = TASK.validate_python(made).build()
     assert task.data(SiloSlot("b", 1, 2, seed=7)) is not None
     assert sum(parameter.numel() for parameter in task.model().parameters()) == 4

@@ -1,26 +1,30 @@
 """A share of a silo's training samples is held out for validation, in every shipped task that has data of its own."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.task_kinds import TaskConfig
 from fedsync.core.orders import Split
+from fedsync.policies.schema import kinds
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.samples import held_out
 from fedsync.tasks.task_protocol import SiloData, SiloSlot
+from fedsync.tasks.task_section import AnyTask, TaskSection
 from fedsync.train.loop import Trainer
 from tests.tasks.given import slot
 
-SECTIONS = {kind.model_fields["kind"].annotation.__args__[0]: kind for kind in get_args(get_args(TaskConfig)[0])}
+SECTIONS = {kind: {field.name for field in fields(section)} for kind, section in kinds("task").items()}
+TASK: TypeAdapter[TaskSection] = TypeAdapter(AnyTask)
 BLOBS = {"data": {"kind": "blobs", "samples": 300}}
 KINDS: dict[str, dict[str, Any]] = {
     "digits": {},
@@ -37,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def splits(kind: str, index: int, **options: object) -> SiloData:
-    task = SECTIONS[kind].model_validate({"kind": kind, **KINDS[kind], **options}).build()
+    task = TASK.validate_python({"kind": kind, **KINDS[kind], **options}).build()
     return task.data(SiloSlot("ab"[index], index, 2, seed=7))
 
 
@@ -56,8 +60,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kind_with_a_test_share_has_a_validation_share() -> None:
-    assert KINDS.keys() == {kind for kind, section in SECTIONS.items() if "test_share" in section.model_fields}
-    assert KINDS.keys() == {kind for kind, section in SECTIONS.items() if "validation" in section.model_fields}
+    assert KINDS.keys() == {kind for kind, section in SECTIONS.items() if "test_share" in section}
+    assert KINDS.keys() == {kind for kind, section in SECTIONS.items() if "validation" in section}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,13 +113,13 @@ def test_a_share_that_leaves_a_side_empty_is_refused(share: float, samples: int)
 def test_a_share_out_of_range_is_refused(tables: None, kind: str) -> None:
     for share in (0, 1.0, -0.2):
         with pytest.raises(ValueError, match="validation"):
-            SECTIONS[kind].model_validate({"kind": kind, **KINDS[kind], "validation": share})
+            TASK.validate_python({"kind": kind, **KINDS[kind], "validation": share})
 
 
 def test_columns_and_means_are_of_training_rows_alone(tables: None) -> None:
     """What silos survey, and what a silo standardises by itself with, must not know the validation rows."""
     options = {**KINDS["csv"], "validation": 0.3}
-    task = SECTIONS["csv"].model_validate({"kind": "csv", **options}).build()
+    task = TASK.validate_python({"kind": "csv", **options}).build()
     data, found = task.data(SiloSlot("a", 0, 2, 7)), task.columns(SiloSlot("a", 0, 2, 7))
     cells = data.train.tensors[0][:, 0].double().numpy() * 10 + 30
     np.testing.assert_allclose(np.sort(found.numbers["age"]), np.sort(cells), atol=1e-4)

@@ -13,15 +13,13 @@ from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.named_code import function_of
 from fedsync.config.cipher import CipherConfig, PlainConfig, sealed_metrics
 from fedsync.config.sections.section import Section
-from fedsync.config.tasks.sampled_tasks import TaskSection
-from fedsync.config.tasks.task_kinds import TaskConfig
-from fedsync.config.training import PositiveInt
 from fedsync.core.stopping import StopRules, Target
 from fedsync.evaluation.local_baselines import CrossSite
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
 from fedsync.evaluation.metrics.named import Wanted
 from fedsync.evaluation.version_scores import Selection
-from fedsync.policies.schema import Share
+from fedsync.policies.schema import PositiveInt, Share
+from fedsync.tasks.task_section import TaskSection
 
 TOLD = {"accuracy": True, "loss": False}
 """Metrics that every task reports, and whether higher is better."""
@@ -248,7 +246,7 @@ class StopConfig(Section):
         return any(rule is not None for rule in (self.target_accuracy, self.target, self.patience))
 
 
-def unreachable(target: float, task: TaskConfig) -> tuple[str, str] | None:
+def unreachable(target: float, task: TaskSection) -> tuple[str, str] | None:
     """Problem and remedy of a target accuracy that the task cannot reach; None if it can."""
     match task.scores:
         case "share" if not 0 < target <= 1:

@@ -14,8 +14,7 @@ from fedsync.config.cipher import CipherConfig, PlainConfig
 from fedsync.config.sections.evaluation import EvaluationConfig, StopConfig
 from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.sections.section import Section, SparingSection
-from fedsync.config.tasks.task_kinds import TaskConfig
-from fedsync.config.training import LocalConfig, PositiveInt, UserConfig
+from fedsync.config.training import LocalConfig, UserConfig
 from fedsync.model.plain_wire import FP32, Bf16, Fp16, Int8, TopK, Wire, WireFormat
 from fedsync.model.tensor_parts import PartPatterns
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg, FedNova
@@ -26,7 +25,8 @@ from fedsync.policies.features.feature_base import FeaturePolicy
 from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
 from fedsync.policies.rounds.rounds_base import RoundPolicy
-from fedsync.policies.schema import Chosen, PartOfOne, Positive
+from fedsync.policies.schema import Chosen, PartOfOne, Positive, PositiveInt
+from fedsync.tasks.task_section import AnyTask
 
 if TYPE_CHECKING:
     from fedsync.core.weighting import Solver
@@ -211,7 +211,7 @@ class StrategySections(SparingSection):
     wire: WireConfig = Field(default_factory=WireConfig)
     """Number formats of unencrypted messages."""
 
-    task: TaskConfig
+    task: AnyTask
     """Model and data."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -263,4 +263,4 @@ class StrategySections(SparingSection):
 
     @property
     def solver(self) -> Solver:
-        return self.task.solver(self.local)
+        return self.local.solver(self.task)

@@ -8,13 +8,15 @@ is encrypted, what silos compare, and how a killed silo recovers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.config.cipher import MaskedConfig, PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.evaluation.survey.findings import ColumnScale
 
 _MEMBERS = 2
@@ -26,8 +28,7 @@ def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfi
     of the silo file that are present at the start.
     """
     task = config.task
-    asked = task.survey() if isinstance(task, CsvConfig) else None
-    if asked is None:
+    if not isinstance(task, CsvConfig) or (asked := task.survey()) is None:
         return None
     return StrategyConfig.model_validate(
         {
@@ -42,7 +43,7 @@ def survey_of(config: StrategyConfig, silos: int | None = None) -> StrategyConfi
             "barrier": {"kind": "bsp", "complete": True},
             "aggregation": {"kind": "fedavg", "weight": "silo"},
             "cipher": _cipher(config),
-            "task": {"kind": "survey", "of": task.model_dump()},
+            "task": SurveyConfig(of=task),
             "evaluation": {"metrics": []},
             "fraction_evaluate": 0.0 if isinstance(config.cipher, PlainConfig) else 1.0,
             "waiting": config.waiting.model_dump(),
@@ -69,7 +70,7 @@ def standardised(spec: RunSpec, scales: Mapping[str, ColumnScale]) -> RunSpec:
     if not isinstance(task, CsvConfig) or task.standardise != "federated":
         return spec
     known = {name: [scale.mean, scale.deviation] for name, scale in scales.items()}
-    return spec.model_copy(update={"task": task.model_copy(update={"standardise": known})})
+    return spec.model_copy(update={"task": replace(task, standardise=known)})
 
 
 def surveyed_task(spec: RunSpec) -> SurveyConfig:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.section import Section
-from fedsync.config.tasks.sampled_tasks import OwnLoopSection, Tensor
+from fedsync.config.tasks.task_trainers import OwnLoopSection
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.model.transfer import MAX_SEALED_BYTES
+from fedsync.policies.schema import register
+from fedsync.tasks.task_section import TensorForm
 
 if TYPE_CHECKING:
     from fedsync.client.app import Silo
@@ -93,14 +95,23 @@ class TensorConfig(Section):
     """Length along each axis."""
 
 
+def _names_code(text: str) -> str:
+    CodePlace.parse(text)
+    return text
+
+
+_Code = Annotated[str, AfterValidator(_names_code)]
+
+
+@register("clientapp")
+@dataclass(frozen=True, slots=True)
 class ClientAppConfig(OwnLoopSection):
     """An unmodified Flower ClientApp; see docs/flower-clientapp.md."""
 
-    kind: Literal["clientapp"]
-    app: str
+    app: _Code
     """The ``ClientApp``: ``package.module:name`` as in ``pyproject.toml``, or ``folder/file.py:name``."""
 
-    model: str | None = None
+    model: _Code | None = None
     """Class or function that makes the first model, in the same form as ``app``; it returns a module, a Flower
     ``ArrayRecord`` or a list of NumPy arrays. Left out, the ServerApp's ``initial_arrays`` are used."""
 
@@ -108,18 +119,10 @@ class ClientAppConfig(OwnLoopSection):
     """Folder of the modules and of ``pyproject.toml``, whose ``tool.flwr.app.config`` the app finds in
     ``context.run_config``. Relative to the strategy file if the app exists there."""
 
-    tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = Field(default_factory=list)
+    tensors: Annotated[list[TensorConfig], Field(max_length=_MOST_TENSORS)] = field(default_factory=list)
     """Tensors of the first model, if ``model`` is left out; filled in from a ServerApp's ``initial_arrays``."""
 
-    @field_validator("app", "model")
-    @classmethod
-    def _names_code(cls, text: str | None) -> str | None:
-        if text is not None:
-            CodePlace.parse(text)
-        return text
-
-    @model_validator(mode="after")
-    def _is_sound(self) -> Self:
+    def __post_init__(self) -> None:
         # `trainer` imports modules from one root folder.
         if self.model is not None and bool(CodePlace.parse(self.app).module) != bool(
             CodePlace.parse(self.model).module
@@ -130,12 +133,11 @@ class ClientAppConfig(OwnLoopSection):
             raise ValueError(f"tensors have {size} values, more than {_MOST_VALUES}")
         if len({tensor.name for tensor in self.tensors}) < len(self.tensors):
             raise ValueError("tensors have a name twice; give each its own")
-        return self
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         app, folder = self._located(self.app, locate)
         model = None if self.model is None else self._located(self.model, locate)[0]
-        return self.model_copy(update={"app": app, "model": model, "folder": folder})
+        return replace(self, app=app, model=model, folder=folder)
 
     def _located(self, text: str, locate: Callable[[str], str]) -> tuple[str, str]:
         place = CodePlace.parse(text)
@@ -146,11 +148,11 @@ class ClientAppConfig(OwnLoopSection):
         root = locate(str(place.root(found)))
         return (text if place.module else f"{found}:{place.name}"), root
 
-    def started_from(self, tensors: Sequence[Tensor]) -> Self:
+    def started_from(self, tensors: Sequence[TensorForm]) -> Self:
         if self.model is not None:
             return self
         made = [TensorConfig.model_validate({"name": n, "dtype": d, "shape": list(s)}) for n, d, s in tensors]
-        return self.model_copy(update={"tensors": made})
+        return replace(self, tensors=made)
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
         from fedsync.train.guests.guest_clientapp import ClientAppTrainer, FirstModel

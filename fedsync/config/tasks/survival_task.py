@@ -1,41 +1,29 @@
-"""Configuration of survival analysis over sealed sums, ``survival`` of the task ``survey``."""
+"""Configuration of the task ``survey``: statistics of columns, or survival analysis over sealed sums."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.sections.section import Section
-from fedsync.policies.schema import Positive
+from fedsync.config.tasks.task_kinds import ColumnStatisticsConfig, CsvConfig
+from fedsync.config.tasks.task_trainers import OwnLoopSection
+from fedsync.model.tensor_parts import UNSAID, PartPatterns
+from fedsync.policies.schema import Chosen, Positive, register
 
 if TYPE_CHECKING:
     from fedsync.client.app import Silo
     from fedsync.extras.survival.survival_sums import SurvivalForm
-    from fedsync.tasks.csv_ import CsvTask
     from fedsync.train.local_trainer import LocalTrainer
     from fedsync.train.options import LocalOptions
 
 _MOST_VALUES = 4_000_000
-
-
-class FollowedTable(Protocol):
-    """Part of a `CsvConfig` that survival analysis uses."""
-
-    target: str
-    time: str | None
-    ignore: list[str]
-
-    @property
-    def columns(self) -> Mapping[str, Any]: ...
-
-    def survey(self) -> Any: ...
-
-    def build(self) -> CsvTask: ...
 
 
 class GridConfig(Section):
@@ -88,7 +76,7 @@ class SurvivalConfig(Section):
     def rounds(self) -> int:
         return 1 + (self.steps if self.covariates else 0)
 
-    def check(self, of: FollowedTable) -> None:
+    def check(self, of: CsvConfig) -> None:
         """Raise ValueError if the table does not fit."""
         if of.time is None:
             raise ValueError("survival needs times; write of.time: the column with the time of each person")
@@ -101,7 +89,7 @@ class SurvivalConfig(Section):
         if self.form(of, 1).layout.size > _MOST_VALUES:
             raise ValueError("survival has too many sums; write fewer covariates, times or steps")
 
-    def form(self, of: FollowedTable, silos: int) -> SurvivalForm:
+    def form(self, of: CsvConfig, silos: int) -> SurvivalForm:
         from fedsync.extras.survival.survival_sums import SurvivalForm
 
         groups = () if self.group is None else tuple(of.columns[self.group].categories)
@@ -109,7 +97,7 @@ class SurvivalConfig(Section):
         asked = of.survey()
         return SurvivalForm(silos, self.times, groups, names, self.steps, 5 if asked is None else asked.least)
 
-    def trainer(self, of: FollowedTable, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
+    def trainer(self, of: CsvConfig, site: Silo, slots: int, options: LocalOptions) -> LocalTrainer:
         from fedsync.extras.survival.cox import CoxTask
         from fedsync.extras.survival.survival_trainer import SurvivalTrainer
         from fedsync.tasks.task_protocol import SiloSlot
@@ -121,10 +109,57 @@ class SurvivalConfig(Section):
         rows = task.survivors(slot, self.group, covariates)
         return SurvivalTrainer(site.name, site.index, self.form(of, slots), rows, options, task.table(slot))
 
-    def _covariates(self, of: FollowedTable) -> list[tuple[str, int | None, str | None]]:
+    def _covariates(self, of: CsvConfig) -> list[tuple[str, int | None, str | None]]:
         """Column, number and name of the category that is 1; None for numbers."""
         found: list[tuple[str, int | None, str | None]] = []
         for name in self.covariates:
             categories = of.columns[name].categories if name in of.columns else []
             found += [(name, at, each) for at, each in enumerate(categories) if at] or [(name, None, None)]
         return found
+
+
+@register("survey")
+@dataclass(frozen=True, kw_only=True)
+class SurveyConfig(OwnLoopSection):
+    """Joint statistics of the silos' columns: a run without training, before a training run or by itself."""
+
+    libraries: ClassVar[tuple[str, ...]] = ()
+    deals_data: ClassVar[bool] = True
+    of: Annotated[CsvConfig, Chosen("task", among=("csv",))]
+    """Task whose columns are surveyed."""
+
+    survival: SurvivalConfig | None = None
+    """Survival analysis in the place of statistics of columns; see docs/survival.md."""
+
+    def __post_init__(self) -> None:
+        if self.survival is not None:
+            self.survival.check(self.of)
+
+    @property
+    def statistics(self) -> ColumnStatisticsConfig:
+        return self.of.survey() or ColumnStatisticsConfig()
+
+    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
+        return replace(self, of=self.of.emulated(data))
+
+    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
+        return self.of.look(data, seed)
+
+    def own(self, index: int, silos: int) -> Self:
+        return replace(self, of=self.of.own(index, silos))
+
+    def relocated(self, locate: Callable[[str], str]) -> Self:
+        return replace(self, of=self.of.relocated(locate))
+
+    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
+        from fedsync.tasks.task_protocol import SiloSlot
+        from fedsync.train.surveys.survey_trainer import SurveyTrainer
+
+        if self.survival is not None:
+            return self.survival.trainer(self.of, site, slots, options)
+        task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
+        columns, asked = task.columns(slot), self.statistics
+        if columns is None:
+            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
+        table = task.table(slot)
+        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)

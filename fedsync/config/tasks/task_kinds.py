@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -13,27 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.locate import BY_NAME
-from fedsync.config.sections.section import Scores, Section
-from fedsync.config.tasks.clientapp_task import ClientAppConfig
-from fedsync.config.tasks.sampled_tasks import (
-    DEALT,
-    FactorisationConfig,
-    FuzzyConfig,
-    GaussianMixtureConfig,
-    ImagesConfig,
-    KMeansConfig,
-    LinearConfig,
-    MlpConfig,
-    OwnLoopSection,
-    SequencesConfig,
-    Share,
-    TaskSection,
-)
-from fedsync.config.tasks.survival_task import SurvivalConfig
+from fedsync.config.sections.section import Section
+from fedsync.config.tasks.task_trainers import OwnLoopSection
 from fedsync.model.table_columns import ColumnRule
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
-from fedsync.policies.schema import Chosen
-from fedsync.tasks.partition import Iid, Partition
+from fedsync.policies.schema import register
+from fedsync.tasks.task_section import PartOfData, Scores, TaskSection
 
 if TYPE_CHECKING:
     from fedsync.client.app import Silo
@@ -53,29 +38,6 @@ def _rising(given: list[float]) -> list[float]:
     if not (isfinite(given[0]) and isfinite(given[1]) and given[0] < given[1]):
         raise ValueError(f"{given} is no range; write the smaller number first")
     return given
-
-
-class DigitsConfig(TaskSection):
-    """Scikit-learn's 1,797 handwritten digits and a small CNN."""
-
-    kind: Literal["digits"]
-    partition: Annotated[Partition, Chosen("partition", among=DEALT)] = Field(default_factory=Iid)
-    """Distribution of the digits among silos."""
-
-    test_share: Share = 0.2
-    """Share of all samples that is held out for tests."""
-
-    validation: Share | None = None
-    """Share of a silo's training samples that is held out to evaluate rounds; the test samples are then used only once,
-    at the end. None: the test samples evaluate every round."""
-
-    scores: ClassVar[Scores] = "share"
-    libraries: ClassVar[tuple[str, ...]] = ("sklearn.datasets", "sklearn.model_selection")
-
-    def build(self) -> Task:
-        from fedsync.tasks.digits import DigitsTask
-
-        return DigitsTask(self.partition, self.test_share, self.validation)
 
 
 class ColumnStatisticsConfig(Section):
@@ -138,13 +100,13 @@ class ColumnConfig(Section):
         return ColumnRule(self.kind, self.unit, tuple(self.categories), gaps, self.decimal, self.thousands)
 
 
+@register("csv")
+@dataclass(frozen=True, kw_only=True)
 class CsvConfig(TaskSection):
-    """Classification of one column of CSV files, with one file per silo.
-
-    Columns are matched by name. They are numbers or text as ``columns`` defines, or as their cells show.
+    """Classification of one column of CSV files, with one file per silo. Columns are matched by name. They are numbers
+    or text as ``columns`` defines, or as their cells show.
     """
 
-    kind: Literal["csv"]
     files: Annotated[list[str], Field(min_length=1)] | None = None
     """One file per silo, in the order of the silos. A silo is asked only for its own file."""
 
@@ -166,13 +128,13 @@ class CsvConfig(TaskSection):
     positive_above: float | None = None
     """Threshold of a numeric target: with it there are two classes, and a target above the threshold is class 1."""
 
-    ignore: list[str] = Field(default_factory=list)
+    ignore: list[str] = field(default_factory=list)
     """Names of columns to leave out."""
 
-    text: list[str] = Field(default_factory=list)
+    text: list[str] = field(default_factory=list)
     """Names of columns to treat as text, even if all cells of a silo look like numbers."""
 
-    columns: dict[str, ColumnConfig] = Field(default_factory=dict)
+    columns: dict[str, ColumnConfig] = field(default_factory=dict)
     """Format of columns, by name, as in ``{chol: {unit: mg/dl, gaps: [-9]}}``. Other columns follow from their cells,
     which must be all numbers or all words. A cell that only resembles a number, as 1,5 or 45% or a date, is refused."""
 
@@ -182,10 +144,10 @@ class CsvConfig(TaskSection):
     hidden: Annotated[int, Field(ge=1)] = 16
     """Width of the hidden layer."""
 
-    test_share: Share = 0.25
+    test_share: PartOfData = 0.25
     """Share of each class that is held out as the silo's test samples."""
 
-    validation: Share | None = None
+    validation: PartOfData | None = None
     """Share of a silo's other rows that is held out to evaluate rounds, and not trained on; the test samples are then
     used only once, at the end. None: the test samples evaluate every round."""
 
@@ -199,22 +161,14 @@ class CsvConfig(TaskSection):
     """Statistics that silos compute together before training: counts, missing cells, means, deviations and histograms
     of their columns. Left out, no statistics."""
 
-    scores: ClassVar[Scores] = "share"
-
-    @model_validator(mode="after")
-    def _has_one_file_a_silo(self) -> Self:
+    def __post_init__(self) -> None:
         if (self.files is None) == (self.file is None):
             raise ValueError("files or file is needed, and not both; write file: data:NAME, or files, one a silo")
-        return self
-
-    @model_validator(mode="after")
-    def _has_scales(self) -> Self:
         for name, scale in self.standardise.items() if isinstance(self.standardise, dict) else ():
             if len(scale) != 2 or not (isfinite(scale[0]) and isfinite(scale[1]) and scale[1] > 0):
                 raise ValueError(
                     f"standardise.{name} {scale} is no mean and deviation above 0; write both, as in [54.4, 9]"
                 )
-        return self
 
     def build_by_row(self) -> CsvTask:
         return self.build(by_row=True)
@@ -261,7 +215,7 @@ class CsvConfig(TaskSection):
             if name not in paths:
                 problem = f"the task asks for {self.file}, and silo {silo!r} has no data by that name"
                 raise ConfigError("task.file", problem, f"Write data: {{{name}: PATH}} in the silo file")
-        return self.model_copy(update={"files": [paths[name] for paths in data.values()], "file": None})
+        return replace(self, files=[paths[name] for paths in data.values()], file=None)
 
     def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
         from fedsync.tasks.csv_ import look_at
@@ -275,79 +229,32 @@ class CsvConfig(TaskSection):
             raise ConfigError(
                 "task.files", f"{len(self.files)} files for {silos} silos", "Name exactly one file a silo"
             )
-        return self.model_copy(update={"files": None, "file": self.files[index]})
+        return replace(self, files=None, file=self.files[index])
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
         files = self.files and [locate(file) for file in self.files]
-        return self.model_copy(update={"files": files, "file": self.file and locate(self.file)})
+        return replace(self, files=files, file=self.file and locate(self.file))
 
 
-class SurveyConfig(OwnLoopSection):
-    """Joint statistics of the silos' columns: a run without training, before a training run or by itself."""
-
-    libraries: ClassVar[tuple[str, ...]] = ()
-    deals_data: ClassVar[bool] = True
-    kind: Literal["survey"]
-    of: CsvConfig
-    """Task whose columns are surveyed."""
-
-    survival: SurvivalConfig | None = None
-    """Survival analysis in the place of statistics of columns; see docs/survival.md."""
-
-    @model_validator(mode="after")
-    def _survives(self) -> Self:
-        if self.survival is not None:
-            self.survival.check(self.of)
-        return self
-
-    @property
-    def statistics(self) -> ColumnStatisticsConfig:
-        return self.of.survey() or ColumnStatisticsConfig()
-
-    def emulated(self, data: Mapping[str, Mapping[str, str]]) -> Self:
-        return self.model_copy(update={"of": self.of.emulated(data)})
-
-    def look(self, data: Mapping[str, Mapping[str, str]], seed: int) -> list[str]:
-        return self.of.look(data, seed)
-
-    def own(self, index: int, silos: int) -> Self:
-        return self.model_copy(update={"of": self.of.own(index, silos)})
-
-    def relocated(self, locate: Callable[[str], str]) -> Self:
-        return self.model_copy(update={"of": self.of.relocated(locate)})
-
-    def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
-        from fedsync.tasks.task_protocol import SiloSlot
-        from fedsync.train.surveys.survey_trainer import SurveyTrainer
-
-        if self.survival is not None:
-            return self.survival.trainer(self.of, site, slots, options)
-        task, slot = self.of.build(), SiloSlot(site.name, site.index, slots, site.seed)
-        columns, asked = task.columns(slot), self.statistics
-        if columns is None:
-            raise ConfigError("task.of", f"kind {self.of.kind} has no columns", "Survey a table")
-        table = task.table(slot)
-        return SurveyTrainer(site.name, site.index, slots, columns, options, asked.ranges, asked.bins, table)
-
-
+@dataclass(frozen=True)
 class _OwnFileSection(TaskSection):
     """Base of tasks that are defined in a user's Python file."""
 
-    kind: str
     file: str
     """Python file; relative to the strategy file if it exists there."""
 
     scores: ClassVar[Scores] = "any"
 
     def relocated(self, locate: Callable[[str], str]) -> Self:
-        return self.model_copy(update={"file": locate(self.file)})
+        return replace(self, file=locate(self.file))
 
 
+@register("custom")
+@dataclass(frozen=True, kw_only=True)
 class CustomConfig(_OwnFileSection):
     """Your own Python file with one `fedsync.Task`; see docs/your-task.md."""
 
-    kind: Literal["custom"]
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the task's class in the file."""
 
     def build(self) -> Task:
@@ -356,14 +263,15 @@ class CustomConfig(_OwnFileSection):
         return load_task(Path(self.file), self.options)
 
 
+@register("silo-app")
+@dataclass(frozen=True, kw_only=True)
 class SiloAppConfig(OwnLoopSection, _OwnFileSection):
     """Your own Python file with a `fedsync.client.SiloApp`, which contains your own training code."""
 
-    kind: Literal["silo-app"]
     app: str = "app"
     """Name of the `SiloApp` in the file."""
 
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     """Values that ``setup`` finds in ``silo.options``."""
 
     def trainer(self, site: Silo, slots: int, options: LocalOptions, run: PartPatterns = UNSAID) -> LocalTrainer:
@@ -376,11 +284,3 @@ class SiloAppConfig(OwnLoopSection, _OwnFileSection):
             problem = f"there is no SiloApp by the name of {self.app}"
             raise ConfigError(self.file, problem, f"Write {self.app} = SiloApp(), or mend task.app")
         return GuestTrainer(app, replace(site, options=self.options), options, run)
-
-
-TaskConfig = Annotated[
-    DigitsConfig | CsvConfig | SurveyConfig | CustomConfig | SiloAppConfig | ClientAppConfig | ImagesConfig
-    | SequencesConfig | MlpConfig | LinearConfig | KMeansConfig | FuzzyConfig | GaussianMixtureConfig
-    | FactorisationConfig,
-    Field(discriminator="kind"),
-]  # fmt: skip

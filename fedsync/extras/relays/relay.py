@@ -223,7 +223,7 @@ class RelayService:
         return run
 
     def _open(self, run: _Run, spec: RunSpec, layout: Layout, key: str) -> None:
-        weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+        weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
         if weighting is None:
             return  # only the server can weigh these updates, so it asks for no sums
         folder = None if self._folder is None else self._folder / key[:16]

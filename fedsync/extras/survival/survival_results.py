@@ -10,13 +10,14 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.config.tasks.task_kinds import SurveyConfig, TaskConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.extras.survival.survival_estimates import told
 from fedsync.extras.survival.survival_sums import SurvivalForm, read_survival
 from fedsync.model.layout import Vector
 from fedsync.silo.owner.model_export import MODEL, kept_runs, kept_state
 from fedsync.silo.owner.owner_policy import act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
+from fedsync.tasks.task_section import TaskSection
 
 
 def result_of_run(folder: Path) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def result_here(file: Path, run: str | None = None) -> dict[str, Any]:
     raise ConfigError("fedsync survival", problem, "Of a run in the clear, the server has the result")
 
 
-def _form(task: TaskConfig, silos: int, place: str) -> SurvivalForm:
+def _form(task: TaskSection, silos: int, place: str) -> SurvivalForm:
     if not isinstance(task, SurveyConfig) or task.survival is None:
         raise ConfigError(place, "the run is no survival analysis", "Write task: {kind: survey, survival: ...}")
     return task.survival.form(task.of, silos)

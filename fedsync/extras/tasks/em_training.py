@@ -24,14 +24,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
-
+from fedsync.policies.schema import Positive
 from fedsync.tasks.neural import SourceTask
 from fedsync.tasks.samples import Samples
 from fedsync.tasks.task_protocol import Batch
+from fedsync.tasks.task_section import Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import TensorDataset
 
 SMALLEST = 1e-9
 """Lower bound of divisors: smaller or negative counts result from rounding."""
@@ -39,13 +42,14 @@ EMPTY = 1e-8
 """Count for a group without samples in a batch, which keeps the group's centre in place."""
 
 
-class Statistics(nn.Module):
+def statistics_model(**tensors: Tensor) -> nn.Module:
     """Named statistics as parameters of a module, in the order of the arguments."""
+    from torch import nn
 
-    def __init__(self, **tensors: Tensor) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+    model = nn.Module()
+    for name, tensor in tensors.items():
+        model.register_parameter(name, nn.Parameter(tensor.detach().clone()))
+    return model
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +57,25 @@ class StatisticsTask(SourceTask):
     """Task that learns statistics; needs plain SGD: no momentum, no weight decay, a learning rate of at most 1.
 
     The loss is that of the samples under the parameters before the step, so losses of different steps are comparable.
-    Accuracy is minus the test loss; it has no natural range.
+    ``learning_rate`` is the share of the statistics that a batch renews; 1 renews all. Accuracy is minus the test loss.
     """
+
+    additive: ClassVar[bool] = True
+    scores: ClassVar[Scores] = "error"
+
+    spread: Positive = 1.0
+    """Standard deviation of the random initial groups around 0."""
 
     def dataset(self, samples: Samples) -> TensorDataset:
         """Inputs only, flattened, float32 [n, features]."""
+        from torch.utils.data import TensorDataset
+
         return TensorDataset(samples.dense().flatten(1))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean loss, with the gradient "statistics minus those of the batch"."""
+        import torch
+
         # Sums over many samples need full precision, independent of local.precision.
         with torch.autocast(batch[0].device.type, enabled=False):
             losses, wanted = self.expect(values_of(model), batch[0])
@@ -104,10 +118,11 @@ def keep_empty(counts: Tensor, sums: Tensor, centres: Tensor) -> tuple[Tensor, T
     below float32 precision.
     """
     empty = counts < EMPTY
-    counts = torch.where(empty, EMPTY, counts)
-    return counts, torch.where(empty[:, None], EMPTY * centres, sums)
+    return counts.masked_fill(empty, EMPTY), sums.where(~empty[:, None], EMPTY * centres)
 
 
 def random_centres(groups: int, features: int, spread: float) -> Tensor:
     """Random first centres, normal around 0 with deviation ``spread``, [groups, features]."""
+    import torch
+
     return spread * torch.randn(groups, features)

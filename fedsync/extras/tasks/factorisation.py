@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from typing import TYPE_CHECKING, Annotated
 
 from fedsync.common.errors import ConfigError
-from fedsync.extras.tasks.em_training import Statistics, StatisticsTask
-from fedsync.policies.schema import Positive, PositiveInt
-from fedsync.tasks.samples import Pairs, Samples
+from fedsync.extras.tasks.em_training import StatisticsTask, statistics_model
+from fedsync.policies.schema import Chosen, Positive, PositiveInt, register
+from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
+from fedsync.tasks.samples import Pairs, Samples, Source
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import TensorDataset
 
 _SWEEPS, _SMALL = 100, 1e-6
 """Limit of coordinate descent sweeps, and the relative change at which the descent has converged."""
 
 
+@register("factorisation")
 @dataclass(frozen=True, slots=True)
 class FactorisationTask(StatisticsTask):
-    """Factorisation of ratings r_uj into products of user and item vectors; a sample is a user's row, NaN if unknown.
+    """Matrix factorisation by alternating least squares; a sample is a user, and NaN is an unknown rating.
+    The test loss is the mean squared error of ratings that are held out when the users' vectors are computed.
 
-    User vectors stay at their silo. The loss of a user is ``sum_j (r_uj - x_u y_j)^2 + ridge |x_u|^2`` over the known
-    ratings. The E-step solves for user vectors, given the item vectors. Statistics are ``grams``
-    [items, factors, factors], the mean of x_u x_u' over users who know item j (other users count as 0), and
-    ``products`` [items, factors], the mean of r_uj x_u. The M-step solves ``(gram_j + ridge I) y_j = product_j``. Both
-    steps lower the mean loss plus ``ridge |y|^2``.
+    Ratings r_uj are products of user and item vectors. User vectors stay at their silo. The loss of a user is
+    ``sum_j (r_uj - x_u y_j)^2 + ridge |x_u|^2`` over the known ratings. The E-step solves for user vectors, given the
+    item vectors. Statistics are ``grams`` [items, factors, factors], the mean of x_u x_u' over users who know item j
+    (other users count as 0), and ``products`` [items, factors], the mean of r_uj x_u. The M-step solves
+    ``(gram_j + ridge I) y_j = product_j``. Both steps lower the mean loss plus ``ridge |y|^2``.
 
     The test loss uses ratings that the user's vector has not seen. The vector is solved for from every other known
     rating, and the loss is the mean squared error of the rest; a user with one known rating has none.
@@ -38,21 +42,37 @@ class FactorisationTask(StatisticsTask):
     Anal. Appl. 30(2), 2008), which needs sums only.
     """
 
+    source: Annotated[Source, Chosen("data", among=("ratings", "npz"))]
+    """Source of the ratings."""
+
     factors: PositiveInt = 4
+    """Length of the vectors of users and items."""
+
     ridge: Positive = 0.01
-    spread: float = 1.0
+    """Strength of the penalty on the vectors."""
+
     non_negative: bool = False
+    """Whether vectors are kept non-negative, for ratings that are not negative."""
+
+    def samples(self) -> Source:
+        """Return the source, with missing inputs allowed."""
+        npz = self.source
+        return RatingsNpz(npz.file, npz.classes) if isinstance(npz, NpzSource) else npz
 
     def model(self) -> nn.Module:
+        import torch
+
         items = self.source.shape().features
         vectors = self.spread * torch.randn(items, self.factors)
         if self.non_negative:
             vectors = vectors.abs()
         grams = torch.eye(self.factors).repeat(items, 1, 1)
-        return Statistics(grams=grams, products=(1 + self.ridge) * vectors)
+        return statistics_model(grams=grams, products=(1 + self.ridge) * vectors)
 
     def dataset(self, samples: Samples) -> TensorDataset:
         """Rows of users, float32 [users, items]; raises `ConfigError` for sparse rows, or ratings out of range."""
+        from torch.utils.data import TensorDataset
+
         if isinstance(samples.inputs, Pairs):
             raise ConfigError("task.data", "sparse rows do not say what is unknown", "Choose ratings or npz")
         ratings = samples.dense().flatten(1)
@@ -62,6 +82,8 @@ class FactorisationTask(StatisticsTask):
         return TensorDataset(ratings)
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
         items = self.items(statistics)
         ratings, known = _known(inputs)
         users = self._users(items, ratings, known)
@@ -74,7 +96,7 @@ class FactorisationTask(StatisticsTask):
         """Mean squared error per user over every other known rating, which the user's vector has not seen."""
         items = self.items(statistics)
         ratings, known = _known(inputs)
-        asked = known * (torch.cumsum(known, dim=1) % 2 == 0)
+        asked = known * (known.cumsum(dim=1) % 2 == 0)
         users = self._users(items, ratings * (known - asked), known - asked)
         errors = (ratings - users @ items.T).square() * asked
         return errors.sum(dim=1) / asked.sum(dim=1).clamp(min=1)
@@ -85,6 +107,8 @@ class FactorisationTask(StatisticsTask):
 
     def _users(self, items: Tensor, ratings: Tensor, known: Tensor) -> Tensor:
         """User vectors for given item vectors, [users, factors]."""
+        import torch
+
         grams = torch.einsum("uj,ja,jb->uab", known, items, items)
         return self._solve(grams, ratings @ items)
 
@@ -93,6 +117,8 @@ class FactorisationTask(StatisticsTask):
 
         Shapes: grams [n, factors, factors], products [n, factors].
         """
+        import torch
+
         grams = grams + self.ridge * torch.eye(self.factors, device=grams.device)
         vectors: Tensor = torch.linalg.solve(grams, products)
         if not self.non_negative:
@@ -113,5 +139,5 @@ class FactorisationTask(StatisticsTask):
 
 def _known(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Ratings with 0 where unknown, and a mask with 1 where known, both [users, items]."""
-    known = ~torch.isnan(inputs)
-    return torch.where(known, inputs, 0.0), known.to(inputs.dtype)
+    known = ~inputs.isnan()
+    return inputs.where(known, 0.0), known.to(inputs.dtype)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, ClassVar
 
 from fedsync.extras.tasks.em_training import (
     SMALLEST,
-    Statistics,
     StatisticsTask,
     centres_of,
     keep_empty,
     random_centres,
+    statistics_model,
 )
-from fedsync.policies.schema import Positive, PositiveInt
+from fedsync.policies.schema import Positive, PositiveInt, register
+from fedsync.tasks.task_section import Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
+@register("gaussian-mixture")
 @dataclass(frozen=True, slots=True)
 class MixtureTask(StatisticsTask):
-    """Gaussian mixture. The loss is the negative log-likelihood of a sample.
+    """Mixture of Gaussians with diagonal covariances. The loss is minus the mean log-likelihood.
 
     Statistics, with r_k the probability that a sample belongs to component k: ``counts`` [components], the mean of r_k;
     ``sums`` [components, features], the mean of r_k x; ``squares``, the mean of r_k x^2. Weights are the counts, means
@@ -32,22 +35,29 @@ class MixtureTask(StatisticsTask):
     Source: FSP, sections 2.2 and 6.1 (GMM).
     """
 
+    scores: ClassVar[Scores] = "any"
+    """Mean log-likelihood; as it is of densities, it may be above 0."""
+
     components: PositiveInt = 8
-    spread: float = 1.0
+    """Number of Gaussians."""
+
     floor: Positive = 1e-3
+    """Constant that is added to every variance."""
 
     def model(self) -> nn.Module:
+        import torch
+
         means = random_centres(self.components, self.source.shape().features, self.spread)
         counts = torch.full((self.components,), 1 / self.components)
         share = counts[:, None]
-        return Statistics(counts=counts, sums=share * means, squares=share * (1 - self.floor + means.square()))
+        return statistics_model(counts=counts, sums=share * means, squares=share * (1 - self.floor + means.square()))
 
     def expect(self, statistics: dict[str, Tensor], inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         weights, means, variances = self.parameters(statistics)
         apart = (inputs[:, None] - means).square() / variances
-        logs = torch.log(weights) - (apart + torch.log(2 * math.pi * variances)).sum(dim=2) / 2
-        likelihood = torch.logsumexp(logs, dim=1)
-        members = torch.exp(logs - likelihood[:, None])
+        logs = weights.log() - (apart + (2 * math.pi * variances).log()).sum(dim=2) / 2
+        likelihood = logs.logsumexp(dim=1)
+        members = (logs - likelihood[:, None]).exp()
         counts, sums = members.mean(dim=0), members.T @ inputs / len(inputs)
         squares = members.T @ inputs.square() / len(inputs)
         kept, squares = keep_empty(counts, squares, variances - self.floor + means.square())

@@ -29,7 +29,8 @@ from fedsync.config.sections.presence import PresenceConfig, utc_now
 from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.section import Section
 from fedsync.config.silo_start import LimitsConfig, SealConfig, SiloStartConfig
-from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Presence, WorkOrder
 from fedsync.model.layout import matches
 from fedsync.silo.owner.approvals import APPROVALS, check_approved
@@ -38,6 +39,7 @@ from fedsync.silo.owner.bundle import unpacked
 from fedsync.silo.owner.key_lookup import KEYS, has_keys
 from fedsync.silo.owner.privacy_ledger import LEDGERS
 from fedsync.silo.protocol import Identity
+from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
     from fedsync.cipher.plan import EncryptionPlan
@@ -151,7 +153,7 @@ class OwnerPolicy(Section):
             raise OwnerRefusal("task", problem, remedy)
         return self.named[name]
 
-    def _check_statistics(self, task: TaskConfig) -> None:
+    def _check_statistics(self, task: TaskSection) -> None:
         asked = task.statistics if isinstance(task, SurveyConfig) else None
         if isinstance(task, CsvConfig):
             asked = task.survey()

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
-from fedsync.config.tasks.task_kinds import CsvConfig, SurveyConfig, TaskConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
+from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Cursor, Evaluation, WorkOrder, WorkReport
 from fedsync.model.layout import Vector
 from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
@@ -30,6 +31,7 @@ from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.session_extension import Judge, SessionExtension
+from fedsync.tasks.task_section import TaskSection
 from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
@@ -289,7 +291,7 @@ def privacy_guard(
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
         ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
     counts = spec.task.scores == "share" and not column
-    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+    weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
     guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, None, values, tally)
     if settings.noise is None:
@@ -327,7 +329,7 @@ def check_budgets(spec: RunSpec, identity: Identity, owner: OwnerPolicy) -> list
     return ledgers
 
 
-def ledgers_of(owner: OwnerPolicy, task: TaskConfig) -> list[PrivacyLedger]:
+def ledgers_of(owner: OwnerPolicy, task: TaskSection) -> list[PrivacyLedger]:
     """Return the loaded ledgers of the data that a task reads; of all data unless it is a table or a survey."""
     read: list[str] = []
     task.relocated(lambda path: read.append(path) or path)  # type: ignore[func-returns-value]

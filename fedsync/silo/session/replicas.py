@@ -51,7 +51,7 @@ def made_initial(trainer: Estimating) -> Vector:
 
 
 def plain_replica(spec: RunSpec, trainer: Estimating, folder: Path | None) -> PlainReplica:
-    weighting = spec.aggregation.weigher(spec.task.solver(spec.local)).weighting
+    weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     keeper = ArrayKeeper(None if folder is None else folder / HELD, or_memory=True)
     return PlainReplica(
         trainer.facts.layout.size,

@@ -33,7 +33,7 @@ import numpy as np
 from fedsync.common import foreign
 from fedsync.common.errors import SERVER, ConfigError, Hanging, ProtocolError
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.tasks.task_kinds import SurveyConfig
+from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.core.orders import Evaluation, WorkOrder, WorkReport
 from fedsync.model.chunked_arrays import digest
 from fedsync.model.transfer import MAX_SEALED_BYTES, OtherVersion, Payload, VersionMismatch

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from fedsync.client.app import Silo
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.tasks.task_trainers import keeper_of, trainer_of
 from fedsync.silo.protocol import Identity
 from fedsync.train.guests.guest_code import guarded
 from fedsync.train.local_trainer import GuardedTrainer, ModelKeeper
@@ -21,12 +22,12 @@ def local_trainer(spec: RunSpec, identity: Identity, *, many: bool = False) -> G
     """
     site, slots, local = place_of(spec, identity)
     local = replace(local, workers=0, processes=1) if many else local
-    return GuardedTrainer(lambda: spec.task.trainer(site, slots, local, spec.model.build()))
+    return GuardedTrainer(lambda: trainer_of(spec.task, site, slots, local, spec.model.build()))
 
 
 def local_keeper(spec: RunSpec, identity: Identity) -> ModelKeeper:
     with guarded():
-        return spec.task.keeper(*place_of(spec, identity), spec.model.build())
+        return keeper_of(spec.task, *place_of(spec, identity), spec.model.build())
 
 
 def place_of(spec: RunSpec, identity: Identity) -> tuple[Silo, int, LocalOptions]:
