@@ -107,7 +107,8 @@ class SiloSession:
 
             self._trainer = local_trainer(spec, identity, many=virtual)
         plan = spec.encryption_plan(self._trainer.facts.layout)
-        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, plan, seeded=virtual) if private else None
+        noise = None if plan is None else plan.noise
+        self._guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, seeded=virtual) if private else None
         self.tally = None if self._guard is None else self._guard.tally
         self._warn(spec)
         if owner is not None:
