@@ -139,6 +139,8 @@ class LinearTask(SourceTask):
     loss_name: LinearLoss = "logistic"
     l1: NonNegative = 0.0
     l2: NonNegative = 0.0
+    by_row: bool = False
+    """The loss excludes penalties, which belong to no row; rows are dense, so that each has a gradient of its own."""
 
     def model(self) -> nn.Module:
         shape = self.source.shape()
@@ -149,7 +151,7 @@ class LinearTask(SourceTask):
         return LinearModel(shape.features, 1 if shape.classes in (0, 2) else shape.classes)
 
     def dataset(self, samples: Samples) -> TensorDataset:
-        if isinstance(samples.inputs, Pairs):
+        if isinstance(samples.inputs, Pairs) and not self.by_row:
             columns, values = torch.from_numpy(samples.inputs.columns), torch.from_numpy(samples.inputs.values)
             return TensorDataset(columns, values, samples.labels())
         return TensorDataset(samples.dense(), samples.labels())
@@ -157,6 +159,12 @@ class LinearTask(SourceTask):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         *inputs, targets = batch
         loss = self._losses(model(*inputs), targets).mean()
+        return loss if self.by_row else self._penalised(loss, model)
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        return self._penalised(torch.zeros(()), model) if self.l1 or self.l2 else None
+
+    def _penalised(self, loss: Tensor, model: nn.Module) -> Tensor:
         weight = model.get_parameter("weight")
         if self.l1:
             loss = loss + self.l1 * weight.abs().sum()

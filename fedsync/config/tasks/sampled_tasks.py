@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,6 +19,7 @@ from fedsync.tasks.samples import Source
 
 if TYPE_CHECKING:
     from fedsync.client.app import Silo
+    from fedsync.tasks.neural import LinearTask
     from fedsync.tasks.task_protocol import Task
     from fedsync.train.local_trainer import LocalTrainer, ModelKeeper
     from fedsync.train.options import LocalOptions
@@ -246,10 +248,13 @@ class LinearConfig(SourceSection):
         """Share of right answers, or minus the mean squared error."""
         return "error" if self.loss == "squared" else "share"
 
-    def build(self) -> Task:
+    def build(self) -> LinearTask:
         from fedsync.tasks.neural import LinearTask
 
         return LinearTask(*self.source(), self.loss, self.l1, self.l2)
+
+    def build_by_row(self) -> Task:
+        return replace(self.build(), by_row=True)
 
 
 class StatisticsSection(SourceSection):
