@@ -47,8 +47,6 @@ def _training(config: StrategySections, privacy: PrivacyConfig) -> dict[str, boo
             isinstance(task, SurveyConfig) or (isinstance(task, CsvConfig) and task.statistics is not None)
         ),
         f"task.kind {task.kind!r} sends sums over rows and no gradients; choose another task": (task.additive),
-        "task.kind 'linear' has terms of the whole model in its loss, which belong to no row; choose csv with model: "
-        "logistic": task.kind == "linear",
         "evaluation.cross_site trains models without noise; leave it out": config.evaluation.cross_site is not None,
         f"local.processes {local.processes}; leave it out": local.processes > 1,
         f"local.workers {local.workers}; leave it out": local.workers > 0,

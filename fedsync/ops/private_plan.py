@@ -1,32 +1,37 @@
-"""Plan of what each silo will spend in a private run, worked out before the run.
+"""Plan of what each silo will spend in a private run, made before the run by the guards of its silos.
 
 With noise on whole updates, all silos have one plan, which depends on the number of silos that collude.
 """
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import TYPE_CHECKING
-
-from fedsync.config.cipher import sealing
-from fedsync.config.private_runs import silo_noise
-
-if TYPE_CHECKING:
-    from fedsync.cipher.encoding.silo_noise import SiloNoise
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import sqrt
+from typing import TYPE_CHECKING, cast
 
 from rich.table import Table
 
-from fedsync.common.errors import ConfigError
-from fedsync.config.cipher import least_silos
+from fedsync.common.errors import BudgetSpent, ConfigError
+from fedsync.config.cipher import least_silos, sealing
 from fedsync.config.cluster import ClusterConfig
-from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
+from fedsync.config.private_runs import silo_noise
+from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.model.layout import Layout
 from fedsync.observe.tables import new_table
-from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan, epsilon, shown
+from fedsync.privacy.accounting import epsilon, shown
 from fedsync.privacy.release import PrivateSettings, Release
+from fedsync.silo.owner.owner_policy import OwnerPolicy
+from fedsync.silo.owner.privacy_guard import check_budgets, privacy_guard
+from fedsync.silo.owner.privacy_ledger import tally_of
+from fedsync.silo.protocol import Identity
+from fedsync.train.silo_trainer import SiloTrainer, TrainerFacts
+
+if TYPE_CHECKING:
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
+    from fedsync.tasks.task_protocol import SiloSlot, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +39,9 @@ class PlannedSilo:
     """Privacy loss of a whole run at one silo.
 
     Args:
-        settings: settings of the silo, without noise if no noise is enough.
-        epsilon: None if no noise is enough.
+        settings: settings of the silo, without noise if it refuses the run.
+        epsilon: None if the silo refuses the run.
+        refusal: reason of a refusal, empty where no noise is enough.
     """
 
     silo: str
@@ -43,6 +49,7 @@ class PlannedSilo:
     epsilon: float | None
     delta: float
     budget: float | None
+    refusal: str = ""
 
     @property
     def begins(self) -> bool:
@@ -53,47 +60,57 @@ class PlannedSilo:
         return self.epsilon is not None and (self.budget is None or self.epsilon <= self.budget)
 
 
+class _Rows:
+    """Trainer as far as a plan needs it: the silo's numbers of rows and persons. ``task`` is None if nobody reads."""
+
+    def __init__(self, task: Task | None, slot: SiloSlot) -> None:
+        self._task, self._slot = task, slot
+
+    @cached_property
+    def facts(self) -> TrainerFacts:
+        data = None if self._task is None else self._task.data(self._slot)
+        rows = 1 if data is None else len(data.train)  # type: ignore[arg-type]  # torch declares no __len__
+        validates = data is not None and bool(data.validation)
+        return TrainerFacts(Layout((), ()), "", (), None, "cpu", rows, validates)
+
+    def make_private(self, settings: PrivateSettings) -> int:
+        if self._task is None or not settings.person_column:
+            return self.facts.examples
+        return len(set(self._task.persons(self._slot, settings.person_column).tolist()))
+
+
 def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
     """Return what each silo will spend in the whole run; empty for a run without privacy.
 
-    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more. Raises
-    `ConfigError` if the data cannot be read.
+    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more.
     """
     privacy = config.privacy
-    if privacy is not None and privacy.kind == "silo-noise":
-        return _planned_updates(config, cluster)
-    if privacy is None or config.task.own_loop:
+    if privacy is None or (privacy.kind == "dp-sgd" and config.task.own_loop):
         return []
     from fedsync.tasks.task_protocol import SiloSlot
 
-    task = config.task.emulated({each.name: each.data for each in cluster.silos}).build_by_row()
-    plan = PrivacyPlan(_rounds(config), config.local.steps, config.local.batch_size, privacy.score_noise)
-    found = []
-    for index, silo in enumerate(cluster.silos):
-        own = silo.privacy
-        delta = privacy.delta if own is None else own.delta
-        slot = SiloSlot(silo.name, index, len(cluster.silos), config.seed)
-        told = None if own is None else own.examples
-        units = told or len(task.data(slot).train)  # type: ignore[arg-type]  # torch declares no __len__
-        settings = PrivateSettings(privacy.clip, privacy.noise_multiplier, units)
-        if settings.noise is None:
-            settings = replace(settings, noise=_noise(privacy, plan, settings, own))
-        cost = None if settings.noise is None else plan.epsilon(settings, delta)
-        found.append(PlannedSilo(silo.name, settings, cost, delta, None if own is None else own.epsilon))
-    return found
+    whole, spec = privacy.kind == "silo-noise", RunSpec.of(config, cluster, len(cluster.silos))
+    noise = planned_noise(config, cluster.at_start)[0] if whole else None
+    task, text = None if whole else spec.task.build_by_row(), spec.dump()
+    slots = [SiloSlot(silo.name, index, len(cluster.silos), config.seed) for index, silo in enumerate(cluster.silos)]
+    return [_planned(spec, Identity(text, slot.index, slot.name), _Rows(task, slot), noise) for slot in slots]
 
 
-def _planned_updates(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
-    assert config.privacy is not None
-    noise, _ = planned_noise(config, cluster.at_start)
-    found, settings = [], PrivateSettings(config.privacy.clip, noise.multiplier, 1)
-    for silo in cluster.silos:
-        delta = config.privacy.delta if silo.privacy is None else silo.privacy.delta
-        cost = epsilon({Release(1.0, noise.multiplier): _rounds(config)}, delta, "rdp")
-        found.append(
-            PlannedSilo(silo.name, settings, cost, delta, None if silo.privacy is None else silo.privacy.epsilon)
-        )
-    return found
+def _planned(spec: RunSpec, identity: Identity, rows: _Rows, noise: SiloNoise | None) -> PlannedSilo:
+    assert spec.privacy is not None
+    tally, trainer = replace(tally_of(spec, spec.privacy, identity.index), file=None), cast(SiloTrainer, rows)
+    settings = PrivateSettings(spec.privacy.clip, None, 1)
+    try:
+        ledgers = check_budgets(spec, identity, OwnerPolicy())
+        guard = privacy_guard(spec, identity, ledgers, trainer, noise, seeded=True)
+        assert guard is not None
+    except BudgetSpent:
+        return PlannedSilo(identity.name, replace(settings, units=rows.facts.examples), None, tally.delta, tally.budget)
+    except ConfigError as error:
+        return PlannedSilo(identity.name, settings, None, tally.delta, tally.budget, str(error))
+    tally.add(guard.planned(spec.local.batch_size, spec.local.steps))
+    told = tally.told()
+    return PlannedSilo(identity.name, guard.settings, told["epsilon"], tally.delta, tally.budget)
 
 
 def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> Table:
@@ -102,13 +119,13 @@ def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
     title = f"{config.name}: planned privacy loss of {_rounds(config)} rounds of {config.local.steps} steps"
     table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
     for each in planned:
-        beyond = "" if each.ends else ", exceeded"
+        beyond = "" if each.ends or each.refusal else ", exceeded"
+        rows, rate = str(each.settings.units), f"{each.settings.rate(config.local.batch_size):.4f}"
+        noise = "none is enough" if each.settings.noise is None else f"{each.settings.noise:.3f}"
+        spent = "too much" if each.epsilon is None else shown(each.epsilon)
         table.add_row(
             each.silo,
-            str(each.settings.units),
-            f"{each.settings.rate(config.local.batch_size):.4f}",
-            "none is enough" if each.settings.noise is None else f"{each.settings.noise:.3f}",
-            "too much" if each.epsilon is None else shown(each.epsilon),
+            *(("-", "-", "refused", "-") if each.refusal else (rows, rate, noise, spent)),
             f"{each.delta:g}",
             "none" if each.budget is None else f"{each.budget:g}{beyond}",
         )
@@ -116,38 +133,32 @@ def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
 
 
 def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> list[str]:
-    """Return warnings about silos that the run will lose by their budgets. Raises `ConfigError` if fewer silos are left
-    than the run needs to begin, or to end.
+    """Return warnings about silos that the run will lose. Raises `ConfigError` if fewer silos are left than the run
+    needs to begin, or to end.
     """
-    refused = [each.silo for each in planned if not each.begins]
+    silos: dict[str, list[str]] = {}
+    for each in planned:
+        if not each.begins:
+            silos.setdefault(each.refusal, []).append(each.silo)
+    refused = [
+        f"the run is refused by {', '.join(names)} ({why})" if why else f"no noise is enough at {', '.join(names)}"
+        for why, names in silos.items()
+    ]
     spent = [each.silo for each in planned if each.begins and not each.ends]
-    at_start = cluster.at_start
+    exceeded = [f"the run exceeds the budget of {', '.join(spent)}"] if spent else []
+    at_start, left = cluster.at_start, sum(each.begins for each in planned)
     begin, end = config.quorum(at_start), max(config.min_silos or 1, least_silos(config.settled(at_start)))
     remedy = "Ask for fewer rounds or steps, smaller batches or more score_noise; raise budgets; or lower min_silos"
-    if refused and len(planned) - len(refused) < begin:
-        problem = f"no noise is enough at {', '.join(refused)}, and the run needs {begin} silos to begin"
-        raise ConfigError("privacy", problem, remedy)
-    if (out := [*refused, *spent]) and len(planned) - len(out) < end:
-        problem = f"the run exceeds the budget of {', '.join(out)}, and needs {end} silos to end"
-        raise ConfigError("privacy", problem, remedy)
-    warnings = [f"no noise is enough at {', '.join(refused)}: the run goes on without"] if refused else []
-    if spent:
-        warnings.append(f"the run exceeds the budget of {', '.join(spent)}, and goes on without when it is spent")
-    return warnings
+    if refused and left < begin:
+        raise ConfigError("privacy", f"{'; '.join(refused)}, and the run needs {begin} silos to begin", remedy)
+    if (refused or spent) and left - len(spent) < end:
+        raise ConfigError("privacy", f"{'; '.join([*refused, *exceeded])}, and needs {end} silos to end", remedy)
+    warnings = [f"{each}: the run goes on without" for each in refused]
+    return [*warnings, *(f"{each}, and goes on without when it is spent" for each in exceeded)]
 
 
 def _rounds(config: StrategyConfig) -> int:
     return config.stop.rounds or 1
-
-
-def _noise(run: PrivacyConfig, plan: PrivacyPlan, settings: PrivateSettings, own: BudgetConfig | None) -> float | None:
-    """Return the noise for the run's target, or for a budget that is smaller; None if none is enough."""
-    assert run.target_epsilon is not None
-    try:
-        noise = plan.noise(settings, run.target_epsilon, run.delta, LEAST_NOISE if own is None else own.least_noise)
-        return noise if own is None else plan.noise(settings, own.epsilon, own.delta, noise)
-    except ValueError:
-        return None
 
 
 def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:

@@ -162,18 +162,21 @@ class PrivacyPlan:
         rounds: number of orders, with ``steps`` local steps each.
         batch_size: samples of a step, on average.
         score_noise: noise multiplier of an evaluation; None where no score is sent.
+        scores: number of evaluations besides those of the orders.
+        estimate: number of further steps, from which the scale of updates is estimated.
     """
 
     rounds: int
     steps: int
     batch_size: int
     score_noise: float | None = None
+    scores: int = 0
+    estimate: int = 0
 
     def releases(self, settings: PrivateSettings) -> Counter[Release]:
-        """Return the releases of the run; the first and the last version are evaluated besides the rounds."""
-        planned = Counter({settings.release(self.batch_size): self.rounds * self.steps})
+        planned = Counter({settings.release(self.batch_size): self.rounds * self.steps + self.estimate})
         if self.score_noise is not None:
-            planned[Release(1.0, self.score_noise)] += self.rounds + 2
+            planned[Release(1.0, self.score_noise)] += self.rounds + self.scores
         return planned
 
     def noise(
@@ -193,6 +196,3 @@ class PrivacyPlan:
             return (spent or Counter()) + self.releases(replace(settings, noise=noise))
 
         return noise_for(target, delta, planned, least, kind, guess)
-
-    def epsilon(self, settings: PrivateSettings, delta: float) -> float:
-        return epsilon(self.releases(settings), delta)

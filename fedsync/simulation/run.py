@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fedsync.common.errors import BudgetSpent, RunError
+from fedsync.common.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
@@ -25,8 +25,8 @@ from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.owner.privacy_ledger import spent_by
-from fedsync.silo.owner.refusals import explained, explained_together, explained_too_few
-from fedsync.silo.protocol import Identity, Refusal, Refused
+from fedsync.silo.owner.refusals import code_of, explained, explained_together, explained_too_few
+from fedsync.silo.protocol import Identity, Refused
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.engine import VirtualDriver
 from fedsync.simulation.machine import Machine
@@ -92,19 +92,8 @@ class _Done:
 def _drive(
     builder: RunBuilder, spec: RunSpec, keys: ServerKeys | None, rings: Mapping[str, Ring], poll_s: float = 0.0
 ) -> _Done:
-    text, cluster, config, out = spec.dump(), builder.cluster, builder.config, builder.out
-    silos = [] if cluster is None else cluster.silos
-    workers: dict[str, SiloSession] = {}
-    refused: dict[str, Refused] = {}
-    for index, silo in enumerate(silos):
-        try:
-            identity = Identity(text, index, silo.name, resources=False)
-            workers[silo.name] = SiloSession(identity, spec, rings.__getitem__)
-        except BudgetSpent as error:
-            refused[silo.name] = Refused(Refusal.BUDGET, str(error))
-    needed = config.quorum(None if cluster is None else cluster.at_start)
-    if refused and len(workers) < needed:
-        raise RunError(explained_too_few(refused, needed, len(workers)) if workers else explained_together(refused))
+    cluster, config, out = builder.cluster, builder.config, builder.out
+    workers, refused = _sessions(spec, config.quorum(None if cluster is None else cluster.at_start), rings)
     first = next(iter(workers.values()))
     form = CommonForm(first.layout, first.form.frozen)
     for name, worker in workers.items():
@@ -118,7 +107,7 @@ def _drive(
     begin = first.initial_model() if given is None else given
     aggregator = builder.aggregator(first.layout, begin, policies, plan, keys, given)
     recorder = builder.recorder(first.layout.nbytes, plan)
-    machines = {silo.name: Machine(silo, config.seed) for silo in silos}
+    machines = {silo.name: Machine(silo, config.seed) for silo in spec.emulate}
     driver = VirtualDriver(Coordinator(policies), aggregator, machines, workers, recorder, poll_s)
     models, last = KeptModels(out, first.save_model), None
     replicas = {name: each.replica for name, each in workers.items()}
@@ -137,6 +126,33 @@ def _drive(
             summary = recorder.finish(models.digests, spent_by(each.tally for each in workers.values()))
     recorder.check_silos()
     return _Done(first.layout, aggregator, summary)
+
+
+def _sessions(
+    spec: RunSpec, needed: int, rings: Mapping[str, Ring]
+) -> tuple[dict[str, SiloSession], dict[str, Refused]]:
+    """Return the sessions of silos that take part, and the answers of silos that refuse the run, by name.
+
+    Raises `RunError` if fewer than ``needed`` take part; `ConfigError` if no owner but the user's input is the reason.
+    """
+    text, workers, errors = spec.dump(), {}, dict[str, ConfigError | UserCodeError]()
+    for index, silo in enumerate(spec.emulate):
+        try:
+            identity = Identity(text, index, silo.name, resources=False)
+            workers[silo.name] = SiloSession(identity, spec, rings.__getitem__)
+        except (ConfigError, UserCodeError) as error:
+            errors[silo.name] = error
+    refused = {name: Refused(code_of(error), str(error)) for name, error in errors.items()}
+    if not refused or len(workers) >= needed:
+        return workers, refused
+    owners = any(isinstance(error, OwnerRefusal) for error in errors.values())
+    if not (workers or owners) and len(set(refused.values())) == 1:  # a mistake of the run and of no silo
+        raise next(iter(errors.values()))
+    alike = not workers and len({each.code for each in refused.values()}) == 1
+    told = explained_together(refused) if alike else explained_too_few(refused, needed, len(workers))
+    if all(isinstance(error, ConfigError) for error in errors.values()) and not owners:
+        raise ConfigError("silos", told, "Correct what they name, or write a lower min_silos")
+    raise RunError(told)
 
 
 def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from fedsync.common.errors import ConfigError
@@ -207,6 +207,12 @@ class LinearTask(SourceTask):
 
         *inputs, targets = batch
         loss = linear_losses(self.loss_name, model(*inputs), targets).mean()
+        return self._penalised(loss, model)
+
+    def build_by_row(self) -> LinearTask:
+        return RowwiseLinearTask(*(getattr(self, each.name) for each in fields(self)))
+
+    def _penalised(self, loss: Tensor, model: nn.Module) -> Tensor:
         weight = model.get_parameter("weight")
         if self.l1:
             loss = loss + self.l1 * weight.abs().sum()
@@ -234,3 +240,26 @@ class LinearTask(SourceTask):
             return loss, -2 * loss
         said = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(dim=1)
         return loss, (said == targets).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class RowwiseLinearTask(LinearTask):
+    """Linear task of a private run: the loss excludes penalties, which belong to no row, and rows are dense, so that
+    each has a gradient of its own.
+    """
+
+    def dataset(self, samples: Samples) -> TensorDataset:
+        from torch.utils.data import TensorDataset
+
+        return TensorDataset(samples.dense(), samples.labels())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        from fedsync.tasks.networks import linear_losses
+
+        *inputs, targets = batch
+        return linear_losses(self.loss_name, model(*inputs), targets).mean()
+
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        import torch
+
+        return self._penalised(torch.zeros(()), model) if self.l1 or self.l2 else None

@@ -54,7 +54,7 @@ class Pairs:
         """All cells, float32 [n, features]; raises `ConfigError` if there are too many."""
         if self.size * self.features > MAX_CELLS // 8:
             problem = f"{self.size} rows of {self.features} features are too many to be written out in full"
-            raise ConfigError("task.data", problem, "Use kind: linear, which takes them as they are")
+            raise ConfigError("task.data", problem, "Use kind: linear without privacy, which takes them as they are")
         cells = np.zeros((self.size, self.features), dtype=np.float32)
         np.add.at(cells, (np.arange(self.size)[:, None], self.columns), self.values)
         return cells

@@ -109,6 +109,10 @@ class Task(ABC):
         inputs, labels = batch
         return cross_entropy(model(inputs), labels)
 
+    def penalty(self, model: nn.Module) -> Tensor | None:
+        """Terms of a private run's loss that depend on no sample: their gradient needs no noise. Default: None."""
+        return None
+
     def score(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
         """Summed loss and number of correct predictions over the batch, both scalars.
 

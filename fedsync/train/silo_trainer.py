@@ -114,7 +114,8 @@ class SiloTrainer(Protocol):
         """Line of code at which ``thread``, which waits for this trainer, currently is; for people."""
 
 
-_STEPS = 2
+ESTIMATED = 2
+"""Steps of an order from which a first update is estimated."""
 
 _LARGEST = np.float32(2.0**24)
 """Upper bound for the values of an update."""
@@ -140,7 +141,7 @@ def likely_update(
     upper bound: the person who chose the learning rate must not learn about the data from the greeting. Returns the
     update, float32 [layout.size], ``steps``, and the number of samples in these steps.
     """
-    count = min(steps, _STEPS)
+    count = min(steps, ESTIMATED)
     order = WorkOrder(
         update_id="",
         base_version=0,

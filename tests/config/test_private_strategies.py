@@ -24,7 +24,6 @@ AIMED = "privacy={kind: dp-sgd, clip: 1.0, target_epsilon: 1.0}"
         ("lb-bsp", [STEADY, "local.workers=2"], "local.workers 2"),
         ("lb-bsp", [STEADY, "local.compile=true"], "hides the gradients of single rows"),
         ("lb-bsp", [STEADY, "task={kind: csv, files: [a.csv], target: ill}"], "scales a row by other rows"),
-        ("lb-bsp", [STEADY, "task={kind: linear, data: {kind: sparse}}"], "belong to no row"),
     ],
 )
 def test_what_privacy_withholds_or_cannot_hide_is_refused(name: str, changes: list[str], problem: str) -> None:
@@ -35,6 +34,10 @@ def test_what_privacy_withholds_or_cannot_hide_is_refused(name: str, changes: li
 def test_noisy_scores_stop_a_run_and_choose_the_best_version() -> None:
     StrategyConfig.load("lb-bsp", [NOISY, "stop={rounds: 9, target_accuracy: 0.9, patience: 3}"])
     StrategyConfig.load("lb-bsp", [NOISY, "cipher={kind: bfv, metrics: plain}"])
+
+
+def test_a_linear_model_with_penalties_is_trained_privately() -> None:
+    StrategyConfig.load("lb-bsp", [STEADY, "task={kind: linear, l1: 0.1, l2: 0.1, data: {kind: sparse}}"])
 
 
 def test_a_run_without_privacy_is_the_text_that_it_was() -> None:

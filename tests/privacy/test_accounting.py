@@ -109,11 +109,11 @@ def test_a_budget_holds_at_its_edge_by_the_exact_figure_and_by_the_bound() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "batch", "scores"), [(3, 40, None), (5, 20, 20.0)])
 def test_the_noise_of_a_plan_costs_the_target_and_hardly_less(rounds: int, batch: int, scores: float | None) -> None:
-    plan, settings = PrivacyPlan(rounds, 4, batch, scores), PrivateSettings(1.0, None, 400)
+    plan, settings = PrivacyPlan(rounds, 4, batch, scores, 2), PrivateSettings(1.0, None, 400)
     noise = plan.noise(settings, 1.0, DELTA, 0.1)
 
     def cost(noise: float) -> float:
-        return plan.epsilon(PrivateSettings(1.0, noise, 400), DELTA)
+        return epsilon(plan.releases(PrivateSettings(1.0, noise, 400)), DELTA)
 
     assert cost(noise) <= 1.0 < cost(0.995 * noise)
 
@@ -130,7 +130,7 @@ def test_a_plan_that_no_noise_saves_is_refused() -> None:
 
 
 def test_a_plan_counts_each_step_and_each_evaluation() -> None:
-    """Ten rounds of three steps; the models of ten rounds are scored, the first and the last version besides."""
+    """Ten rounds of three steps; the models of ten rounds are scored, and others at the end; two steps come before."""
     settings = PrivateSettings(1.0, 2.0, 40)
-    assert PrivacyPlan(10, 3, 8, 5.0).releases(settings) == {Release(0.2, 2.0): 30, Release(1.0, 5.0): 12}
+    assert PrivacyPlan(10, 3, 8, 5.0, 2, 2).releases(settings) == {Release(0.2, 2.0): 32, Release(1.0, 5.0): 12}
     assert PrivacyPlan(10, 3, 80).releases(settings) == {Release(1.0, 2.0): 30}

@@ -1,11 +1,9 @@
-"""Guard of budgets: what a run may do at a silo, what is entered for it, and what of its reports leaves."""
+"""Guard of budgets: what a run may do at a silo, and what is entered for it."""
 
-import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,109 +11,37 @@ import pytest
 from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, OwnerRefusal
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
-from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
+from fedsync.config.sections.privacy import BudgetConfig
 from fedsync.config.sections.survey import survey_of
-from fedsync.config.strategy import StrategyConfig
-from fedsync.core.orders import Cursor, Evaluation, Split, Subject, Window, WorkOrder, WorkReport
+from fedsync.core.orders import Evaluation, Subject
 from fedsync.model.transfer import Payload
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
-from fedsync.privacy.release import PrivateSettings, Release
+from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_guard import PrivacyGuard
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
-from fedsync.silo.protocol import STATE, EvaluateModel, Identity
+from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
-from fedsync.train.silo_trainer import Outcome, SiloTrainer
-
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-ROWS, TRAIN, BATCH = 50, 42, 8
-"""Rows of the silo's file, those of them that it trains on, and the batch of an order."""
-
-BUDGET = BudgetConfig(epsilon=8.0, delta=1e-3)
-PRIVATE = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 1.0}
-STEP = Release(BATCH / TRAIN, 1.0)
-SCORED = Release(1.0, 5.0)
-ORDER = WorkOrder("a/1", 0, 1, BATCH, 3, 0.1, seed=1, evaluate=False)
-REPORT = WorkReport(
-    base_version=0,
-    steps=3,
-    samples=24,
-    compute_s=0.25,
-    loss=0.7,
-    overhead_s={"load": 0.1},
-    windows=(Window(96.0, 0.5, 0.5),),
-    batch_cap=17,
-    evaluation=Evaluation(3.5, 6.0, 10, {"own": (0.5, 10)}, {"sum": (1.0,)}, {"local": {"accuracy": (0.1, 0.2)}}),
-    metrics={"peak_memory_bytes": 1e9},
+from tests.privacy.guards import (
+    BATCH,
+    BUDGET,
+    ORDER,
+    PRIVATE,
+    REPORT,
+    SCORED,
+    STEP,
+    TRAIN,
+    entered,
+    guard,
+    guard_of,
+    outcome,
+    owner,
+    session,
+    strategy,
 )
 
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    drawn = np.random.default_rng(5)
-    rows = [f"{x:.3f},{y:.3f},{row // 2},{int(x + y > 0)}" for row, (x, y) in enumerate(drawn.normal(size=(ROWS, 2)))]
-    (tmp_path / "a.csv").write_text("\n".join(["x,y,person,ill", *rows]) + "\n")
-    return tmp_path
-
-
-def strategy(folder: Path, privacy: Mapping[str, Any] | None = None, **more: Any) -> StrategyConfig:
-    task = {
-        "kind": "csv",
-        "files": [str(folder / "a.csv")] * 3,
-        "target": "ill",
-        "ignore": ["person"],
-        "standardise": {"x": [0, 1], "y": [0, 1]},
-        **more,
-    }
-    given = [f"task={json.dumps(task)}", "local.threads=1", f"privacy={json.dumps(privacy)}"]
-    return StrategyConfig.load("fedavg", given)
-
-
-def owner(folder: Path, budget: BudgetConfig | None = BUDGET) -> OwnerPolicy:
-    budgets = {} if budget is None else {ALL_DATA: budget}
-    return OwnerPolicy(privacy=budgets, ledgers=str(folder / "state"))
-
-
-def session(
-    folder: Path, privacy: Mapping[str, Any] | None = None, budget: BudgetConfig | None = BUDGET
-) -> SiloSession:
-    spec = RunSpec.of(strategy(folder, {**PRIVATE, **(privacy or {})}), None, 3)
-    return SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, budget))
-
-
-def guard_of(session: SiloSession) -> PrivacyGuard:
-    return next(each for each in session._extensions if isinstance(each, PrivacyGuard))
-
-
-def entered(folder: Path, budget: BudgetConfig = BUDGET) -> Counter[Release]:
-    return PrivacyLedger(ALL_DATA, budget, folder / "state" / f"{ALL_DATA}.jsonl").load().spent
-
-
-def guard(
-    folder: Path, *budgets: BudgetConfig, score_noise: float | None = None, seeded: bool = False, counts: bool = True
-) -> PrivacyGuard:
-    ledgers = tuple(
-        PrivacyLedger(f"data-{number}", budget, folder / f"data-{number}.jsonl").load()
-        for number, budget in enumerate(budgets)
-    )
-    config = PrivacyConfig(kind="dp-sgd", clip=1.0, noise_multiplier=1.0, score_noise=score_noise)
-    return PrivacyGuard(
-        config,
-        ledgers,
-        PrivateSettings(1.0, 1.0, TRAIN, seeded=seeded),
-        cast(SiloTrainer, None),
-        "run",
-        rounds=10,
-        counts=counts,
-    )
-
-
-def outcome(report: WorkReport = REPORT) -> Outcome:
-    return Outcome(np.ones(3, np.float32), report, Cursor())
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 
 def test_an_order_is_entered_before_its_update_is_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,110 +120,6 @@ def test_an_update_weighs_by_its_rows_and_the_noise_in_it(folder: Path) -> None:
     done = subject.train(ORDER, subject.initial_model())
     assert done.report.precision == round(64 * TRAIN / (1 + subject.layout.size * 1.0**2 / BATCH))
     assert session(folder).train(ORDER, subject.initial_model()).report.precision is None
-
-
-def test_an_evaluation_is_counted_and_has_noise(folder: Path) -> None:
-    subject = session(folder, {"score_noise": SCORED.noise})
-    asked = EvaluateModel(version=0, split=Split.VALIDATION)
-    found = [subject.evaluate(subject.initial_model(), asked) for _ in range(20)]
-    assert entered(folder) == {SCORED: 20}
-    assert len({each.correct for each in found if isinstance(each, Evaluation)}) > 1
-    assert all(isinstance(each, Evaluation) and each.loss is None and not each.sums for each in found)
-
-
-def test_an_evaluation_beyond_the_budget_is_refused(folder: Path) -> None:
-    subject = session(folder, {"score_noise": 0.5}, BudgetConfig(epsilon=1.0, delta=1e-3))
-    with pytest.raises(BudgetSpent):
-        subject.evaluate(subject.initial_model(), EvaluateModel(version=0, split=Split.VALIDATION))
-    assert entered(folder) == {}
-
-
-def test_without_noise_for_scores_none_is_sent_and_none_counted(folder: Path) -> None:
-    subject = session(folder)
-    found = subject.evaluate(subject.initial_model(), EvaluateModel(version=0, split=Split.VALIDATION))
-    assert found == Evaluation(None, None, TRAIN) and entered(folder) == {}
-    done = subject.train(replace(ORDER, evaluate=True), subject.initial_model())
-    assert done.report.evaluation == Evaluation(None, None, TRAIN) and entered(folder) == {STEP: 3}
-
-
-def test_a_report_has_nothing_that_the_owner_does_not_declare_public(folder: Path) -> None:
-    kept = WorkReport(0, 3, 24, 3.0, None, evaluation=Evaluation(None, None, TRAIN))
-    assert told(folder, []) == kept
-
-
-def test_speed_is_public_unless_the_owner_takes_it_out(folder: Path) -> None:
-    """Times, windows and memory; no loss, no score, no metric that training code may have filled."""
-    found = told(folder, None)
-    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
-
-
-def test_a_public_loss_is_sent_and_nothing_else(folder: Path) -> None:
-    assert told(folder, ["loss"]) == WorkReport(0, 3, 24, 3.0, 0.7, evaluation=Evaluation(None, None, TRAIN))
-
-
-def test_public_scores_are_sent_as_they_are_and_cost_nothing(folder: Path) -> None:
-    assert REPORT.evaluation is not None
-    expected = WorkReport(0, 3, 24, 3.0, None, evaluation=replace(REPORT.evaluation, gains={}))
-    assert told(folder, ["scores"], score_noise=5.0) == expected
-    ledger = PrivacyLedger("data-0", BUDGET, folder / "data-0.jsonl").load()
-    assert ledger.spent == {STEP: 3}
-
-
-def test_public_statistics_open_no_report(folder: Path) -> None:
-    assert told(folder, ["statistics"]) == told(folder, [])
-
-
-def told(folder: Path, public: list[str] | None, score_noise: float | None = None) -> WorkReport:
-    more = {} if public is None else {"public": public}
-    budget = BudgetConfig.model_validate({**BUDGET.model_dump(), **more})
-    subject = guard(folder, budget, score_noise=score_noise)
-    return subject.released(replace(ORDER, evaluate=True), outcome()).report
-
-
-def test_a_figure_is_public_only_if_all_owners_data_allow_it(folder: Path) -> None:
-    both = BudgetConfig(epsilon=8.0, delta=1e-3, public=["loss", "scores"])
-    found = guard(folder, both, BudgetConfig(epsilon=8.0, delta=1e-3, public=["scores"])).released(ORDER, outcome())
-    assert found.report.loss is None and found.report.compute_s == 3.0
-    assert found.report.evaluation is not None and found.report.evaluation.correct == 6.0
-
-
-def test_a_silo_without_a_budget_sends_neither_loss_nor_score_of_a_private_run(folder: Path) -> None:
-    found = guard(folder).released(ORDER, outcome()).report
-    assert found == replace(REPORT, loss=None, metrics={}, evaluation=Evaluation(None, None, TRAIN))
-
-
-def test_a_noisy_score_is_a_count_with_noise_of_the_asked_size(folder: Path) -> None:
-    """Of a large split, so that nothing is cut; where its size is secret, that has noise too, and both have more."""
-    found = Evaluation(9.0, 5000.0, 10_000)
-    for examples, spread in ((None, 5.0), (TRAIN, 5.0 * 2**0.5)):
-        budget = BudgetConfig(epsilon=100.0, delta=1e-3, examples=examples)
-        subject = guard(folder, budget, score_noise=5.0)
-        several = [subject._told(found, "x") for _ in range(400)]
-        scores = np.array([each.correct for each in several], float)
-        assert abs(scores.mean() - 5000) < 7 * spread / 20 and 0.7 < scores.std() / spread < 1.3
-        assert (len({each.samples for each in several}) == 1) == (examples is None)
-        assert all(each.loss is None and not each.metrics for each in several)
-
-
-def test_a_score_stays_between_none_and_all_and_is_never_nan(folder: Path) -> None:
-    subject = guard(folder, score_noise=50.0)
-    for correct in (0.0, 10.0, 1e30, -1e30, float("nan"), float("inf")):
-        for _ in range(20):
-            found = subject._told(Evaluation(None, correct, 10), "x")
-            assert found.correct is not None and 0 <= found.correct <= 10
-
-
-def test_a_score_that_is_no_count_is_not_sent(folder: Path) -> None:
-    """One person's rows, or a score of any size, may move it by more than the noise is for."""
-    subject = guard(folder, BUDGET, score_noise=5.0, counts=False)
-    assert subject.evaluated(Evaluation(1.0, 5.0, 10), "x") == Evaluation(None, None, TRAIN)
-    assert subject.ledgers[0].spent == {}
-
-
-def test_virtual_time_draws_a_score_s_noise_from_its_name(folder: Path) -> None:
-    subject = guard(folder, score_noise=5.0, seeded=True)
-    one, again, other = (subject.evaluated(Evaluation(1.0, 500.0, 1000), name) for name in ("x", "x", "y"))
-    assert one == again != other
 
 
 def test_each_ledger_must_have_room(folder: Path) -> None:

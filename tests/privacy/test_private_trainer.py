@@ -106,6 +106,33 @@ def test_persons_are_told_for_each_row() -> None:
         trainer(TwoClasses(), PrivateSettings(CLIP, NOISE, 2, "person"))
 
 
+@pytest.mark.parametrize("penalties", ["", "l1: 0.3, ", "l1: 0.3, l2: 0.7, "])
+def test_penalties_of_a_linear_model_are_of_no_row_and_have_no_noise(penalties: str, random: Fixed) -> None:
+    """Lasso and ridge by hand: their terms are added to the noisy mean, neither clipped nor divided by the batch."""
+    data = "{kind: sparse, samples: 60, features: 5, informative: 5, nonzeros: 2, target: number}"
+    given = f"task={{kind: linear, loss: squared, {penalties}data: {data}}}"
+    task = StrategyConfig.load("fedavg", [given]).task.build_by_row()
+    cells, targets = (each.numpy() for each in task.data(slot()).train.tensors)  # type: ignore[attr-defined]
+    inputs = np.append(cells, np.ones((len(targets), 1)), axis=1)
+    start = np.array([0.5, -1.0, 0.25, 1.5, -0.5, 0.125], np.float32)
+    gradients = (inputs @ start.astype(np.float64) - targets)[:, None] * inputs
+    assert np.linalg.norm(gradients[:3], axis=1).max() > 0.5
+    random.units = [[0, 1, 2]]
+    found = trainer(task, PrivateSettings(0.5, NOISE, len(targets))).run(order(), start, Cursor())
+    noise = NOISE * 0.5 * np.array([1, 1, 1, 1, 1, 2])
+    l1, l2 = 0.3 * ("l1" in penalties), 0.7 * ("l2" in penalties)
+    penalty = np.append((l1 * np.sign(start) + l2 * start)[:5], 0.0)
+    np.testing.assert_allclose(found.update, -((clipped(gradients[:3], 0.5) + noise) / 2 + penalty), 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+@pytest.mark.parametrize("data", ["{kind: sparse}", "{kind: blobs, blobs: 3}"])
+def test_gradients_of_a_linear_model_s_rows_are_those_of_each_alone(loss: str, data: str) -> None:
+    """A trainer that is made has compared them."""
+    config = StrategyConfig.load("fedavg", [f"task={{kind: linear, loss: {loss}, l2: 0.1, data: {data}}}"])
+    assert trainer(config.task.build_by_row()).examples > 100
+
+
 class TwoParts(Line):
     """A model with a part that the loss leaves out, and one that is frozen."""
 

@@ -9,6 +9,7 @@ TESTS = (
     "tests/privacy/test_private_trainer.py",
     "tests/privacy/test_ledger.py",
     "tests/privacy/test_guard.py",
+    "tests/privacy/test_guarded_reports.py",
     "tests/privacy/test_silo_noise_runs.py",
     "tests/cipher/encoding/test_silo_noise.py",
     "tests/cipher/silo/test_noisy_updates.py",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
+from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
 from fedsync.config.tasks.survival_task import SurveyConfig
@@ -32,10 +33,10 @@ from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledge
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.session_extension import Judge, SessionExtension
 from fedsync.tasks.task_section import TaskSection
-from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, TrainerFacts
+from fedsync.train.silo_trainer import ESTIMATED, Estimating, Outcome, SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
-    from fedsync.cipher.plan import EncryptionPlan
+    from fedsync.cipher.encoding.silo_noise import SiloNoise
 
 _TOLD = 12
 """Digits of a run's digest in the ledger."""
@@ -55,6 +56,7 @@ class PrivacyGuard(SessionExtension):
         counts: whether an evaluation's score is a number of right predictions, to which each row adds at most one.
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
+        estimate: steps of the first estimate of updates, which an encrypted run needs.
     """
 
     config: PrivacyConfig
@@ -67,6 +69,7 @@ class PrivacyGuard(SessionExtension):
     whole: Release | None = None
     weighed_values: int = 0
     tally: PrivacyTally | None = None
+    estimate: int = 0
     _aimed: int = 1
 
     def allow(self, order: WorkOrder) -> WorkOrder:
@@ -121,7 +124,7 @@ class PrivacyGuard(SessionExtension):
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
         if self.config.noise_multiplier is not None or self.whole is not None:
             return
-        plan = PrivacyPlan(orders, steps, batch_size, self.config.score_noise if self._noisy else None)
+        plan = self._plan(batch_size, steps, orders, self.estimate if self.settings.noise is None else 0)
         noise = self.settings.noise or max((each.budget.least_noise for each in self.ledgers), default=LEAST_NOISE)
         for ledger in self.ledgers:
             if self.settings.noise is not None and ledger.allows(plan.releases(replace(self.settings, noise=noise))):
@@ -136,6 +139,18 @@ class PrivacyGuard(SessionExtension):
         if noise != self.settings.noise:
             self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
+
+    def planned(self, batch_size: int, steps: int) -> Counter[Release]:
+        """Return the releases of the whole run; one score fewer is released if the last version is the best."""
+        if self.whole is not None:
+            return Counter({self.whole: self.rounds})
+        return self._plan(batch_size, steps, self.rounds, self.estimate).releases(self.settings)
+
+    def _plan(self, batch_size: int, steps: int, orders: int, estimate: int) -> PrivacyPlan:
+        """Plan of orders and of the last evaluations: of the last version, and on the test split of it and the best."""
+        noise = self.config.score_noise if self._scored() else None
+        scores = 3 if self.trainer.facts.validates else 1
+        return PrivacyPlan(orders, steps, batch_size, noise, scores, estimate)
 
     def _guess(self, batch_size: int) -> float | None:
         before = self.settings.noise
@@ -254,7 +269,7 @@ def privacy_guard(
     identity: Identity,
     ledgers: list[PrivacyLedger],
     trainer: SiloTrainer,
-    plan: EncryptionPlan | None,
+    noise: SiloNoise | None,
     *,
     seeded: bool,
 ) -> PrivacyGuard | None:
@@ -262,7 +277,7 @@ def privacy_guard(
 
     Args:
         ledgers: from `check_budgets`.
-        plan: plan of the run's encryption, with the noise on whole updates, if any.
+        noise: noise on whole updates, if any.
         seeded: draw noise from the seeds of orders, in virtual time.
 
     Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
@@ -272,7 +287,7 @@ def privacy_guard(
         return None
     column = next((ledger.budget.person_column or "" for ledger in ledgers), "")
     run = f"{spec.run} {identity.text.lasting.hex()[:_TOLD]}".strip()
-    whole = None if plan is None or plan.noise is None else Release(1.0, plan.noise.multiplier)
+    whole = None if noise is None else Release(1.0, noise.multiplier)
     if whole is None:
         found = trainer.make_private(PrivateSettings(config.clip, None, 1, column, seeded))
     else:
@@ -293,7 +308,8 @@ def privacy_guard(
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
-    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, None, values, tally)
+    estimate = 0 if isinstance(spec.cipher, PlainConfig) else min(spec.local.steps, ESTIMATED)
+    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, None, values, tally, estimate)
     if settings.noise is None:
         guard.aim(spec.local.batch_size, spec.local.steps, rounds)
     else:

@@ -1,0 +1,97 @@
+"""The plan that is printed before a private run is what the silos' ledgers have at its end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.ops.private_plan import planned_spending
+from fedsync.privacy.accounting import PrivacyPlan, epsilon
+from fedsync.simulation.run import run_virtual
+from tests.simulation.test_columns import ROWS, table
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+NOISE: dict[str, Any] = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0}
+SCORED = {**NOISE, "score_noise": 5.0}
+TARGET = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 2.0, "delta": 1e-3, "score_noise": 5.0}
+SEALED = "cipher={kind: bfv, metrics: plain}"
+
+
+def strategy(folder: Path, privacy: dict[str, Any], *changes: str, **task: Any) -> StrategyConfig:
+    people = [{**row, "person": number // 2} for number, row in enumerate(ROWS)]
+    files = [table(folder / f"{name}.csv", ["age", "dose", "person", "sick"], people) for name in "ab"]
+    made = {"kind": "csv", "files": files, "target": "sick", "ignore": ["person"], **task}
+    made["standardise"] = {"age": [32, 7], "dose": [5, 3]}
+    given = [f"task={json.dumps(made)}", f"privacy={json.dumps(privacy)}", "stop.rounds=2"]
+    return StrategyConfig.load("fedavg", [*given, "local={steps: 3, batch_size: 4, threads: 1}", *changes])
+
+
+def silos(**budget: Any) -> ClusterConfig:
+    """Two silos, of which the first has a budget if one is given."""
+    entries: list[dict[str, Any]] = [{"name": name, "speed": 100} for name in "ab"]
+    if budget:
+        entries[0]["privacy"] = {"epsilon": 50, "delta": 1e-2, **budget}
+    return ClusterConfig.model_validate({"silos": entries})
+
+
+def spent(config: StrategyConfig, machines: ClusterConfig, out: Path) -> dict[str, float]:
+    summary = run_virtual(config, machines, out)
+    assert summary["rounds"] == 2 and summary["lost"] == []
+    return {name: each["epsilon"] for name, each in summary["privacy"].items()}
+
+
+def planned(config: StrategyConfig, machines: ClusterConfig) -> dict[str, float | None]:
+    return {each.silo: each.epsilon for each in planned_spending(config, machines)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cipher", [[], [SEALED]], ids=["clear", "encrypted"])
+@pytest.mark.parametrize("privacy", [NOISE, SCORED, TARGET], ids=["noise", "scores", "target"])
+def test_a_run_spends_what_its_plan_says(privacy: dict[str, Any], cipher: list[str], tmp_path: Path) -> None:
+    """An encrypted run also spends the two steps from which silos estimate the scale of their updates."""
+    config = strategy(tmp_path, privacy, *cipher)
+    assert spent(config, silos(), tmp_path / "run") == pytest.approx(planned(config, silos()), abs=1e-9)
+
+
+OWNERS = {
+    "rdp": {"accountant": "rdp"},
+    "public scores": {"public": ["scores"]},
+    "persons": {"unit": "person", "person_column": "person"},
+    "a public number": {"examples": 30},
+    "more noise": {"least_noise": 1.5},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("privacy", "budget"),
+    [*((SCORED, each) for each in OWNERS.values()), (TARGET, OWNERS["rdp"]), (TARGET, OWNERS["more noise"])],
+    ids=[*OWNERS, "target, rdp", "target, more noise"],
+)
+def test_a_plan_goes_by_what_the_owner_says(budget: dict[str, Any], privacy: dict[str, Any], tmp_path: Path) -> None:
+    config, machines = strategy(tmp_path, privacy, SEALED), silos(**budget)
+    assert spent(config, machines, tmp_path / "run") == pytest.approx(planned(config, machines), abs=1e-9)
+
+
+@pytest.mark.slow
+def test_a_budget_below_the_target_is_spent_as_planned(tmp_path: Path) -> None:
+    config, machines = strategy(tmp_path, TARGET, SEALED), silos(epsilon=1.0)
+    found = spent(config, machines, tmp_path / "run")
+    assert found == pytest.approx(planned(config, machines), abs=1e-9)
+    assert 0.98 < found["a"] <= 1.0 and 1.96 < found["b"] <= 2.0
+
+
+@pytest.mark.slow
+def test_a_validation_split_costs_two_more_scores(tmp_path: Path) -> None:
+    """Of the last and of the best version on the test split; the second is spared if they are one version."""
+    config = strategy(tmp_path, SCORED, validation=0.25)
+    found = spent(config, silos(), tmp_path / "run")
+    spared = json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["version"] == 2
+    for each in planned_spending(config, silos()):
+        for cost, scores in ((each.epsilon, 3), (found[each.silo], 3 - spared)):
+            releases = PrivacyPlan(2, 3, 4, SCORED["score_noise"], scores).releases(each.settings)
+            assert cost == pytest.approx(epsilon(releases, each.delta), abs=1e-9)
