@@ -22,11 +22,11 @@ from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
+from fedsync.train.divergence_search import Postmortem
 from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import MachineProbe, Pace
-from fedsync.train.postmortem import Postmortem
 from fedsync.train.silo_trainer import Outcome, RunOptions, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state
 
