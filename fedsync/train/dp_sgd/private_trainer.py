@@ -29,7 +29,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
-from fedsync.train.divergence_search import Postmortem
+from fedsync.train.divergence_search import DivergenceSearch
 from fedsync.train.dp_sgd import private_step
 from fedsync.train.dp_sgd.private_step import (
     PrivateRandom,
@@ -101,7 +101,7 @@ class PrivateTrainer(Trainer):
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
         """Describe an update that is not finite, without a repetition of its order."""
-        return Postmortem().error(order.learning_rate, loss)
+        return DivergenceSearch().error(order.learning_rate, loss)
 
     def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate; unless scores are public and finite, without figures that a single row can make unusable."""
