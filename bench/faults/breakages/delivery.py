@@ -17,6 +17,7 @@ TESTS = (
     "tests/flower/test_sealed_checkpoints.py",
     "tests/server/test_driver.py",
     "tests/silo/test_order_results.py",
+    "tests/silo/test_own_models.py",
     "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
 
@@ -360,7 +361,7 @@ _CHANGES: Changes = {
             "return now_s + self.order_timeout_s, end_s",
         ),
     ),
-    "silo/session/order_results.py": (
+    "silo/session/own_models.py": (
         (
             "a-model-of-ones-own-is-trained-twice-after-a-crash",
             "kept is None or order.after > kept.order.after",
@@ -371,6 +372,8 @@ _CHANGES: Changes = {
             " or order.base_version != kept.order.base_version",
             "",
         ),
+    ),
+    "silo/session/order_results.py": (
         (
             "a-queued-orders-answer-takes-the-place-of-the-one-before",
             "            place = other\n        else:",
