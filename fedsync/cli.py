@@ -306,7 +306,7 @@ def runner(runtime: Runtime) -> Runner:
 
             return run_virtual
         case Runtime.FLOWER:
-            from fedsync.flower.simulation import run_simulation
+            from fedsync.flower.flower_simulation import run_simulation
 
             return run_simulation
         case Runtime.LOCAL:

@@ -28,9 +28,9 @@ from fedsync.cipher.encoding.catch_up import CatchUp
 from fedsync.cipher.encoding.integrity import Authentic, Authenticator
 from fedsync.cipher.keys.keyring import Ring, open_group, open_silo
 from fedsync.cipher.keys.material import GroupKey
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadCatchUp, ReadLink
 from fedsync.cipher.silo.history import added_content
 from fedsync.cipher.silo.opening import Opener
-from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, ReadLink
 from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.cipher.silo.replica_state import ReplicaState
 from fedsync.cipher.suites.suite import Sealer

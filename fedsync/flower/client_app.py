@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from fedsync.flower import flower_messages as messages
 from fedsync.silo.agent.answers import Place, refusal
 from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, drop, hand_over, trusted
-from fedsync.silo.owner.bundle import announced
+from fedsync.silo.owner.app_files import announced
 from fedsync.silo.session.trainer_client import app_folder, state_folder
 from fedsync.transport.join import Join
 

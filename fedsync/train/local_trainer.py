@@ -22,11 +22,11 @@ from fedsync.model.chunked_arrays import give_back, spans
 from fedsync.model.layout import Layout, Vector
 from fedsync.model.table_columns import TableForm
 from fedsync.privacy.release import PrivateSettings
+from fedsync.train.divergence_search import DivergenceSearch
 from fedsync.train.guests.guest_code import guarded, line_of
 from fedsync.train.machine import device as devices
 from fedsync.train.options import LocalOptions
 from fedsync.train.order_clock import MachineProbe, Pace
-from fedsync.train.postmortem import Postmortem
 from fedsync.train.silo_trainer import Outcome, RunOptions, Throttle, TrainerFacts, Watch
 from fedsync.train.weights import save_state
 
@@ -289,7 +289,7 @@ class LocalTrainer(ABC):
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
         """Repeat the order with a check of each step, to find the first value that was not finite."""
-        found = Postmortem()
+        found = DivergenceSearch()
         if self._alone:
             again = replace(order, budget_s=None)
             exact = devices.deterministic(self._options.deterministic)

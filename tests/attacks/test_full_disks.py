@@ -29,8 +29,8 @@ from fedsync.silo.protocol import (
     write_request,
 )
 from fedsync.silo.session import resident_trainer
-from fedsync.silo.session.connection import call, receive, send
 from fedsync.silo.session.trainer_folder import FolderLock
+from fedsync.silo.session.trainer_socket import call, receive, send
 
 AT_ONCE, NBYTES = 8, 400_000
 Usage = namedtuple("Usage", "total used free")

@@ -29,8 +29,8 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room import program
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.connection import listen
 from fedsync.silo.session.trainer_folder import HOME, fits
+from fedsync.silo.session.trainer_socket import listen
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
 

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import FedAvg
 import fedsync
 from fedsync.flower.process_environment import QUIET
 from fedsync.server.timeouts import Timeouts
-from fedsync.silo.owner.bundle import APP
+from fedsync.silo.owner.app_files import APP
 from fedsync.silo.protocol import STATE
 from fedsync.silo.session.trainer_client import stop_trainers
 from fedsync.simulation.run import run_virtual

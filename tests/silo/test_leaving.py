@@ -20,10 +20,10 @@ import fedsync.silo.session.resident_trainer
 import fedsync.silo.session.trainer_client
 from fedsync.model.transfer import Payload
 from fedsync.silo.protocol import IDENTITY, PASSING, SOCKET, Forward, Identity, MakeRoom, SocketRequest, TrainerState
-from fedsync.silo.session.connection import call, receive, send
 from fedsync.silo.session.resident_trainer import _Server
 from fedsync.silo.session.trainer_client import make_room
 from fedsync.silo.session.trainer_folder import TENURE, FolderLock
+from fedsync.silo.session.trainer_socket import call, receive, send
 
 
 def test_a_trainer_makes_room_for_one_of_the_same_silo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import fedsync.silo.session.liveness
 from fedsync.silo.protocol import SOCKET
-from fedsync.silo.session.connection import call
 from fedsync.silo.session.liveness import Signs, Trainers, probe
+from fedsync.silo.session.trainer_socket import call
 
 # What a probe finds, and the processor time of the process by then: six probes without a sign of life make it hang.
 SILENT = [(False, 1.0)]
@@ -40,7 +40,7 @@ def test_six_probes_without_a_sign_of_life_make_it_hang(probes: list[tuple[bool,
 
 LISTEN = """
 import pathlib, sys
-from fedsync.silo.session.connection import listen
+from fedsync.silo.session.trainer_socket import listen
 from fedsync.silo.session.trainer_folder import FolderLock
 folder = pathlib.Path(sys.argv[1])
 tenure, listener = FolderLock.take(folder), listen(folder / "trainer.sock")

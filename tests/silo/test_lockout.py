@@ -38,7 +38,7 @@ from fedsync.silo.protocol import (
     Request,
     exchange,
 )
-from fedsync.silo.session.replicas import made_initial
+from fedsync.silo.session.replica_factories import made_initial
 from fedsync.silo.session.service import TrainerService
 from fedsync.silo.session.silo_setup import GuardedTrainer
 from tests.cipher.given_keys import some_context

@@ -193,7 +193,7 @@ SILO: Changes = {
             "clear = entry.clear",
         ),
     ),
-    "cipher/silo/reading.py": (
+    "cipher/silo/catch_up_checks.py": (
         (
             "a-calibration-for-another-model-is-opened",
             "if envelope.head.grid != first or envelope.head.attempt:",

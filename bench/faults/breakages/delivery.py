@@ -17,6 +17,7 @@ TESTS = (
     "tests/flower/test_sealed_checkpoints.py",
     "tests/server/test_driver.py",
     "tests/silo/test_order_results.py",
+    "tests/silo/test_own_models.py",
     "--deselect=tests/server/test_driver.py::test_an_order_is_not_sent_again_where_the_model_has_moved_on",
 )
 

@@ -58,7 +58,7 @@ _CHANGES: Changes = {
             "",
         ),
     ),
-    "cipher/silo/reading.py": (
+    "cipher/silo/catch_up_checks.py": (
         ("a-version-with-noise-opens-in-parts", "self._plan.noise is not None and len(sums) != 1", "False"),
     ),
     "config/private_runs.py": (

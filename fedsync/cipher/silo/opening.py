@@ -39,9 +39,9 @@ from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import Purpose
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.figure_pool import FigurePool, KeptModel, answer, surpasses
 from fedsync.cipher.silo.history import History, added_content, run_digest
-from fedsync.cipher.silo.reading import CatchUpReader, ReadEntry, ReadLink, admit, members_of
 from fedsync.cipher.silo.replica_state import CALIBRATED, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Pipeline, Serial, open_portions
 from fedsync.cipher.suites.suite import Member, Sealer
@@ -82,7 +82,7 @@ class _Opened:
 
 
 class Opener:
-    """Opener of what `fedsync.cipher.silo.reading.CatchUpReader` read; it changes only the states that it returns."""
+    """Opener of what `CatchUpReader` read; it changes only the states that it returns."""
 
     def __init__(self, plan: EncryptionPlan, ring: Ring, sealer: Sealer, pipeline: Pipeline) -> None:
         self._plan, self._ring, self._sealer, self._pipeline = plan, ring, sealer, pipeline

@@ -31,10 +31,10 @@ from fedsync.cipher.masking.mask_roster import MaskRoster
 from fedsync.cipher.masking.masked_work import WorkDone
 from fedsync.cipher.masking.masks import Masked
 from fedsync.cipher.plan import EncryptionPlan
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, check_alike, clear_values
 from fedsync.cipher.silo.figure_pool import KeptModel, countable
 from fedsync.cipher.silo.history import History, run_digest
 from fedsync.cipher.silo.opening import Opener
-from fedsync.cipher.silo.reading import CatchUpReader, check_alike, clear_values
 from fedsync.cipher.silo.replay_log import Asked, ChainLog
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales, open_snapshot, seal_snapshot
 from fedsync.cipher.silo.sealing import Pipeline, Serial, seal_pieces

@@ -19,7 +19,7 @@ from fedsync.extras.relays.relay_messages import RelayCall
 from fedsync.model.transfer import Payload
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Forward, Forwarded, write_reply
-from fedsync.silo.session import connection
+from fedsync.silo.session import trainer_socket
 from fedsync.transport.port import Transport
 
 logger = foreign.logger(__name__)
@@ -45,7 +45,7 @@ def serve_relay(silos: Transport, socket: Path, keys: Path | None, folder: Path)
     line = RelayLine(silos)
     service = RelayService(line, server, folder / UPDATES)
     service.turn()
-    listener = connection.listen(socket)
+    listener = trainer_socket.listen(socket)
     listener.setblocking(True)
 
     def let_in() -> None:
@@ -68,7 +68,7 @@ def _answer(service: RelayService, caller: Connection) -> None:
     with caller:
         answer: Payload | None = None
         try:
-            asked, payload = connection.receive(caller)
+            asked, payload = trainer_socket.receive(caller)
             if not isinstance(asked, Forward):
                 raise ProtocolError(SERVER, "message", "a relay answers what is handed on to it")
             call: RelayCall = codec.loads(RelayCall, asked.text, own=True)
@@ -77,5 +77,5 @@ def _answer(service: RelayService, caller: Connection) -> None:
             logger.exception("a question of the server could not be answered")
             text = write_reply(refuse(error))
         with suppress(OSError, EOFError):
-            connection.send(caller, Forwarded(text), answer)
+            trainer_socket.send(caller, Forwarded(text), answer)
             caller.recv_bytes()

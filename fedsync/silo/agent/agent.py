@@ -48,8 +48,8 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.agent.answers import Place
 from fedsync.silo.agent.joins import INBOX_FOLDER, LOCK, OWN_NODE, QUIT, SESSION, SOCKET, JoinedRun, dropped, trusted
 from fedsync.silo.owner.refusals import refuse
-from fedsync.silo.session.connection import listen
 from fedsync.silo.session.trainer_client import app_folder
+from fedsync.silo.session.trainer_socket import listen
 from fedsync.transport.join import Join, new_secret
 from fedsync.transport.line import HELD_S, HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.questions import Blob

@@ -24,7 +24,7 @@ from fedsync.silo.owner.audit import audit_answer
 from fedsync.silo.owner.refusals import code_of, refuse
 from fedsync.silo.protocol import RESOURCES, Ask, Forward, Forwarded, Identity, Refused, write_reply
 from fedsync.silo.run_text import run_config_text
-from fedsync.silo.session import connection
+from fedsync.silo.session import trainer_socket
 from fedsync.silo.session.trainer_client import TrainerClient, asked_for, room_for, trainer_folder
 from fedsync.transport.questions import BESIDE_BYTES
 
@@ -125,14 +125,14 @@ def ask_relay(socket: Path, spec: str, text: str, payload: Payload | None) -> tu
     from fedsync.extras.relays.relay_messages import RelayCall, write
 
     end_s = time.monotonic() + _GREET_S
-    while (caller := connection.call(socket)) is None:
+    while (caller := trainer_socket.call(socket)) is None:
         if time.monotonic() > end_s:
             raise OSError("the relay's app is not there")
         time.sleep(0.5)
     with caller:
         try:
-            connection.send(caller, Forward(write(RelayCall(spec, text)), 0.0), payload)
-            told, answer = connection.receive(caller)
+            trainer_socket.send(caller, Forward(write(RelayCall(spec, text)), 0.0), payload)
+            told, answer = trainer_socket.receive(caller)
         except EOFError as error:
             raise OSError("the relay's app ended before it answered") from error
     assert isinstance(told, Forwarded)

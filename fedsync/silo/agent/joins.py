@@ -30,7 +30,7 @@ from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
-from fedsync.silo.session.connection import call
+from fedsync.silo.session.trainer_socket import call
 from fedsync.transport.join import Join
 
 FOLDER, SOCKET, LOG, LOCK = "agent", "agent.sock", "agent.log", "agent.lock"

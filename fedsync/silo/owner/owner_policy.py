@@ -33,9 +33,9 @@ from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
 from fedsync.core.orders import Presence, WorkOrder
 from fedsync.model.layout import matches
+from fedsync.silo.owner.app_files import unpacked
 from fedsync.silo.owner.approvals import APPROVALS, check_approved
 from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace
-from fedsync.silo.owner.bundle import unpacked
 from fedsync.silo.owner.key_lookup import KEYS, has_keys
 from fedsync.silo.owner.privacy_ledger import LEDGERS
 from fedsync.silo.protocol import Identity

@@ -33,8 +33,8 @@ import psutil
 from fedsync.common import foreign
 from fedsync.common.errors import Hanging
 from fedsync.silo.protocol import SOCKET, Ping, TrainerState
-from fedsync.silo.session.connection import call, hang_up, receive, send
 from fedsync.silo.session.trainer_folder import tenant
+from fedsync.silo.session.trainer_socket import call, hang_up, receive, send
 
 logger = foreign.logger(__name__)
 

@@ -42,9 +42,9 @@ from fedsync.model.transfer import Payload
 from fedsync.silo import protocol
 from fedsync.silo.owner.refusals import StillLoading, refuse
 from fedsync.silo.protocol import LOG, SOCKET, Identity
-from fedsync.silo.session.connection import listen, receive, send
 from fedsync.silo.session.trainer_client import room_for
 from fedsync.silo.session.trainer_folder import FolderLock, bound_log
+from fedsync.silo.session.trainer_socket import listen, receive, send
 
 if TYPE_CHECKING:
     from fedsync.silo.session.service import TrainerService

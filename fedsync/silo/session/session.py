@@ -37,7 +37,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Attestation, Completed, EvaluateModel, Identity
 from fedsync.silo.room.process import TrainingProcess
 from fedsync.silo.session.order_results import LastOrder, LastOrders
-from fedsync.silo.session.replicas import TrainerFailed, encrypted_replica, plain_replica
+from fedsync.silo.session.replica_factories import TrainerFailed, encrypted_replica, plain_replica
 from fedsync.silo.session.round_settings import check_settings
 from fedsync.train.silo_trainer import Estimating, Outcome, SiloTrainer, Watch
 

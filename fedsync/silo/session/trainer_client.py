@@ -27,11 +27,11 @@ from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.model.transfer import Payload
 from fedsync.silo import protocol
-from fedsync.silo.owner.bundle import APP
+from fedsync.silo.owner.app_files import APP
 from fedsync.silo.protocol import IDENTITY, LOG, SOCKET, STATE, Identity
-from fedsync.silo.session.connection import call, receive, send
 from fedsync.silo.session.liveness import LivenessWatch, end
 from fedsync.silo.session.trainer_folder import fits, tenant
+from fedsync.silo.session.trainer_socket import call, receive, send
 
 _LOAD_S = 180.0
 """Limit of a message's wait for a loading trainer [s]; the trainer goes on loading."""

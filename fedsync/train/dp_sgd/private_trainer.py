@@ -29,6 +29,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.metrics.measurement import Measuring
 from fedsync.tasks.task_protocol import SiloSlot, Task
+from fedsync.train.divergence_search import DivergenceSearch
 from fedsync.train.dp_sgd import private_step
 from fedsync.train.dp_sgd.private_step import (
     PrivateRandom,
@@ -41,7 +42,6 @@ from fedsync.train.dp_sgd.private_step import (
 from fedsync.train.local_trainer import BeginPace, LoopResult
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions
-from fedsync.train.postmortem import Postmortem
 
 _MOST_VALUES = 2**25
 """Values of single gradients that are computed together; they take four bytes each."""
@@ -101,7 +101,7 @@ class PrivateTrainer(Trainer):
         self, order: WorkOrder, base: Vector, cursor: Cursor, correction: Vector | None, loss: float | None
     ) -> Diverged:
         """Describe an update that is not finite, without a repetition of its order."""
-        return Postmortem().error(order.learning_rate, loss)
+        return DivergenceSearch().error(order.learning_rate, loss)
 
     def _evaluate(self, split: Split) -> Evaluation:
         """Evaluate; unless scores are public and finite, without figures that a single row can make unusable."""

@@ -13,9 +13,9 @@ from fedsync.cipher.encoding import catch_up
 from fedsync.cipher.encoding.catch_up import CatchUp, Link, LinkKind, SignedSnapshot, Start
 from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import Purpose, seal_blob
-from fedsync.cipher.silo import reading, replica_state
+from fedsync.cipher.silo import catch_up_checks, replica_state
+from fedsync.cipher.silo.catch_up_checks import ReadLink
 from fedsync.cipher.silo.history import History
-from fedsync.cipher.silo.reading import ReadLink
 from fedsync.cipher.silo.replica_state import ReplicaState, Scales
 from fedsync.common.errors import ProtocolError, SpoiledSum
 from fedsync.core.orders import Evaluation
@@ -226,7 +226,7 @@ def test_a_silo_that_has_a_history_is_not_led_elsewhere_by_a_snapshot(federation
     silo._state = state_at(federation, 3)
     elsewhere = replace(sent, version=3, links=(Link(LinkKind.EMPTY),))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ProtocolError, match="did not come to version 3"):
-        patch.setattr(reading, "attesters", lambda silos: 1)
+        patch.setattr(catch_up_checks, "attesters", lambda silos: 1)
         silo.receive(replace(elsewhere, version=4, links=(*elsewhere.links, *elsewhere.links)).encode(), 4)
     with pytest.raises(ProtocolError, match="it leads to version 2, and this silo has been at 3"):
         silo.receive(replace(sent, version=2, links=()).encode(), 2)

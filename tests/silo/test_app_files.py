@@ -8,7 +8,7 @@ import pytest
 from fedsync.common.errors import OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
-from fedsync.silo.owner.bundle import APP, announced
+from fedsync.silo.owner.app_files import APP, announced
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session import trainer_client as client

@@ -15,8 +15,8 @@ from fedsync.cipher.encoding.catch_up import WINDOW, CatchUp, LinkEntry, LinkKin
 from fedsync.cipher.encoding.tally import Contribution, build
 from fedsync.cipher.keys.keyring import Ring
 from fedsync.cipher.keys.material import SiloKeys
+from fedsync.cipher.silo.catch_up_checks import CatchUpReader, ReadCatchUp, ReadEntry, ReadLink, alike_members
 from fedsync.cipher.silo.history import History, digest_of
-from fedsync.cipher.silo.reading import CatchUpReader, ReadCatchUp, ReadEntry, ReadLink, alike_members
 from fedsync.cipher.silo.replica_state import SEEN, ReplicaState, Scales
 from fedsync.cipher.silo.sealing import Serial, seal_pieces
 from fedsync.cipher.suites.suite import PAD, Member

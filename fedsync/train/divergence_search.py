@@ -34,8 +34,8 @@ class _Found(BaseException):
     """Signal that ends the repeated order; a `BaseException`, so that training code does not catch it."""
 
 
-class Postmortem:
-    """Checks of a repeated order; see the head of this file."""
+class DivergenceSearch:
+    """Search of one repeated order for the cause; see the head of this file."""
 
     def __init__(self) -> None:
         self._step, self._depth = 1, 0

@@ -1,4 +1,4 @@
-"""Reader of the server's catch-ups, in three steps, before any part is opened.
+"""Checks of the server's catch-ups, in three steps, before any part is opened.
 
 1. *Decode*: every sum and the calibration are cut out and have the right form.
 2. *Authenticate*: every sum is what its members sealed, by `Authenticator`.
