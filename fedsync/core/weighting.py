@@ -1,4 +1,4 @@
-"""Part of an update's weight that its silo knows, for aggregation where the server cannot see an update."""
+"""Weight of an update as far as its silo can compute it, for servers that cannot read updates."""
 
 from __future__ import annotations
 

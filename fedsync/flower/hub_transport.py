@@ -1,4 +1,4 @@
-"""Hub as a `Transport`: one Flower message per silo, the join, admits it, and the silo then connects to the hub.
+"""Transport over a hub: one Flower message, the join, invites each silo, which then connects to the hub.
 
 | node | until | then |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""History of a run at a silo: for each version a digest of everything that led to it, and the effect of its link.
+"""History of a run at a silo: for each version, digests of its link and of everything that led to it (H is SHA-256).
 
     R    of the run: its name, its specification as the server sent it, key epoch and group
     C_v  of the content of the link that led to version v; see `added_content` and `link_content`

@@ -6,9 +6,9 @@ A *snapshot* is a silo's state, sealed for silos that join, and signed by its au
     bytes of the state [8], `ReplicaState.whole`, zeros
 
 The server stores snapshots and cannot read them; a silo may lie in a snapshot. So the author signs what it sealed, and
-the server checks the signature, too. An error behind a valid signature is then the author's lie, and no forgery of the
-server's. The state's digest must be the newest D of its own history. A silo that begins with the state requires updates
-of other silos whose D builds on it: see `fedsync.cipher.silo.catch_up_checks`. Zeros make all snapshots of a run
+the server checks the signature, too. So wrong content behind a valid signature counts as the author's lie, not as the
+server's forgery. The state's digest must be the newest D of its own history. A silo that begins with the state requires
+updates of other silos whose D includes it: see `fedsync.cipher.silo.catch_up_checks`. Zeros make all snapshots of a run
 equally long: the number of digits of exponents and losses would disclose something to the server.
 """
 

@@ -1,4 +1,4 @@
-"""Batch sizes by forecast: in proportion to speed, or with the least time of the slowest silo for any curves."""
+"""Batch sizes by forecast: in proportion to speed, or so that the slowest silo is fastest, for any speed curves."""
 
 from __future__ import annotations
 
