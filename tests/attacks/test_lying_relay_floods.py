@@ -15,6 +15,7 @@ from tests.attacks.test_lying_relay_messages import Server, _run
 from tests.server.test_region_clients import NAMES
 
 
+@pytest.mark.slow
 def test_silos_that_come_back_with_each_reply_fill_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each return was two entries: 25 kB a second and silo."""
     monkeypatch.setattr(region_clients, "_RETURNS_S", 6.0)

@@ -108,6 +108,7 @@ IMPORTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_else_imports_by_a_name() -> None:
     found = set()
     for path in FILES:

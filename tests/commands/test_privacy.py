@@ -93,6 +93,7 @@ def test_a_silo_whose_budget_has_no_room_at_the_start_is_refused_and_the_run_goe
     assert re.search(r"accuracy 0\.\d+ \(with noise\)", told)
 
 
+@pytest.mark.slow
 def test_a_run_without_enough_silos_whose_budgets_have_room_names_those_that_have_none(
     silos: Path, tmp_path: Path
 ) -> None:

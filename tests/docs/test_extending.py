@@ -121,6 +121,7 @@ print(*run_virtual(config, cluster, Path("run"))["notes"])
 """
 
 
+@pytest.mark.slow
 def test_the_aggregation_leaves_out_the_longest_updates(tmp_path: Path) -> None:
     """Of three silos one is longer than the median in each round."""
     blocks = re.findall(r"```python title=\"([^\"]+)\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

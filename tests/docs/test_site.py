@@ -48,6 +48,7 @@ def test_every_page_is_there(site: Path) -> None:
         assert (site / page).is_file(), page
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere_and_every_picture_has_words(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 10

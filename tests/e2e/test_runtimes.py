@@ -24,6 +24,7 @@ CONTRACT = {
 SILO_CONTRACT = {"name", "orders", "steps", "samples", "compute_s", "overhead_s", "wait_s", "batch_size"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [SMALL, pytest.param(UNEVEN, marks=pytest.mark.full)])
 def test_all_runtimes_end_with_the_same_bits(task: str, tmp_path: Path) -> None:
     """With declared speeds; that FedAvg does, too, is below.

@@ -55,6 +55,7 @@ def test_a_function_does_the_same(tmp_path: Path) -> None:
     assert rates(tmp_path) == {0: (0.4, '{"n": 1}'), 1: (0.2, '{"n": 2}')}
 
 
+@pytest.mark.slow
 def test_a_clientapp_finds_it_in_its_configuration(tmp_path: Path) -> None:
     tells = ('"num-examples": len(trainloader.dataset)})', '"num-examples": 9, "told": msg.content["config"]["mix"]})')
     config = strategy_of(stock_app(tmp_path, [*CHANGES, tells]), *FIXED, "stop.rounds=2")

@@ -37,6 +37,7 @@ def views_of(draw: st.DataObject) -> dict[str, SiloView]:
     }
 
 
+@pytest.mark.slow
 @of_section("balancer")
 @settings(max_examples=60)
 @given(data=st.data())

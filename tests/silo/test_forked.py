@@ -90,6 +90,7 @@ def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
     assert same < 0.1, "they share what is drawn by chance: a 256th of the bytes, and a short head"
 
 
+@pytest.mark.slow
 def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_without_it(
     root: Path, nursery: subprocess.Popen[bytes]
 ) -> None:

@@ -325,6 +325,7 @@ def damaged(file: Path) -> None:
     copy.write_bytes(copy.read_bytes()[:-3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "out", "error", "message"),
     [
