@@ -125,6 +125,17 @@ def test_penalties_of_a_linear_model_are_of_no_row_and_have_no_noise(penalties: 
     np.testing.assert_allclose(found.update, -((clipped(gradients[:3], 0.5) + noise) / 2 + penalty), 1e-5, 1e-6)
 
 
+def test_a_penalty_of_a_users_task_is_refused() -> None:
+    """It would get no noise, and nobody sees whether it depends on data."""
+
+    class Telling(TwoClasses):
+        def penalty(self, model: nn.Module) -> Tensor | None:
+            return model.get_parameter("0.weight").sum() * self.data(slot()).train[0][0].sum()
+
+    with pytest.raises(ConfigError, match=r"^task\.penalty: it.* may depend on data"):
+        trainer(Telling())
+
+
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
 @pytest.mark.parametrize("data", ["{kind: sparse}", "{kind: blobs, blobs: 3}"])
 def test_gradients_of_a_linear_model_s_rows_are_those_of_each_alone(loss: str, data: str) -> None:

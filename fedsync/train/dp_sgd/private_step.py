@@ -170,6 +170,13 @@ def check_options(options: LocalOptions) -> None:
             raise ConfigError(f"local.{name}", problem, f"Leave {name} out, or leave privacy out")
 
 
+def check_penalty(task: Task) -> None:
+    """Raise `ConfigError` for a penalty that is not FedSync's own: it may depend on data, and it gets no noise."""
+    if type(task).penalty is not Task.penalty and not type(task).__module__.startswith("fedsync."):
+        problem = "it would be added after the noise, and may depend on data"
+        raise ConfigError("task.penalty", problem, "Leave the method out; local.weight_decay also keeps weights small")
+
+
 def check_layers(model: nn.Module) -> None:
     """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, or whose rows have no gradients."""
     for error in (*ModuleValidator.validate(model, strict=False), *GradSampleModule.validate(model, strict=False)):

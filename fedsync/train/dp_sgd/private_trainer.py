@@ -55,6 +55,7 @@ class PrivateTrainer(Trainer):
 
     def __init__(self, task: Task, slot: SiloSlot, options: LocalOptions, run: PartPatterns = UNSAID) -> None:
         private_step.check_options(options)
+        private_step.check_penalty(task)
         super().__init__(task, slot, options, run)
         private_step.check_layers(self._model)
         with torch.random.fork_rng():
