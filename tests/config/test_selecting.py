@@ -97,3 +97,21 @@ def test_validate_asks_the_task_only_where_a_rule_goes_by_a_metric(tmp_path: Pat
                 validate(str(file))
         else:
             validate(str(file))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            "stop.patience={metric: brier, versions: 5, x: 1}",
+            r"stop\.patience\.x: unknown key. Allowed: metric, versions",
+        ),
+        ("evaluation.cross_site.local={round: 3}", r"cross_site\.local\.round: unknown key. Did you mean 'rounds'"),
+        ("stop.patience=some", r"stop\.patience: 'some' is not allowed. Write a whole number"),
+        ("evaluation.cross_site.local=7", r"cross_site\.local: 7 is not allowed. Write true or false"),
+    ],
+)
+def test_a_mistake_in_a_key_of_two_forms_is_named(given: str, told: str) -> None:
+    """A section or a plain value: an unknown key of the section was a KeyError without a place."""
+    with pytest.raises(ConfigError, match=told):
+        StrategyConfig.load("fedavg", [given])

@@ -12,7 +12,7 @@ from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox.named_code import function_of
 from fedsync.config.cipher import CipherConfig, PlainConfig, sealed_metrics
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import EITHER, SECTION, VALUE, Section
 from fedsync.core.stopping import StopRules, Target
 from fedsync.evaluation.local_baselines import CrossSite
 from fedsync.evaluation.metrics.metric_types import AnyMetric, statistics_of
@@ -111,7 +111,7 @@ class AloneConfig(Section):
 class CrossSiteConfig(Section):
     """Training of each silo alone after the run, to compare its model with the run's models. See docs/cross-site.md."""
 
-    local: bool | AloneConfig = True
+    local: Annotated[Annotated[bool, VALUE] | Annotated[AloneConfig, SECTION], EITHER] = True
     """Whether each silo trains alone from the run's first model, with as many samples as it processed in the run.
     ``{rounds: 40}`` sets the number of orders instead."""
 
@@ -211,7 +211,7 @@ class StopConfig(Section):
     target: TargetConfig | None = None
     """Target value of any metric, as in ``{metric: auroc, at_least: 0.85}``."""
 
-    patience: PositiveInt | PatienceConfig | None = None
+    patience: Annotated[Annotated[PositiveInt, VALUE] | Annotated[PatienceConfig, SECTION], EITHER] | None = None
     """Consecutive evaluated versions without a better accuracy, after which the run ends. For another metric, write
     ``{metric: auroc, versions: 5}``."""
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsync.common.field_docs import meaning, meanings
@@ -63,3 +71,9 @@ class SparingSection(Section):
             if getattr(self, name) is None:
                 plain.pop(name, None)
         return plain
+
+
+SECTION, VALUE = Tag("~section"), Tag("~value")
+"""Marks of the two forms of a key that is a section or a plain value; the union of both is marked by `EITHER`."""
+
+EITHER = Discriminator(lambda given: "~section" if isinstance(given, Mapping | Section) else "~value")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from fedsync.common.errors import ConfigError
-from fedsync.config.sections.section import Section
+from fedsync.config.sections.section import EITHER, SECTION, VALUE, Section
 from fedsync.config.tasks.task_kinds import ColumnStatisticsConfig, CsvConfig
 from fedsync.config.tasks.task_trainers import OwnLoopSection
 from fedsync.model.tensor_parts import UNSAID, PartPatterns
@@ -39,7 +39,10 @@ class GridConfig(Section):
 class SurvivalConfig(Section):
     """Kaplan-Meier curves, log-rank test and Cox regression over the rows of all silos, test rows included."""
 
-    grid: GridConfig | Annotated[list[Positive], Field(min_length=1)]
+    grid: Annotated[
+        Annotated[GridConfig, SECTION] | Annotated[list[Positive], Field(min_length=1), VALUE],
+        EITHER,
+    ]
     """Public times, as in ``{every: 30, until: 1000}``, or a list. Times are rounded up to the grid; a person who is
     followed beyond the grid is censored at its end. A silo's owner limits their number (``limits.times``)."""
 
