@@ -17,6 +17,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit, Dispatch, Evaluate
 from fedsync.core.orders import Evaluation, Split, Subject, WorkOrder
 from fedsync.observe.replay import replay
+from fedsync.silo.session.own_models import OwnOrders
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.digits import DigitsTask
@@ -128,14 +129,14 @@ def asked_of(folder: Path) -> list[Subject]:
 @pytest.mark.slow
 def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    real = SiloSession._first
+    real = OwnOrders._first
 
-    def noted(self: SiloSession, order: WorkOrder, received: Any) -> Any:
+    def noted(self: OwnOrders, order: WorkOrder, received: Any) -> Any:
         model = real(self, order, received)
         begun.append((order.subject, model.copy(), self.replica.best_model))
         return model
 
-    monkeypatch.setattr(SiloSession, "_first", noted)
+    monkeypatch.setattr(OwnOrders, "_first", noted)
     run(tmp_path, "{kind: pad}")
     tuned = [(model, best) for subject, model, best in begun if subject is Subject.TUNED]
     assert len(tuned) == len(NAMES) and all(np.array_equal(*pair) for pair in tuned)
