@@ -133,7 +133,7 @@ def test_the_model_that_silos_tune_is_the_best_that_they_keep(tmp_path: Path, mo
 
     def noted(self: OwnOrders, order: WorkOrder, received: Any) -> Any:
         model = real(self, order, received)
-        begun.append((order.subject, model.copy(), self.replica.best_model))
+        begun.append((order.subject, model.copy(), self._session.replica.best_model))
         return model
 
     monkeypatch.setattr(OwnOrders, "_first", noted)
