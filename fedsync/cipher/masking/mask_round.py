@@ -16,7 +16,7 @@ Questions of the server and answers of silos are `fedsync.cipher.masking.frames`
 
 At most one list has t signatures, so the two kinds of mask are never both removed from one update.
 
-Masks are bound to the *context*: the run's R, and every field of the order, except
+Masks depend on the *context*: the run's digest R (`silo.history`), and every field of the order, except
 
 | field | reason why it is not bound |
 |---|---|

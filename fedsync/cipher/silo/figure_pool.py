@@ -1,4 +1,4 @@
-"""Data that a silo discloses besides its update under sealed metrics, and pools of figures that silos publish together.
+"""Pools of encrypted metrics that silos publish together, and a list of all data that a silo discloses.
 
 | data | disclosed to the server | reason |
 |---|---|---|

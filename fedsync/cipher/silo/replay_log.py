@@ -1,8 +1,8 @@
-"""Logs beside the silo's keys against replays: digests D of each run's newest versions, and models already evaluated.
+"""Replay protection of a silo: logs of each run's newest versions and of the models already evaluated.
 
-A silo follows one chain of a run. Its memory of the chain is in the trainer's folder, which may be cleared, and a
-server can ask for several. The logged D prevent a second chain. They are on disk before the model of their version is
-used.
+A silo follows one chain of versions in a run. Its state is in the trainer's folder, which may be cleared, and a server
+could then start a second chain. The digests D (`history`) in the log, beside the keys, prevent this. A digest is on
+disk before the model of its version is used.
 
 A run gets another name when its server lost a checkpoint. It may then continue from a version older than the newest
 that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
