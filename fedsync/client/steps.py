@@ -1,4 +1,4 @@
-"""Batches of one order for a Flower ClientApp's loop (`steps`), and pauses of its clock (`untimed`)."""
+"""Batches of one order for a ClientApp's training loop (`steps`), and code that is not timed (`untimed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands to find the update that spoiled a version, with the owners' consent.
+"""Commands that find the silo whose update corrupted an encrypted model version, with the owners' consent.
 
 ``fedsync keys consent``, ``fedsync keys trace`` and ``fedsync server disclose``.
 """
