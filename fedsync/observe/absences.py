@@ -1,4 +1,4 @@
-"""Reasons for the time in which a silo had no order, from the journal.
+"""Reasons why a silo was idle or absent (times without an order), from the journal.
 
 If several reasons hold at the same time, the first counts:
 

@@ -1,4 +1,4 @@
-"""Silos missing from a run's result, with time and reason; the source for tables, notes, reports and pages.
+"""List of the silos that are missing from a run's result, with time and reason, for tables, notes, reports and pages.
 
 All facts come from the journal. If several reasons hold at the same time, the first counts:
 

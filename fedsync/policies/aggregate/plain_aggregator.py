@@ -1,4 +1,4 @@
-"""Store of the model and of the updates that wait for a commit, in the clear."""
+"""Server's aggregator without encryption: the model, and the updates that wait for a commit."""
 
 from __future__ import annotations
 
