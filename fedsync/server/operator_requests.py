@@ -1,4 +1,4 @@
-"""Requests to a run from outside: of the operator, as files in the run's folder, and of the search for suspects.
+"""Requests to a running server process, as files in the run's folder, by the operator or the search for bad silos.
 
 Only the server's user can enter the folder (0700). Its files:
 

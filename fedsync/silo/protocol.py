@@ -16,7 +16,7 @@ reads the reply. Flower's client app passes both on undecoded. A new question ne
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
 | any | | `Refused` | |
 
-`Refused` is all that a server learns of any failure: one code of a closed list. See `fedsync.silo.owner.refusals`.
+A server learns of a failure only by `Refused`: one code of a closed list. See `fedsync.silo.owner.refusals`.
 
 On the socket a request travels inside a `Forward`, so that a server's message cannot end a trainer or probe it.
 """

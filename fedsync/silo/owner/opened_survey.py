@@ -1,4 +1,4 @@
-"""Survey before an encrypted run: its sealed sums, opened at a silo."""
+"""Decryption of a survey's sums at a silo. The survey is the run of joint statistics before an encrypted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factories of a silo's copy of the model, which receives and sends; see `fedsync.model.transfer.Replica`."""
+"""Factories of `Replica`: a silo's copy of the model, which decodes messages and encodes updates."""
 
 from __future__ import annotations
 
