@@ -1,4 +1,4 @@
-"""Base of all local trainers: a work order comes in, an update and a report come out."""
+"""Base class of all local trainers: it takes a work order, and returns a model update and a report."""
 
 from __future__ import annotations
 
