@@ -1,4 +1,4 @@
-"""Privacy loss of a sequence of releases, by the library dp-accounting.
+"""Accounting of the privacy loss (epsilon, delta) of a sequence of noisy releases, by the library dp-accounting.
 
 The privacy loss distributions (PLD) of all releases are composed, which is exact up to the library's grid (1e-4,
 rounded up). The bound by Renyi differential privacy (RDP) takes a hundredth of the time. It is an upper bound too, so

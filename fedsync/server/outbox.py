@@ -1,4 +1,4 @@
-"""Requests to silos that are posted or wait for their replies.
+"""Outbox of the server: requests to silos that are posted or wait for replies, with retries and timeouts.
 
 | message | until | then |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Text of a run: the specification and settings that the server sends. Two digests identify the run:
+"""Text of a run: the specification and settings that the server sends. Two digests identify it:
 
 | name | of | used by |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""One silo's part in one masked sum (seeds, commitments, signature and reveals), and the messages that remove masks.
+"""Secure-aggregation state of one silo for one masked sum, and the messages that remove the masks.
 
     sign       context, survivors: by name the stub of the annex of the update that is in the sum
     reveal     context, signatures of that list by name, annexes of those survivors that are lost by name

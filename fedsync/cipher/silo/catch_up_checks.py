@@ -1,4 +1,4 @@
-"""Checks of the server's catch-ups, in three steps, before any part is opened.
+"""Checks at a silo of the server's catch-up messages (model changes), in three steps, before decryption.
 
 1. *Decode*: every sum and the calibration are cut out and have the right form.
 2. *Authenticate*: every sum is what its members sealed, by `Authenticator`.

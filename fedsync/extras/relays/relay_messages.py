@@ -1,4 +1,4 @@
-"""Protocol between server and relay; see `docs/internals/relays.md`.
+"""Protocol between a server and a relay (the aggregator of a group of silos); see `docs/internals/relays.md`.
 
 A `RegionRequest` carries numbered questions for silos, and bytes beside them: the *pieces*, concatenated. The relay
 holds requests, and answers the oldest with all results that are ready, as a `RegionReply`. The results may belong to

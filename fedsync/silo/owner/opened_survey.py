@@ -1,4 +1,4 @@
-"""Decryption of a survey's sums at a silo. The survey is the run of joint statistics before an encrypted run."""
+"""Decryption at a silo of a survey's sums (joint statistics of all silos, computed before the run)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resident trainer: one process a silo that keeps model, data and device ready between messages.
+"""Resident trainer: one process per silo that keeps model, data and device ready between messages.
 
 The trainer listens on a Unix socket in its own folder, which only its owner can enter and which it locks. It listens
 before it loads anything, so that clients learn that it is loading, and since when.
