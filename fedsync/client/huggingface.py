@@ -1,4 +1,4 @@
-"""Adapter that runs an order's local steps in Hugging Face's `Trainer`; needs ``transformers`` and ``accelerate``."""
+"""Adapter for local training with Hugging Face's `Trainer`; needs ``transformers`` and ``accelerate``."""
 
 from __future__ import annotations
 

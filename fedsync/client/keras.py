@@ -1,4 +1,4 @@
-"""Adapter that runs an order's local steps in Keras' `Model.fit`; needs ``keras`` with ``KERAS_BACKEND=torch``."""
+"""Adapter for local training with Keras' `Model.fit`; needs ``keras`` with PyTorch (``KERAS_BACKEND=torch``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter that runs an order's local steps in Lightning's `Trainer`; needs ``lightning``."""
+"""Adapter for local training with Lightning's `Trainer`; needs ``lightning``."""
 
 from __future__ import annotations
 

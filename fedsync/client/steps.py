@@ -1,4 +1,4 @@
-"""Batches of one order for a ClientApp's training loop (`steps`), and code that is not timed (`untimed`)."""
+"""Batches of one training request for a ClientApp's loop (`steps`), and blocks that are not timed (`untimed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order queues of simulated machines. A machine trains one order at a time, first come, first served.
+"""Queues of orders (training requests) at simulated machines: one order at a time, first come, first served.
 
 A queued order begins when the training of the previous order ends. Overhead and upload of the previous order overlap
 with this training, and cost the queued order no time.

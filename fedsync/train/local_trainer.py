@@ -1,4 +1,4 @@
-"""Base class of all local trainers: it takes a work order, and returns a model update and a report."""
+"""Base class of local trainers: carries out an order (a training request), and returns update and report."""
 
 from __future__ import annotations
 

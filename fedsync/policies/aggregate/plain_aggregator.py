@@ -1,4 +1,4 @@
-"""Server's aggregator without encryption: the model, and the updates that wait for a commit."""
+"""Server's aggregator without encryption: the model, and updates that wait for a commit (a new model version)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of updates in a commit, discounts of stale updates, and the base classes of all aggregations.
+"""Weights of updates in a commit (new version), discounts of stale updates, and base classes of aggregations.
 
 Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
 algorithms are compositions:

@@ -1,8 +1,8 @@
 """Approval of runs by a silo's owner: pending runs, decisions, and the check of every message.
 
-With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. The
-owner approves the bytes of the specification, which their SHA-256 identifies everywhere. So a changed specification
-under the same name, or the same specification for another run, is another digest and waits again.
+With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. An
+approval belongs to a digest: the SHA-256 of the run's text (specification and settings). So a changed specification, or
+the same specification for another run, has another digest and waits again.
 
 | state of the digest | answer to a message of the run | next state |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Queue of a trainer's orders: one running, at most one queued behind it, and finished orders with their results.
+"""Queue of a trainer's orders (training requests): one running, at most one queued, and finished orders with results.
 
 An order names the order that it is queued behind (`WorkOrder.behind`). So each order shows that the server expects two
 orders: this order and the order before it. The queue keeps these two, in any order of arrival. It ends all others,

@@ -1,4 +1,4 @@
-"""Results of orders on a silo's disk: the answer to the last order, with the start of the next one.
+"""Results of orders (training requests) on a silo's disk: the last answer, and where the next order starts.
 
 The answer and the next order's start position in the data are in one `VectorFile`. So after a crash the order is either
 done, and a repeated request gets the answer without a second training, or it never happened. The update is sent from

@@ -1,4 +1,4 @@
-"""Queued orders: each silo trains its next order while its last update is sent.
+"""Queued orders: each silo continues with its next training request (order) while its last update is sent.
 
 Without a queued order, a silo is idle from the end of its training until its update has travelled, all other updates
 are in and the next order has arrived. A queued order is already at the silo, so training continues at once.
