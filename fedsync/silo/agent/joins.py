@@ -3,7 +3,7 @@
 Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. Confined without keys or
 data, this process may do one thing: put a join into the agent's inbox.
 
-The sender of a join starts the agent if it does not run. The file is written first, so no join is lost.
+The sender of a join starts the agent if the agent does not run. The file is written first, so no join is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedCompass: work sized so that silos of unequal speed arrive in groups.
+"""FedCompass: numbers of local steps with which silos of unequal speed send their updates in groups.
 
 A *group* is a set of silos that should arrive together. It has an expected time and a later latest time. When it ends,
 at its latest time at the latest, the updates that have arrived are committed.
