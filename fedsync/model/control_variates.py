@@ -1,9 +1,9 @@
 """Control variates (SCAFFOLD): corrections of local steps by the difference between a silo's and the mean gradient.
 
 In SCAFFOLD silo i has a variate c_i, the mean gradient of its last update. All silos have c, the mean of all c_i. A
-local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets ``c_i+ = c_i - c
-+ (x - y_i) / (K eta)``. This module stores both as the model change of one local step, ``m = -eta c``. With update u_i
-= y_i - x:
+local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets
+``c_i+ = c_i - c + (x - y_i) / (K eta)``. This module stores both variates as the model change of one local step,
+``m = -eta c``. With update u_i = y_i - x:
 
 | where | formula | when |
 |---|---|---|

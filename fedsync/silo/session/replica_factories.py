@@ -1,4 +1,4 @@
-"""Factories of `Replica`: a silo's copy of the model, which decodes messages and encodes updates."""
+"""Factories of a silo's copy of the model (`fedsync.model.transfer.Replica`), which decodes and encodes messages."""
 
 from __future__ import annotations
 
