@@ -23,7 +23,7 @@ commit of S silos with total weight W, and T and T+, the total weight of all sil
 - That sum must be exact. So m_i+ counts only with its committed update, as it arrives after rounding, and all updates
   of a commit start from the newest version. An absent silo keeps its part of m.
 
-Without encryption, m travels with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
+Without encryption, m is sent with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
 first 8 bytes of SHA-256 of its name and the serial number of its last committed update, int64. The number tells a silo
 to which update its own variate belongs. All silos get the same bytes.
 

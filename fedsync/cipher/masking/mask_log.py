@@ -9,7 +9,7 @@ Seeds of masks are never on disk: other silos can reveal those of a restarted si
 | gone | the pair is gone with it: the silo announces another, and no mask repeats |
 | damaged | nothing is masked: the pair may differ from the announced pair |
 | an older copy | pair masks may repeat; own masks do not, and the other silos sign no second list |
-| not used for a week when another log is made | removed: whoever gets the keys later learns no mask |
+| not used for a week when another log is made | removed: somebody who gets the keys later learns no mask |
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the server knows as much of each member as of an update that arrives directly: i
 The server adds up the tags itself. The server cannot see whether the words are the members' sum. Silos can: they check
 the tag before they open anything.
 
-Values in the clear travel as a mean, see `fedsync.extras.relays.region_sums`. Numbers are little-endian.
+Unencrypted values are sent as a mean, see `fedsync.extras.relays.region_sums`. Numbers are little-endian.
 """
 
 from __future__ import annotations
