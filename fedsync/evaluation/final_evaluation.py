@@ -19,8 +19,8 @@ Halt happens once. The other steps are repeated for each question:
 | another silo's local model, test split | cross-site matrix | ``cross_site`` is off, or the owner shares no model |
 
 Without ``cross_site``, the test split is skipped if no silo holds out a validation split; in a sealed run, unless all
-silos do. In a sealed run, a question about silos' own models is asked only if all silos have one, since sealed answers
-are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). A sealed run skips other silos' models.
+silos do. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a sealed run
+asks a question about silos' own models only if all silos have one. A sealed run skips other silos' models.
 
 Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
 of the model, carries the scores of the last trained version. It is checked like any other version. A silo evaluates

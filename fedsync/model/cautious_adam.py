@@ -17,7 +17,7 @@ averages of norm layers are no weights: they move by the unscaled change.
 
 Silos get a look-ahead model. In each tensor it is ahead of the current model by momentum's part of the next two steps,
 ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. The look-ahead model moves by a step plus
-the difference of two leads. With orders queued at silos, an update returns one version late, and its noise adds up, so
+the difference of two leads. With orders queued at silos, an update returns one version late, and its noise adds up. So
 steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
 
 Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);

@@ -9,8 +9,8 @@ signed line, and never signs a log that does not continue from this line.
 by former keys are accepted if a chain of such entries leads back from the current key.
 
 The newest head is in the log's folder. An attacker who controls the machine also has the key, and can forge log and
-head. If the owner configures an external folder, the first head of each day and the last head of the silo's process
-are therefore written there, one file per day.
+head. So the owner can configure an external folder. It gets the first head of each day and the last head of the silo's
+process, one file per day.
 """
 
 from __future__ import annotations

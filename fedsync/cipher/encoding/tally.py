@@ -1,9 +1,9 @@
 """Header of an encrypted update: further numbers that are summed over silos and hidden from the server.
 
-Each silo enters a 1, its weight n_i, its weight times its progress |a_i|, and for each group of tensors a vote for the
-exponent (range) that its update needs. With encrypted metrics it also enters its training loss and the sums of its
-evaluation, statistics included. All silos decrypt the same sums, so they compute the same mean and the same next
-exponents, also after dropouts. The server learns neither.
+Each silo enters a 1, its weight n_i, and its weight times its progress |a_i|. For each group of tensors it enters a
+vote for the exponent (range) that its update needs. With encrypted metrics it also enters its training loss and the
+sums of its evaluation, statistics included. All silos decrypt the same sums, so they compute the same mean and the same
+next exponents, also after dropouts. The server learns neither.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign for each summand), so that every suite
 adds them exactly:

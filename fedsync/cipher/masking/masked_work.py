@@ -1,7 +1,7 @@
 """Limit on how much the local work of silos may differ within one masked sum.
 
 If one silo does two hundred steps and the others do one, the sum is almost that silo's update. So each update states
-its work in its annex, the list of survivors repeats it, and no silo signs a list in which one update has more than
+its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more than
 ``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
 
 | figure | bounds |

@@ -4,9 +4,9 @@ A *unit* is what a budget protects: a row, or all rows of a person.
 
 Gradients of single rows need suitable options and layers, and a loss that is a mean over independent rows.
 
-The server knows the seed of a run, so a real silo draws noise and units from a ChaCha20 stream per order, keyed by 32
-bytes of the operating system's generator. A simulation in virtual time may use the order's seed, because no result
-leaves the machine.
+The server knows the seed of a run. So a real silo draws noise and units from a ChaCha20 stream for each order, whose
+key is 32 bytes of the operating system's generator. A simulation in virtual time may use the order's seed, because no
+result leaves the machine.
 """
 
 from __future__ import annotations
