@@ -1,4 +1,4 @@
-"""Requests to a running server process, as files in the run's folder, by the operator or the search for bad silos.
+"""Operator's requests to a running server, as files in the run's folder, and the search for silos that spoil sums.
 
 Only the server's user can enter the folder (0700). Its files:
 
