@@ -1,4 +1,4 @@
-"""``python -m fedsync`` is ``fedsync``."""
+"""Entry point of ``python -m fedsync``, which is the command ``fedsync``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Encryption settings that silos and server agree on before sealing: values, bits, weights."""
+"""Encryption settings that silos and server agree on before the first update: values, bits, weights."""
 
 from __future__ import annotations
 

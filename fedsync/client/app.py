@@ -1,4 +1,4 @@
-"""`SiloApp`, the container of a silo's own training functions."""
+"""`SiloApp`, the container of a user's own functions that set up, train and evaluate at a silo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter of Hugging Face's `Trainer` to an order's loop; needs ``transformers`` and ``accelerate``."""
+"""Adapter for local training with Hugging Face's `Trainer`; needs ``transformers`` and ``accelerate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapter of Keras' `Model.fit` to an order's loop; needs ``keras`` with PyTorch (``KERAS_BACKEND=torch``)."""
+"""Adapter for local training with Keras' `Model.fit`; needs ``keras`` with PyTorch (``KERAS_BACKEND=torch``)."""
 
 from __future__ import annotations
 

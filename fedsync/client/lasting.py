@@ -1,9 +1,9 @@
-"""`DataLoader` whose workers persist between orders.
+"""`DataLoader` whose workers persist between orders (the server's requests for local training).
 
-A new loader per order would start its workers each time, and fetch nothing while the silo waits for its next order.
-This loader has an endless batch sampler that is fed order by order. If the last two orders had the same batch size, as
-under a settled balancer, workers start to fetch the samples that come next. Wrong prefetches are dropped, and pending
-requests for them are skipped.
+A new loader per order would restart its workers each time, and prefetch nothing while the silo waits for its next
+order. This loader has an endless batch sampler that gets its batches order by order. If the last two orders had the
+same batch size, as under a balancer that has converged, workers start to fetch the samples that come next. Wrong
+prefetches are dropped, and pending requests for them are skipped.
 """
 
 from __future__ import annotations

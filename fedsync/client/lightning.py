@@ -1,4 +1,4 @@
-"""Adapter of Lightning's `Trainer` to an order's loop; needs ``lightning``."""
+"""Adapter for local training with Lightning's `Trainer`; needs ``lightning``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of one order for a Flower ClientApp's loop (`steps`), and pauses of its clock (`untimed`)."""
+"""Batches of one training request for a ClientApp's loop (`steps`), and blocks that are not timed (`untimed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Order as seen by a silo's own training code: its settings and its batches."""
+"""Order (one request for local training) as a user's own training code sees it: settings and batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands other than ``run`` and ``compare``: one file each, light to import."""
+"""Commands other than ``run`` and ``compare``, one file each, without heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``fedsync code``: signatures of code reviewers, and their check."""
+"""Command ``fedsync code``: signature of training code by a reviewer, and the check of signatures."""
 
 from __future__ import annotations
 

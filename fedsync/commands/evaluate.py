@@ -1,4 +1,4 @@
-"""Command ``fedsync evaluate``: the quality of models on the test data of silos."""
+"""Command ``fedsync evaluate``: evaluation of models on the test data of silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``fedsync export``: the figures of a run's journal for other programs."""
+"""Command ``fedsync export``: a run's metrics, from its journal, for other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``fedsync new``: a small working project as a start."""
+"""Command ``fedsync new``: creation of a small working project."""
 
 from __future__ import annotations
 

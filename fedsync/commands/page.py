@@ -1,4 +1,4 @@
-"""Commands ``fedsync watch`` and ``fedsync page``: a running run as a table, and in a browser."""
+"""Commands ``fedsync watch`` and ``fedsync page``: live view of a run in the terminal, and in a browser."""
 
 from __future__ import annotations
 

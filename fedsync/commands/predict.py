@@ -1,4 +1,4 @@
-"""Command ``fedsync predict``: the forecast errors of each predictor on a recorded speed."""
+"""Command ``fedsync predict``: the errors of each speed predictor on a recorded series of speeds."""
 
 from __future__ import annotations
 

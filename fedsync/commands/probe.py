@@ -1,4 +1,4 @@
-"""Command ``fedsync probe``: the speed of this machine, as an entry for a silo file."""
+"""Command ``fedsync probe``: measurement of this machine's training speed, as an entry for a silo file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``fedsync silo``: start, service and model export of this machine's silo."""
+"""Command ``fedsync silo``: start, approval, audit and model export of this machine's silo, and more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands ``fedsync statistics`` and ``fedsync survival``: what all silos found out together about their rows."""
+"""Commands ``fedsync statistics`` and ``fedsync survival``: results pooled over the tables of all silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``fedsync steer``: changes to a running run."""
+"""Command ``fedsync steer``: pause, continuation and other changes of a running run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Commands to find the update that spoiled a version, with the owners' consent.
+"""Commands that find the silo whose update corrupted an encrypted model version, with the owners' consent.
 
-``fedsync keys consent``, ``fedsync keys trace`` and ``fedsync server disclose``.
+The commands are ``fedsync keys consent``, ``fedsync keys trace`` and ``fedsync server disclose``.
 """
 
 from __future__ import annotations

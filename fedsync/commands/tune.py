@@ -1,4 +1,4 @@
-"""Command ``fedsync tune``: a simulated twin of a federation, fitted to a journal, to rank strategies on."""
+"""Command ``fedsync tune``: ranking of strategies on a simulation that is fitted to a real run's journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing pauses between retries."""
+"""Exponential backoff: growing pauses between retries."""
 
 from __future__ import annotations
 

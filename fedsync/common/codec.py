@@ -5,7 +5,7 @@ list. In a union of dataclasses, the object carries its class name as ``type``. 
 so a new optional field does not change existing files. Floats survive bit by bit; NaN and the infinities, which JSON
 lacks, are written as text.
 
-Reading is strict, because peers write too: no unknown fields, no missing fields, no number where a text is expected. A
+Reading is strict, because peers are untrusted: no unknown fields, no missing fields, no number instead of a text. A
 peer's numbers are finite and below 2^64, and its texts are printable. Only input that this program wrote itself
 (``own``) may hold more: a journal holds the NaN of a rejected report, and error texts of several lines.
 """

@@ -1,4 +1,4 @@
-"""Temporary environment variables, and the variable with Flower's ids."""
+"""Temporary environment variables, and the variable that gives a trainer Flower's run id and node id."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Escaping of foreign text: file names, run names, silos' reasons, peers' errors.
+"""Escaping of untrusted text: file names, run names, silos' reasons, peers' errors.
 
-Foreign text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
+Untrusted text may hold terminal commands (ESC), line breaks that forge log lines, marks that reverse the reading
 direction, and markup. So it passes `shown` before it reaches a log or a terminal, and `escape` before it reaches a
 page. `logger` returns loggers that apply `shown` to every record. Consoles and printed lines come from
 `fedsync.observe.terminal`.

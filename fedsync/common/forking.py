@@ -1,4 +1,4 @@
-"""Client of a `fedsync.common.nursery`, for code that needs a program forked.
+"""Client of the fork server `fedsync.common.nursery`: starts a program as a fork of that server.
 
 A request is a connection to the nursery's socket. It carries a length and the descriptor for output, then JSON of that
 length. The nursery answers with lines: the process id after the fork, and the exit code after the end of the process. A

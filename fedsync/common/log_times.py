@@ -1,4 +1,4 @@
-"""Log lines with the time in UTC."""
+"""Logging with UTC times, to the terminal and to rotating files."""
 
 from __future__ import annotations
 

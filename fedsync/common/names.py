@@ -1,4 +1,4 @@
-"""Silo names, and suggestions for misspelt names."""
+"""Validation of silo names, and suggestions for misspelt names."""
 
 from __future__ import annotations
 

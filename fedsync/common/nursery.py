@@ -1,7 +1,7 @@
-"""Nursery: a process that imports shared libraries once and then forks other programs from itself.
+"""Nursery: a fork server, which imports libraries once and then forks other programs from itself.
 
-It serves machines on which one operator runs many silos. Forks share its unmodified memory, and imports are paid for
-once. A fork must be as good as a new process. So the nursery has a single thread at the fork. The fork gets its own:
+It serves machines on which one operator runs many silos. Forks share its unmodified memory and save its import time. A
+fork must behave like a new process. So the nursery has a single thread at the fork. The fork gets its own:
 
 | resource | source |
 |---|---|

@@ -1,4 +1,4 @@
-"""Standard output and standard error that may be closed, full, or without a reader.
+"""Error handling for a standard output or standard error that is closed, full, or without a reader.
 
 A command whose result is its output ends with an error when output is lost. A run continues: its results are files.
 """

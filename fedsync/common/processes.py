@@ -1,4 +1,4 @@
-"""End of processes with all their children, and of this process with its owner."""
+"""Termination of processes with all children, and of this process when its owner process ends."""
 
 from __future__ import annotations
 

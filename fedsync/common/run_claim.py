@@ -1,4 +1,4 @@
-"""Claim of a run's folder, in every runtime: one run at a time, and no loss of an earlier run.
+"""Exclusive claim of a run's folder: one run at a time, and no unintended loss of an earlier run.
 
 | the folder | `Existing.REFUSE` | `Existing.NUMBER` | `Existing.OVERWRITE` |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""Silo file: the machines that virtual time simulates and the local runtimes emulate."""
+"""Silo file: the machines that are simulated in virtual time, or emulated by processes on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that the sections of a strategy fit together, where each section alone is valid."""
+"""Checks that a strategy file's sections, each valid alone, are compatible with one another."""
 
 from __future__ import annotations
 

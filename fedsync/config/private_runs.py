@@ -1,4 +1,4 @@
-"""Checks of a strategy with differential privacy against its other sections."""
+"""Checks that a strategy's differential privacy is compatible with its other sections."""
 
 from __future__ import annotations
 

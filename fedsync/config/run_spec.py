@@ -1,4 +1,4 @@
-"""Specification of a run for silos. Every request to a silo carries it, so that any process there can serve the run."""
+"""Specification of a run for silos. Every request to a silo has it, so that any process of the silo can answer."""
 
 from __future__ import annotations
 

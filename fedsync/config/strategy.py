@@ -1,4 +1,4 @@
-"""Strategy file: all settings of a run except its silos."""
+"""Strategy file: all settings of a run except its silos, as a checked object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration of local training."""
+"""Configuration of local training: steps, batch size, optimizer and learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Actions of a driver: the coordinator's only output. A driver carries them out in order."""
+"""Actions: the coordinator's only output. A driver, the loop with clock and messages, carries them out in order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Availability windows of part-time silos: silos that are away, and silos with too little time left for another order.
+"""Availability windows of part-time silos: silos that are away, or have too little time left for more training.
 
-A silo reports its remaining time when it joins and with each update (`fedsync.core.orders.Presence`). This
-module converts the durations to times on the run's clock. A silo without a window is in no table and costs nothing.
+A silo reports its remaining time when it joins and with each update (`fedsync.core.orders.Presence`). This module
+converts the durations to times on the run's clock. Silos without a window are not tracked, and cost nothing.
 
 | a silo with a window | barriers | its order |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""The coordinator: it absorbs events and asks the policies for decisions. It decides and does not act.
+"""Coordinator of a run: gets events, asks the policies, and returns decisions. It decides and does not act.
 
 `Coordinator.handle` takes a batch of events and a time, and returns actions and a reason. It never sleeps, reads a
 clock, draws global randomness or touches an array: drivers do. So replaying a journal's events on a new coordinator

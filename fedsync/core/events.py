@@ -1,4 +1,4 @@
-"""Events: the coordinator's input. Drivers create events; the coordinator absorbs them in batches."""
+"""Events: the coordinator's input, such as joins, updates and failures. A driver (main loop) passes them in batches."""
 
 from __future__ import annotations
 

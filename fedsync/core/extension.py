@@ -1,8 +1,8 @@
-"""Extension hooks of the coordinator: the base class of optional features that take part in a run's decisions.
+"""Extension hooks of the coordinator (the server's decision maker): base class of optional features of its decisions.
 
 A feature that a plain run does not use is an `Extension`. The coordinator holds its run's extensions by name and calls
-their hooks in the order in which they were added. Its handling of orders names no extension. Extensions are as pure as
-the coordinator: their decisions depend on events and times only, so a run can be replayed.
+their hooks in the order in which they were added. The code for orders knows no single extension. Decisions of
+extensions depend only on events and times, as the coordinator's decisions do, so a run can be replayed.
 
 | when | hook | the extension can |
 |---|---|---|

@@ -1,6 +1,6 @@
-"""Journal of a run: every batch of events, with the resulting actions and the reason.
+"""Journal of a run: log of every batch of events, with the coordinator's actions and reason.
 
-A journal is JSON lines. The first line is a header with the format number and the data to build the coordinator again.
+A journal is JSON lines. The first line is a header with the format number and the data to rebuild the coordinator.
 Every other line is one `JournalEntry`, written by `fedsync.common.codec`. Replaying a journal gives the same actions.
 Two runs with the same events and actions have the same bytes.
 """

@@ -1,4 +1,4 @@
-"""Orders to silos and their reports: frozen values that cross processes and journals."""
+"""Orders (requests for local training) and silos' reports: frozen values, sent between processes and journaled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protocols of the policies that the coordinator calls. All are values plus pure functions."""
+"""Protocols (Python interfaces) of the policies that the coordinator calls. A policy is a value with pure functions."""
 
 from __future__ import annotations
 

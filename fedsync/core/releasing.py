@@ -1,4 +1,4 @@
-"""Begin and end of orders: a barrier's verdict as actions, and the cleanup of failed orders and lost silos."""
+"""Begin and end of orders: turns a barrier's verdict into actions, and cleans up after failures and lost silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of silo reports. A report is hostile input until it passes here."""
+"""Checks of silo reports. A report is untrusted until it passes."""
 
 from __future__ import annotations
 

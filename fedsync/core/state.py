@@ -1,4 +1,4 @@
-"""Parts of a coordinator: the policies that decide, and the state of a run with its names in a checkpoint."""
+"""Policies and state of a run's coordinator, with the names of the state's parts in a checkpoint."""
 
 from __future__ import annotations
 

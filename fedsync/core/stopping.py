@@ -1,4 +1,4 @@
-"""Stop rules of a run."""
+"""Stop rules of a run, such as a number of rounds or a target accuracy."""
 
 from __future__ import annotations
 

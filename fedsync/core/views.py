@@ -1,4 +1,4 @@
-"""Views that policies read, the roster of silos behind them, and the verdict that a barrier returns."""
+"""Read-only state of silos for policies, the list of silos behind it, and the verdict that a barrier returns."""
 
 from __future__ import annotations
 

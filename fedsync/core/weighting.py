@@ -1,4 +1,4 @@
-"""Weight of an update as far as its silo can compute it, for servers that cannot read updates."""
+"""Part of an update's weight that the silo itself computes, because the server cannot read encrypted updates."""
 
 from __future__ import annotations
 

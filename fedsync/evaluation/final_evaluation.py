@@ -1,4 +1,4 @@
-"""End of a run: silos answer the final questions, then the run stops.
+"""Final evaluation of a run: silos evaluate the finished models, then the run stops.
 
 | step | action | until |
 |---|---|---|
@@ -19,13 +19,13 @@ Halt happens once. The other steps are repeated for each question:
 | another silo's local model, test split | cross-site matrix | ``cross_site`` is off, or the owner shares no model |
 
 Without ``cross_site``, the test split is skipped if no silo holds out a validation split; in a sealed run, unless all
-silos do. In a sealed run, a question about silos' own models is asked only if all silos have one, since sealed answers
-are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). A sealed run skips other silos' models.
+silos do. Sealed answers are released for one fixed set of silos (`fedsync.cipher.silo.figure_pool`). So a sealed run
+asks a question about silos' own models only if all silos have one. A sealed run skips other silos' models.
 
-Sealed figures can only be added up within a version. So after training, one more version carries the scores of the last
-trained version. It is checked like any other version. A silo evaluates each model only once for the server, in its
-order on this model. So the run does not end while orders on the newest version are in work, since their updates carry
-its scores. Only a time limit ends it then, and the newest version has no score.
+Sealed (encrypted) figures can only be added up within a version. So after training, one more version, without a change
+of the model, carries the scores of the last trained version. It is checked like any other version. A silo evaluates
+each model only once for the server, with its order on this model. So the run does not end while orders on the newest
+version are in work. Only a time limit ends it then, and the newest version has no score.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training apart: models that silos train for themselves after the run, as a baseline for the run.
+"""Local baselines: models that each silo trains alone after the run, for comparison with the run's model.
 
 | subject | starts from | trained for |
 |---|---|---|

@@ -1,8 +1,8 @@
-"""Pooled figures as reported by silos, and the rule by which the server believes them.
+"""Majority vote on encrypted runs' metrics: the server believes a figure that enough silos report alike.
 
-Sealed figures cannot be added by the server: silos open the sums and report them. Honest silos open the same sums and
-report the same figures. The server believes a figure once more than half of the present silos report it, and at least
-two. One lying silo changes nothing; if two silos are left and one lies, nothing is believed.
+The server cannot read the sums of encrypted metrics: silos decrypt the sums and report them. Honest silos report the
+same figures. The server believes a figure once more than half of the present silos report it, and at least two. One
+lying silo changes nothing; if two silos are left and one lies, nothing is believed.
 
 | claims about a version | next |
 |---|---|

@@ -1,4 +1,4 @@
-"""Scores of model versions, pooled from the silos' evaluations during training, and choice of the best version."""
+"""Scores of model versions, pooled over silos' evaluations during training, and the choice of the best version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published ZipLine searches and the searches that the paper compares them with; all are slower than `sweep`.
+"""Published ZipLine searches for the end of a superstep, and the paper's baselines; all are slower than `sweep`.
 
 Observed behaviour (silos count from 0, steps from 1; `fedsync.policies.barrier.kinds.elastic` has the three rules):
 

@@ -1,7 +1,7 @@
-"""Flower ClientApp: passes the join of a run to the silo's agent, and confirms it.
+"""Flower ClientApp of a silo: passes a run's invitation (*join*) to the silo's agent process, and confirms it.
 
-Without a hub, as in Flower's simulation engine, the app answers questions itself. It imports little, because Flower
-starts a process for every message. It raises no exceptions to Flower, which would send the error's text to the server.
+Without a hub, as in Flower's simulation engine, the app answers requests itself. It imports little, because Flower
+starts a process for every message. It raises no exceptions, because Flower would send their text to the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Version 0 of the model, and its layout: built by the task, or by a silo if the server lacks the data or the code."""
+"""Initial model (version 0) and its layout: built by the task, or by a silo if the server lacks the data or code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Flower messages between server and silos; only this module builds and parses them.
 
-A message is a text, with bytes beside it if arrays travel. A message to a silo also has the run's specification, by
-which the silo finds its trainer. `fedsync.silo.protocol` defines the texts, `fedsync.flower.payloads` the bytes.
-All data of a peer is checked against size limits before it is parsed.
+A message is a text, with bytes beside it if arrays are sent. A message to a silo also has the run's specification, by
+which the silo finds its trainer. `fedsync.silo.protocol` defines the texts, `fedsync.flower.payloads` the bytes. All
+data of a peer is checked against size limits before it is parsed.
 """
 
 from __future__ import annotations

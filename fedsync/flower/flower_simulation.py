@@ -1,4 +1,4 @@
-"""Runs in Flower's own simulation engine, in this process."""
+"""Runner of FedSync in Flower's own simulation engine, in this process."""
 
 from __future__ import annotations
 

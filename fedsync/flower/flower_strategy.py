@@ -1,4 +1,4 @@
-"""FedSync as a Flower strategy."""
+"""`FedSync`, the Flower strategy that runs a strategy file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transport over a hub: one Flower message, the join, invites each silo, which then connects to the hub.
+"""Transport over the hub (the server's own HTTPS port): one Flower message (*join*) invites a silo to connect to it.
 
 | node | until | then |
 |---|---|---|
@@ -6,7 +6,7 @@
 | invited | its session begins | present |
 | invited | it answers that it does not join | present, with this answer to each question; invited again later |
 | present | its session is lost (`fedsync.transport.hub.sessions`) | gone; invited while it is online |
-| any | its name is struck off | gone, and not invited |
+| any | its name is removed | gone, and not invited |
 
 So Flower's node authentication identifies a silo once. A SuperNode that ends interrupts no order.
 """

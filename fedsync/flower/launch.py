@@ -2,7 +2,7 @@
 
 Usage: ``python -m fedsync.flower.launch superlink|supernode|superexec [--room HOME INBOX] [options of the program]``
 
-With ``--room``, a SuperExec and all ClientApps that it starts run in the room of `fedsync.silo.agent.joins`.
+With ``--room``, a SuperExec and all ClientApps that it starts are confined as in `fedsync.silo.agent.joins`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Steps of Flower's loop that FedSync's own loop never calls; overriding or calling them is refused with a remedy.
+"""Guard for Flower strategy methods that FedSync's own loop never calls: a call or an override is an error.
 
-In FedSync there is no moment at which all messages of a round are made, or all replies have arrived.
+FedSync has no moment at which all messages of a round are made, or all replies have arrived. Errors name a remedy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Models and updates as Flower payloads; data of a peer is checked before it is parsed.
 
-Flower turns a message into a tree of objects, and every object into two requests. So a small payload travels in the
-record that has the message's texts. A large payload travels as one flat array, whose bytes Flower sends once for all
-silos.
+Flower turns a message into a tree of objects, and every object into two requests. So a small payload is in the record
+with the message's texts. A large payload is one flat array, whose bytes Flower sends once for all silos.
 """
 
 from __future__ import annotations

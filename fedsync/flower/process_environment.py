@@ -1,4 +1,4 @@
-"""Environment variables of Flower's processes; they must be set before flwr is imported."""
+"""Environment variables of Flower's processes, which must be set before flwr is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Result of a run, in Flower's terms, and the driver's extensions that fill it and keep the best model."""
+"""Flower result of a run, and the extensions of the server's main loop that fill it and save the best model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shipped strategies by name: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with other numbers.
+"""Constructors of shipped strategies: ``FedSync.lb_bsp(num_rounds=40)`` is ``strategies/lb-bsp.yaml`` with 40 rounds.
 
 Each method names a file and the file's own settings. All other settings are in the files.
 """

@@ -1,4 +1,4 @@
-"""Metrics of single silos for the user's own functions, as in Flower's strategies."""
+"""Aggregation of silos' metrics by the user's own functions, as in Flower's strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates of a federation: its own authority, the server's certificate for TLS, and its proof to a silo.
+"""TLS certificates of a federation: its own certificate authority, the server's certificate, and its check by silos.
 
 Every silo gets the authority's certificate and trusts nothing else. The authority's key signs and stays offline.
 Keys are ECDSA on P-256.

@@ -1,4 +1,4 @@
-"""Node key of a silo: its proof to the server that it is the node registered under its name.
+"""Node key of a silo: the key pair that proves to the server under which name the silo is registered.
 
 Flower requires a key on a NIST curve in OpenSSH's format. The server's operator registers the public key with
 ``flwr supernode register``; the SuperNode signs its requests with the private key.

@@ -1,8 +1,8 @@
 """Compressed model downloads: differences in fewer than 32 bits, from which all silos build the same model.
 
-The *public* model is the model that silos have. Version 0 is the run's first model. Version n adds to version n - 1 the
+The *public* model is the model at the silos. Version 0 is the run's first model. Version n adds to version n - 1 the
 encoded difference between the server's exact model n and the public model n - 1. So server and silos agree on every
-bit, and the loss of one difference is part of the next.
+bit, and the rounding error of one difference is part of the next difference.
 
 | a silo that holds | is sent | bytes a value |
 |---|---|---|

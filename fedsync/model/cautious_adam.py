@@ -11,14 +11,14 @@ The rate says how far all layers together may move in one commit, relative to th
 | tensor of one dimension | a bias or a norm; takes the inputs of the last preceding tensor with more dimensions |
 | embedding, parallel branches | counted as dense, consecutive layers: a transformer needs a higher rate |
 
-A value moves only if momentum and the newest change have the same sign. The share of the other values is distributed
-over the moving values. If a change opposes momentum and is smaller, most of that momentum is forgotten: the value went
-too far. Running averages of norm layers are no weights: they move by the unscaled change.
+A value moves only if momentum and the newest change have the same sign. The steps are divided by the share of moving
+values. If a change opposes momentum and is smaller, most of that momentum is forgotten: the value went too far. Running
+averages of norm layers are no weights: they move by the unscaled change.
 
-The model of one layer that is sent to silos is ahead of the current point, by what momentum alone contributes to the
-next two steps, ``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. The sent model moves by a
-step plus the difference of two leads. With orders queued at silos, an update returns one version late, and its noise
-adds up, so steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
+Silos get a look-ahead model. In each tensor it is ahead of the current model by momentum's part of the next two steps,
+``lead = 2 rate scale beta_1 m / (sqrt(v) + tau)``, with Adam's correction. The look-ahead model moves by a step plus
+the difference of two leads. With orders queued at silos, an update returns one version late, and its noise adds up. So
+steps shrink by the root of the number of versions they span, ``1 / sqrt(1 + s)``.
 
 Sources: rate by inputs and depth: Bernstein et al. 2020 (arXiv:2002.03432) and Large et al. 2024 (arXiv:2405.14813);
 caution: Liang et al. 2024 (arXiv:2411.16085), algorithm 1; Adam: Kingma and Ba 2015 (arXiv:1412.6980); at the server:

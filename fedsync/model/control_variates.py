@@ -1,9 +1,9 @@
 """Control variates (SCAFFOLD): corrections of local steps by the difference between a silo's and the mean gradient.
 
-SCAFFOLD gives silo i a variate c_i, its mean gradient in its last update, and all silos c, the mean of these. A local
-step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets ``c_i+ = c_i - c + (x -
-y_i) / (K eta)``. This module stores both as the model change of one local step, ``m = -eta c``. With update u_i = y_i -
-x:
+In SCAFFOLD silo i has a variate c_i, the mean gradient of its last update. All silos have c, the mean of all c_i. A
+local step goes along ``gradient - c_i + c``. After K steps from x to y_i, option II of the paper sets
+``c_i+ = c_i - c + (x - y_i) / (K eta)``. This module stores both variates as the model change of one local step,
+``m = -eta c``. With update u_i = y_i - x:
 
 | where | formula | when |
 |---|---|---|
@@ -23,9 +23,9 @@ commit of S silos with total weight W, and T and T+, the total weight of all sil
 - That sum must be exact. So m_i+ counts only with its committed update, as it arrives after rounding, and all updates
   of a commit start from the newest version. An absent silo keeps its part of m.
 
-Without encryption, m travels with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
-first 8 bytes of SHA-256 of its name and the serial number of its last committed update, int64. From the number a silo
-knows which update its own variate follows. All silos are sent the same bytes.
+Without encryption, m is sent with the model (`ControlledModel`): the model and m, float32, then 16 bytes a silo, the
+first 8 bytes of SHA-256 of its name and the serial number of its last committed update, int64. The number tells a silo
+to which update its own variate belongs. All silos get the same bytes.
 
 Source: Karimireddy et al. 2020, arXiv:1910.06378, algorithm 1, option II.
 """

@@ -1,4 +1,4 @@
-"""Conversion of a model to one flat float32 vector, and back."""
+"""Conversion of a model's named tensors to one flat float32 vector, and back."""
 
 from __future__ import annotations
 

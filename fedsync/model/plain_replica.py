@@ -1,9 +1,9 @@
-"""Silo side of a run without encryption.
+"""Silo's copy of the model in an unencrypted run, with error feedback for compressed updates.
 
-A compressed format loses a part of each update. The silo stores this residual (the *owed* vector) and adds it to
-its next update (error feedback). So the sum of the sent updates equals the sum of the true updates minus the current
+A compressed format loses a part of each update. The silo stores this residual (the *owed* vector) and adds it to its
+next update (error feedback). So the sum of the sent updates equals the sum of the true updates minus the current
 residual. With `Int8` the residual is smaller than the worst-case loss of one update. With `TopK` it grows to about the
-sum of the values that wait to be sent.
+sum of the unsent values.
 
 - The residual belongs to finished orders and is saved with the last one (`fedsync.silo.session.order_results`). So a
   repeated order yields the same bytes, and a killed trainer repeats its order with the earlier residual.

@@ -1,4 +1,4 @@
-"""Wire formats without encryption: float32 vectors to payloads, and back in spans.
+"""Wire formats of unencrypted updates: float32 vectors to bytes, and back, span by span.
 
 | format | bytes a value | loss of an update, about |
 |---|---|---|
@@ -8,10 +8,10 @@
 | `Int8` | 1.01 | of each value half of 1/127 of the largest of the 512 values in its block |
 | `TopK` | (4 + bytes of the inner format) times the share | all other values |
 
-If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` round to the nearest, whose
-error is smaller than the error of stochastic rounding by the square root of two, and need no feedback. The steps of
-`Int8` do not shrink with the value. Values below a step would be lost in every update. So `Int8` rounds
-stochastically, and its loss is added to the next update (`fedsync.model.plain_replica`).
+If the loss is a share of each value, no value is lost for good. So `Bf16` and `Fp16` need no feedback. They round to
+nearest: the error is smaller than that of stochastic rounding by the square root of two. The steps of `Int8` do not
+shrink with the value. Values below a step would be lost in every update. So `Int8` rounds stochastically, and its loss
+is added to the next update (`fedsync.model.plain_replica`).
 
 NumPy has no bfloat16. It is the upper half of a float32, so rounding works on the integer words.
 """

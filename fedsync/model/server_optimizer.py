@@ -1,4 +1,4 @@
-"""Server optimizers: functions from a commit's sum of weighted updates to the model's step (momentum, Adam, ...).
+"""Server optimizers (momentum, Adam, ...): functions from the weighted sum of updates to the model's step.
 
 Without encryption the server computes the step. Under encryption each silo does, and all silos must compute identical
 bits. So a step uses elementwise float32 operations that IEEE 754 rounds in one way only. `pow` is not one of them, so

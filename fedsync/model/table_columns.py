@@ -1,8 +1,8 @@
 """Rules for the columns of a table: cell parsing, and the properties that must agree at all silos.
 
-A cell is text and holds a gap, a number or a word; `ColumnRule` decides, alike at all silos. If the rule leaves the
-kind of a column open, its cells decide in `infer`. A cell that only resembles a number is an error: as a word it would
-be hashed, as a number it would be guessed.
+A cell is text and holds a missing value, a number or a word; `ColumnRule` decides, alike at all silos. If the rule
+leaves a column's kind open, `infer` decides by the cells. A cell that only resembles a number is an error: as a word it
+would be hashed, as a number it would be guessed.
 
 No error of this module quotes a cell.
 """

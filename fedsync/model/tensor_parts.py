@@ -1,6 +1,6 @@
 """Division of a model's tensors into shared, private and frozen parts.
 
-| part | a tensor belongs to it if | travels | at the silo |
+| part | a tensor belongs to it if | is sent | at the silo |
 |---|---|---|---|
 | shared | it is trained or a buffer, or a `share` list names it | always | equals the last received model |
 | private | a `private` list names it | never | trained, and kept between orders |

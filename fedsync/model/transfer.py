@@ -1,9 +1,9 @@
-"""Transfer of payloads between silos and the place of aggregation: the `Aggregator` and `Replica` protocols.
+"""Protocols for model data: `Aggregator` at the server, and `Replica`, a silo's copy of the model.
 
-The deciding code never sees payloads; drivers move them. The server's `Aggregator` gives each silo the data it needs
-for the current model. The silo's `Replica` decodes them to a model, and encodes an update. Without encryption both
-are float32 vectors. Under encryption they are sealed bytes. Then the model exists at the silos only, and the
-`Aggregator` sends the changes that a silo lacks.
+Code that decides never sees payloads; a driver (main loop) moves them. The server's `Aggregator` gives each silo the
+data it needs for the current model. The silo's `Replica` decodes them to a model, and encodes an update. Without
+encryption both are float32 vectors. Under encryption they are sealed bytes. Then the model exists at the silos only,
+and the `Aggregator` sends a silo the changes that it lacks.
 """
 
 from __future__ import annotations

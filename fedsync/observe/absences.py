@@ -1,4 +1,4 @@
-"""Reasons for the time in which a silo had no order, from the journal.
+"""Reasons why silos were idle or absent (without an order) in a run, from the run's journal.
 
 If several reasons hold at the same time, the first counts:
 

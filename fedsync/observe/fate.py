@@ -1,4 +1,4 @@
-"""State of a run without a server process, from the run's folder. Imports are light, for commands that only read."""
+"""State of a run whose server process does not run, from the files in its folder. Without heavy imports."""
 
 from __future__ import annotations
 

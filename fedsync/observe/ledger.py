@@ -1,4 +1,4 @@
-"""Ledger of a run: totals, rounds and scores, derived from the journal alone."""
+"""Ledger of a run: totals, rounds and scores, computed from the event log (journal) alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silos missing from a run's result, with time and reason; the source for tables, notes, reports and pages.
+"""List of the silos that are missing from a run's result, with time and reason, for tables, notes, reports and pages.
 
 All facts come from the journal. If several reasons hold at the same time, the first counts:
 
@@ -7,7 +7,7 @@ All facts come from the journal. If several reasons hold at the same time, the f
 | the operator dropped the silo | the drop | the operator readmits the silo |
 | the silo is gone without an announced absence | the loss | the silo joins again |
 | the last three orders of the silo failed | the first failure of these | an order succeeds, or the silo joins again |
-| the run is over, and no version contains an update of the silo | the silo joined | |
+| the run is over, and no version has an update of the silo | the silo joined | |
 | the run is over, and a listed silo never joined | the run began | |
 
 Failed orders and failed evaluations are also reported at once, and in a note at the end.

@@ -1,4 +1,4 @@
-"""Writer of a run's folder: configuration, journal and rounds during the run, and the summary at its end."""
+"""Writer of the files in a run's folder: configuration, journal and rounds during the run, the summary at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of a journal: recomputation of its decisions, or of its ledger."""
+"""Replay of a run's journal: recomputation of all decisions, or of the run's totals (ledger)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Rounds of a run, the work of each silo in them, and the figures that silos report.
+"""Rounds of a run, each silo's work in them, and the metrics that silos report.
 
 A ledger holds all rounds, or only the newest rounds of a long run. Removed rounds leave their count and an outline:
-time, loss and accuracy of selected rounds. The outline first has every round, then every second, every fourth and so
-on. So memory does not grow with the length of the run.
+time, loss and accuracy of selected rounds. A full outline drops every second entry. So memory does not grow with the
+length of the run.
 """
 
 from __future__ import annotations

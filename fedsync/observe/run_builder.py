@@ -1,4 +1,4 @@
-"""Builder of the parts of every run, for all drivers: policies, aggregator and recorder."""
+"""Builder of a run's policies, aggregator and recorder, for simulated and real runs."""
 
 from __future__ import annotations
 

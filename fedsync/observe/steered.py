@@ -1,4 +1,4 @@
-"""Operator commands of a run and their effect, from the run's journal."""
+"""History of operator commands (pause, drop, ...) in a run and their effects, from the run's journal."""
 
 from __future__ import annotations
 

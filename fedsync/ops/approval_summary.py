@@ -2,8 +2,8 @@
 
 The trainer's own parser reads the waiting specification. The summary omits and truncates nothing: fields without a
 special line are shown verbatim. A run with values too long to read is refused
-(`fedsync.silo.owner.approvals.unshowable`). One line gives the number of fields that the run sets, so that the owner
-notices lines lost by scrolling. Text from the server is printed as JSON, so that it cannot contain terminal commands.
+(`fedsync.silo.owner.approvals.unshowable`). One line gives the number of fields, so that the owner notices lines that
+scrolled away. Text from the server is printed as JSON, so that it cannot contain terminal commands.
 """
 
 from __future__ import annotations

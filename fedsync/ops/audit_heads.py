@@ -1,16 +1,16 @@
 """Signed heads of a silo's audit log, which reveal a rewritten or truncated log.
 
-A head has number and digest of a line, signed by the silo's node key. Without TLS there is no node key, and a separate
-key of the log signs. The silo's supervisor signs outside of the message path: when the silo starts and ends, and within
-a minute after new lines. This covers the end of a run, which a silo notices only by the absence of requests. The
-supervisor reads on from the last signed line, and never signs a log that does not continue from this line.
+A head has number and digest of a line, signed by the silo's node key, or without TLS by a separate key of the log. The
+silo's supervisor signs outside of the message path: when the silo starts and ends, and within a minute after new lines.
+So the lines of a run's end are signed, although no request announces the end. The supervisor reads on from the last
+signed line, and never signs a log that does not continue from this line.
 
 `rotate_node_key` replaces the silo's node key, and writes an entry in which the old key signs the new key. Heads
 by former keys are accepted if a chain of such entries leads back from the current key.
 
 The newest head is in the log's folder. An attacker who controls the machine also has the key, and can forge log and
-head. If the owner configures an external folder, the first head of each day and the last head of the silo's process
-are therefore written there, one file per day.
+head. So the owner can configure an external folder. It gets the first head of each day and the last head of the silo's
+process, one file per day.
 """
 
 from __future__ import annotations

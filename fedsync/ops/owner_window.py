@@ -1,4 +1,4 @@
-"""Presence of a part-time silo, by its owner's availability window."""
+"""Schedule of a part-time silo's processes, by its owner's availability window."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plan of what each silo will spend in a private run, made before the run by the guards of its silos.
+"""Forecast of the privacy budget that each silo will spend in a run, computed by the silos' own budget checks.
 
-With noise on whole updates, all silos have one plan, which depends on the number of silos that collude.
+With noise on whole updates, all silos have the same plan, which depends on the number of silos that collude.
 """
 
 from __future__ import annotations

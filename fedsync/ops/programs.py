@@ -1,4 +1,4 @@
-"""Processes of a real silo and a real server, with command lines and environments from their files."""
+"""Command lines and environments of the processes of a real silo or server, from its configuration file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of models on the test data of silos outside of a run, for ``fedsync evaluate``.
+"""Evaluation of models on silos' test data after a run, for ``fedsync evaluate``.
 
 A machine with all data evaluates every silo of a run, with the data that the run assigned to the silo. A real silo
 evaluates on its own data.

@@ -1,6 +1,6 @@
 """Supervisor of the processes of a real silo or server, with growing pauses between restarts.
 
-This module decides, and reads no clock; `fedsync.ops.supervisor_loop` acts.
+This module only decides, and reads no clock. `fedsync.ops.supervisor_loop` starts and stops processes.
 """
 
 from __future__ import annotations

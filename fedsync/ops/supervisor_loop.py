@@ -1,4 +1,4 @@
-"""Driver of `fedsync.ops.supervisor`: real processes, rotating logs, the health file, and a clean shutdown."""
+"""Loop that carries out the decisions of `fedsync.ops.supervisor`: processes, rotating logs, health file, shutdown."""
 
 from __future__ import annotations
 

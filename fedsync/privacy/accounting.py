@@ -1,10 +1,10 @@
-"""Privacy loss of a sequence of releases, by the library dp-accounting.
+"""Accounting of the privacy loss (epsilon, delta) of a sequence of noisy releases, by the library dp-accounting.
 
 The privacy loss distributions (PLD) of all releases are composed, which is exact up to the library's grid (1e-4,
 rounded up). The bound by Renyi differential privacy (RDP) takes a hundredth of the time. It is an upper bound too, so
-it admits most orders without a composition.
+most orders are admitted by it alone, without a composition.
 
-Neighbours are data sets of which one has one unit more. Sources: Koskela et al. 2020 (arXiv:1906.03049) and Doroshenko
+Neighbours are data sets that differ by one added unit. Sources: Koskela et al. 2020 (arXiv:1906.03049) and Doroshenko
 et al. 2022 (arXiv:2207.04380) for PLD; Mironov et al. 2019 (arXiv:1908.10530) for RDP of the sampled Gaussian.
 """
 

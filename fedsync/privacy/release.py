@@ -1,4 +1,4 @@
-"""Releases of a silo's data under differential privacy: the terms that trainer, ledger and plan share."""
+"""Releases under differential privacy: dataclasses of the noise mechanism and of DP-SGD settings at one silo."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""Checkpoints: the server's state for a resumption, on disk before any silo learns of it.
+"""Checkpoints: the server's state on disk, from which a run resumes after a crash.
 
 A checkpoint is written after every commit, before the messages that follow from it are sent. So no silo ever has a
 version of the model that the newest checkpoint lacks. A resumption truncates the journal to the recorded position and
 continues it: the former silos count as lost and joined again, so the whole journal still replays.
 
-If the journal contains a commit that no intact checkpoint has, silos may have a version that will be made again from
-other updates, and must not use their stored state. So the run gets a new identity, under which every silo's trainer
-begins anew. An encrypted run ends if a checkpoint cannot be written, so there silos continue unless one is damaged.
+If no intact checkpoint has a commit of the journal, its version will be made again from other updates. Silos with the
+old version must not use their stored state. So the run gets a new identity, and every silo's trainer begins anew. An
+encrypted run ends if a checkpoint cannot be written, so its silos continue unless a checkpoint is damaged.
 
 A file has three parts: the SHA-256 of the rest; one line of JSON with the format number; a mapping of names to values.
 Objects that change during a run define their own names (`fedsync.core.state`). Frozen values are written as
 their class and their fields by name. Large arrays have their own files (`fedsync.server.array_files`), which the line
 of JSON names; only new arrays are written.
 
-When `Checkpoints.save` returns, its files survive a crash of the process. In the clear, a thread makes them survive a
-crash of the machine while training continues: it flushes journal, arrays and checkpoint to disk, in this order, and
-only then removes older checkpoints. A checkpoint that is newer than its journal counts as damaged.
+When `Checkpoints.save` returns, its files survive a crash of the process. Without encryption, a thread makes them
+survive a crash of the machine while training continues. It flushes journal, arrays and checkpoint to disk, in this
+order, and then removes older checkpoints. A checkpoint that is newer than its journal counts as damaged.
 """
 
 from __future__ import annotations

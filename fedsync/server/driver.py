@@ -1,7 +1,7 @@
 """Flower driver: the main loop that connects the coordinator with silos behind a transport.
 
-The same loop serves Flower's simulation engine and real silos. Each turn passes all occurrences to the coordinator as
-one batch of events, and carries out its actions:
+The same loop serves Flower's simulation engine and real silos. Each iteration passes all occurrences to the coordinator
+as one batch of events, and carries out the coordinator's actions:
 
 | occurrence | event |
 |---|---|

@@ -1,4 +1,4 @@
-"""Extension hooks of the server's driver: the base class of features that act while a run goes on, or ask it to act.
+"""Extension hooks of the server's driver (main loop): the base class of features that act during a run.
 
 The driver holds its run's extensions in a list and calls their hooks in this order. Requests of the operator, the
 search for suspects, the best model's file and evaluations at the server are extensions. See `fedsync.core.extension`

@@ -1,4 +1,4 @@
-"""Identity and admission of nodes.
+"""Identity and admission of nodes: Flower's connections to the silos.
 
 If the SuperLink authenticates nodes, a node's key is registered under a name (``flwr supernode register KEY.pub
 CONNECTION --name berlin``). The grid reports this name, and the node must present itself as the silo of this name.

@@ -1,4 +1,4 @@
-"""Requests to a run from outside: of the operator, as files in the run's folder, and of the search for suspects.
+"""Operator's requests to a running server, as files in the run's folder, and the search for silos that spoil sums.
 
 Only the server's user can enter the folder (0700). Its files:
 

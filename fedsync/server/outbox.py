@@ -1,4 +1,4 @@
-"""Requests to silos that are posted or wait for their replies.
+"""Outbox of the server: requests to silos that are posted or wait for replies, with retries and timeouts.
 
 | message | until | then |
 |---|---|---|
@@ -9,8 +9,8 @@
 | waiting | ``due_s`` | overdue; a late reply is ignored |
 | any | its node is gone | forgotten |
 
-A retry of an order is a `Collect`, repeated until the order is done. Any other request is sent again. The time of an
-order that is queued at its silo begins when the previous order is over.
+A retry of an order (training request) is a `Collect`, repeated until the order is done. Any other request is sent
+again. The time of a queued order begins when the previous order is over.
 
 Requests to silos behind a relay are bundled (`fedsync.extras.relays.region_clients`), but each waits for its own reply.
 """

@@ -1,4 +1,4 @@
-"""Files by which a run's server process is found and ended, and the address of its hub."""
+"""Files in a run's folder with the process id of its server process, its state, and the address of its hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing of the server's driver: timeouts, retries, and the training of predictors in idle time."""
+"""Timing of the server's main loop: timeouts, retries, and the training of speed predictors in idle time."""
 
 from __future__ import annotations
 

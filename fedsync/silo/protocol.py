@@ -1,8 +1,8 @@
 """Protocol between server and silos, and the messages on a trainer's socket.
 
 Every question of the server is a `Request`, and every answer is a `Reply`. Both are JSON by `fedsync.common.codec`;
-arrays travel as bytes beside the JSON. The server writes the request, the silo's trainer answers it, and the server
-reads the reply. Flower's client app passes both on undecoded. A new question needs a class here, a sender
+arrays are bytes beside the JSON. The server writes the request, the silo's trainer answers it, and the server reads the
+reply. Flower's client app passes both on undecoded. A new question needs a class here, a sender
 (`fedsync.server.outbox`) and a handler (`fedsync.silo.session.service`).
 
 | request | bytes with it | replies | bytes with them |
@@ -16,9 +16,9 @@ reads the reply. Flower's client app passes both on undecoded. A new question ne
 | `AskSnapshot` | | `Snapshot` | the model, sealed for other silos |
 | any | | `Refused` | |
 
-`Refused` is all that a server learns of any failure: one code of a closed list. See `fedsync.silo.owner.refusals`.
+A server learns of a failure only by `Refused`: one code of a closed list. See `fedsync.silo.owner.refusals`.
 
-On the socket a request travels inside a `Forward`, so that a server's message cannot end a trainer or probe it.
+On the socket a request is inside a `Forward`, so that a server's message cannot end a trainer or probe it.
 """
 
 from __future__ import annotations

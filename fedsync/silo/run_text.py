@@ -1,4 +1,4 @@
-"""Text of a run: the specification and settings that the server sends. It gives the run two digests:
+"""Text of a run: the specification and settings that the server sends. Two digests identify it:
 
 | name | of | used by |
 |---|---|---|
@@ -6,9 +6,9 @@
 | `RunText.lasting` | the text without the run's name, which changes when a checkpoint is lost | chains, masks, the |
 | | | record of evaluated models |
 
-Two texts are two runs, so no two texts may mean the same. `fedsync.config.run_spec.RunSpec.parse` accepts only output
-of `RunSpec.dump`, and `RunText.lasting` accepts only the canonical run configuration of this module. Settings of a
-single order are bound in the context of masks (`fedsync.cipher.masking.mask_round`).
+Two texts are two runs, so each meaning may have only one text. `fedsync.config.run_spec.RunSpec.parse` accepts only
+output of `RunSpec.dump`, and `RunText.lasting` accepts only the canonical run configuration of this module. Settings of
+a single order enter the context of masks (`fedsync.cipher.masking.mask_round`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Order queues of simulated machines. A machine trains one order at a time, in order of arrival.
+"""Queues of orders (training requests) at simulated machines: one order at a time, first come, first served.
 
-A queued order begins when the training of the previous order ends. At the same time the machine still has the previous
-order's overhead and upload. The simulation charges the queued order nothing for them.
+A queued order begins when the training of the previous order ends. Overhead and upload of the previous order overlap
+with this training, and cost the queued order no time.
 """
 
 from __future__ import annotations

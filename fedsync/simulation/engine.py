@@ -1,4 +1,4 @@
-"""Virtual driver: the coordinator under a clock that jumps from event to event.
+"""Driver for virtual time: runs the coordinator with a clock that jumps from event to event.
 
 A discrete-event simulator: future events lie on a heap, ordered by (time, priority, serial), so the same seed gives the
 same journal, byte by byte. Durations come from the silo file. Training is real and happens when an update arrives: a

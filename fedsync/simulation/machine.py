@@ -1,4 +1,4 @@
-"""Simulated machines: speed over time, the duration of orders step by step, and outages; without a clock or training.
+"""Simulated machines: speed over time, duration of local training step by step, and outages.
 
 A *piece* is (seconds, factor): from that time until the next piece, the machine runs at ``factor`` times its speed.
 All loads consist of pieces, so work over any number of changes is a sum of rectangles.

@@ -1,4 +1,4 @@
-"""Virtual-time runs, from configuration to files."""
+"""Runner of simulations in virtual time: from the configuration to the files of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Simulation of timing only: clock, silos and all decisions, but no model, data or training.
 
-For studies of progress with up to 100,000 silos. Nothing here imports torch.
+Use: studies of progress with up to 100,000 silos. This module does not import torch.
 """
 
 from __future__ import annotations

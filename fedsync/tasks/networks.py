@@ -1,4 +1,4 @@
-"""Models of tasks on samples: LeNet-5, residual networks, a small network, an LSTM, dense layers, a linear map."""
+"""PyTorch models of the shipped tasks: LeNet-5, residual networks, a small network, LSTM, dense layers, linear map."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks on samples from a source: neural networks, and linear models by mini-batch SGD."""
+"""Tasks that train neural networks, or linear models by mini-batch SGD, on samples of a data source."""
 
 from __future__ import annotations
 

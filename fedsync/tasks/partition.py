@@ -1,8 +1,8 @@
 """Partitions: divisions of one data set among silos.
 
 Partitions by class use flwr-datasets; seeds and checks are FedSync's own. Its partitioners get the rows as an in-memory
-table of (row, class), without network or disk. The import takes a second and a half, and 800 modules, so equal shares
-do not use flwr-datasets.
+table of (row, class), without network or disk. Its import loads 800 modules in a second and a half, so equal shares do
+not use flwr-datasets.
 """
 
 from __future__ import annotations

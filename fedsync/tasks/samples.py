@@ -1,4 +1,4 @@
-"""Data sets as arrays, and their division into the parts of silos."""
+"""Data sets as arrays, and their division into one part per silo."""
 
 from __future__ import annotations
 

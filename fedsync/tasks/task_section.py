@@ -1,4 +1,4 @@
-"""Base of the tasks of strategy files: the ``kind`` chooses the class, and its fields are the keys."""
+"""Base class of tasks in strategy files: ``kind`` chooses the class, and the class's fields are the YAML keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a silo's data on the device: the samples of each, and how many of them fit in memory at once."""
+"""Batches of a silo's data on the device: the choice of samples, and the part of a batch that fits in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for the cause of values that are not finite, in a repetition of the order.
+"""Search for the first NaN or infinity in training: the order is repeated with checks of every step.
 
 Training itself runs without checks, so checks cost nothing in the normal case. Only an order whose loss or update is
 not finite is repeated, with the same model, seed and samples. Then torch hooks check every step:

@@ -1,4 +1,4 @@
-"""Base of all local trainers: a work order comes in, an update and a report come out."""
+"""Base class of local trainers: carries out an order (a training request), and returns update and report."""
 
 from __future__ import annotations
 

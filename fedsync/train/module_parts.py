@@ -1,4 +1,4 @@
-"""Parts of a module: tensors that travel, private tensors and frozen tensors."""
+"""Parts of a PyTorch module: shared tensors (sent to the server), private tensors and frozen tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of local training that stay the same for all orders, with PyTorch's optimizers and schedules by name."""
+"""Options of local training that are the same in the whole run, with PyTorch's optimizers and schedules by name."""
 
 from __future__ import annotations
 

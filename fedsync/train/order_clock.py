@@ -1,4 +1,4 @@
-"""Clock of one order: end and duration of each local step, whether another may begin, and the figures of the machine.
+"""Clock of one order: times each local step, decides whether another step may begin, and measures the machine's load.
 
 The shipped loop and a user's own loop share this clock. Budgets, halts, emulated machines and speed reports therefore
 mean the same in both.

@@ -1,4 +1,4 @@
-"""Interface between a silo's session and its trainer. The trainer may run in a process without keys and network.
+"""Interface between a silo's session (keys, messages) and its trainer, which may run in a confined process.
 
 Imports no torch: the process that has a silo's keys does not load torch.
 """

@@ -1,4 +1,4 @@
-"""Conversion between a module and the flat vector that travels."""
+"""Conversion between a PyTorch module and the flat vector that is sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Join: the single Flower message that admits a silo to a run's sessions at the hub.
+"""Join: the Flower message that admits a silo to a run. All other messages pass over the server's hub.
 
-Flower's node authentication ensures who receives the message, so the secret in it stands for the node. The secret is
-single-use: the silo chooses the secret of its session and sends its digest in the first request, which the join's
+Flower's node authentication ensures who receives the message, so the message's secret identifies the node. The secret
+is single-use: the silo chooses the secret of its session and sends its digest in the first request, which the join's
 secret authorises. A later reader of the join, for example of the SuperLink's database, is refused.
 """
 

@@ -1,4 +1,4 @@
-"""Connection of a silo to the hub: HTTPS that trusts one authority, through the proxy of the environment."""
+"""HTTPS client of a silo for the server's hub: it trusts one authority, and uses the proxy of the environment."""
 
 from __future__ import annotations
 

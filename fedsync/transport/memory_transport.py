@@ -1,4 +1,4 @@
-"""Transport within one process: each silo is a function, and texts and payloads pass as bytes of limited size.
+"""Transport within one process: each silo is a function that gets and returns bytes of limited size.
 
 It serves tests of drivers and relays, and servers whose silos live in the server's process.
 """

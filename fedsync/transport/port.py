@@ -1,4 +1,4 @@
-"""Port between code that asks silos and the transport of the questions: a hub, or Flower's messages."""
+"""Interface of transports, which carry the server's requests to silos: by a hub, or by Flower's messages."""
 
 from __future__ import annotations
 

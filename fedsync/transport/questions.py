@@ -1,4 +1,4 @@
-"""Messages of a transport: the server's questions to silos, and their answers; a text with an optional payload."""
+"""Messages of a transport: the server's requests (*questions*) and silos' answers, as text with optional payload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message from server to silo under encryption: everything since the version that the silo holds.
+"""Catch-up message to a silo in an encrypted run: all model changes since the version that the silo holds.
 
     magic [4] | version [2] | kind of start [2] | from [8] | to [8] | attempt [8] | start bytes [8]
     | calibration bytes [8] | roster bytes [8] | links [8] | start: nothing, a sealed snapshot of version ``from``, or
@@ -11,8 +11,8 @@
     snapshot: author: length [1], UTF-8 | R [32] | version [8] | Ed25519 signature over these and the SHA-256 of the
     rest [64] | the rest: sealed, see `fedsync.cipher.silo.replica_state`
 
-Each link leads from one version to the next. Numbers are little-endian. The pieces are views of the message. Their
-content is checked where it is used.
+A *link* has the changes from one version to the next. Numbers are little-endian. The decoded parts are views of the
+message. Code that uses a part checks its content.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields of variable length in a sealed message's header: names, and the members of a sum.
+"""Variable-length fields in the header of an encrypted message: names, and *members*, the updates in a sum.
 
 name: length [1], UTF-8
 member: update id as a name, round [8], nonce [16], chain [32]

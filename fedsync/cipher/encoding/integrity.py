@@ -1,15 +1,15 @@
-"""Tags over ciphertext words: a silo decrypts only sums of updates that silos sealed.
+"""Authentication tags of ciphertexts: with them a silo decrypts only sums of updates that silos encrypted.
 
-Ciphertexts are malleable, and whether a changed ciphertext still opens discloses something about the key. Each silo
-therefore sends with its update x a *tag* of two numbers modulo m, the prime modulo which the suite adds words. For c =
-0 and 1
+Ciphertexts are malleable, and whether a changed ciphertext still decrypts discloses something about the key. Each silo
+therefore sends a *tag* with its update: two numbers modulo m. The encryption scheme (*suite*) adds ciphertext words
+modulo the same prime m. For c = 0 and 1
 
     h_c(w) = sum over blocks b of s_bc * (sum over positions p of rho_pc w_bp)                 (mod m)
     tag_c  = h_c(w) + pad_c(all that the sender knew of the message, SHA-256 of w included)    (mod m)
 
 where w_bp are the ciphertext words: block b is a chunk, p a position in the chunk. The server adds words and tags
 without a key. A silo that receives a sum computes h of the sum, adds the pads of the members that the sum names, and
-compares before it opens anything. rho and s, uniform and secret, are the same for all messages of a key epoch and
+compares before it decrypts anything. rho and s are uniform, secret, and equal for all messages of a key epoch and
 suite. A pad is never used for two messages: its input has the digest of the words, so the same pad hides the same
 words. Two checks make the probability of a forgery (2/m)^2, below 2^-116. The tags protect against the server and the
 network, not against silos. `docs/internals/cryptography.md` has the argument.

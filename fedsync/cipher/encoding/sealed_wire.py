@@ -1,4 +1,4 @@
-"""Sealed message: the format of messages between silos and server under encryption.
+"""Format of sealed (encrypted and signed) messages between silos and server.
 
     magic [4] | version [2] | kind [1] | suite [1] | bits [1] | lanes [1] | members [2] | header bytes [4]
     | annex bytes [4] | chunks [4] | key epoch [4] | attempt [4] | round [8] | group fingerprint [16] | grid [32]
@@ -9,16 +9,16 @@
     payload: chunks x the suite's chunk, the header in chunk 0, little-endian words of 64 bits
     tag [2 x 8] | Ed25519 signature [64] over header, annex, SHA-256 of the payload, and tag
 
-Numbers are little-endian. An update has one member, itself, and its receiver computes the two digests. An aggregate
-names every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can
-send the first chunks while it seals the last.
+Numbers are little-endian. An update has one member: itself. Its receiver computes the two digests. An aggregate names
+every update in the sum with its digests, and has no annex. The tag comes after the payload, so that a silo can send the
+first chunks while it seals the last.
 
 A *slip* is an update whose payload is replaced by the SHA-256 of the payload: a few hundred bytes under the same
 signature.
 
-A message is hostile until `decode` returns. `decode` reads no field before it knows that the field exists. It compares
-the length with the header's numbers before it touches the payload. It allocates nothing in proportion to a number in
-the message. It returns only words that are below their modulus.
+A message is untrusted until `decode` returns. `decode` reads no field before it knows that the field exists. It
+compares the length with the header's numbers before it touches the payload. It allocates nothing in proportion to a
+number in the message. It returns only words that are below their modulus.
 """
 
 from __future__ import annotations

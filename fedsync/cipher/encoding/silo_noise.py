@@ -1,8 +1,7 @@
-"""Noise on whole updates (silo-level differential privacy), in shares that add up within a sealed sum.
+"""Noise for silo-level differential privacy: each silo adds a share of the noise before it encrypts its update.
 
-Each silo clips its update, rounds it to integers, and adds a share of discrete Gaussian noise before it seals. The sum
-of the shares hides each silo's update from whoever sees the sum. Silos that collude know their own shares, and can
-subtract only these.
+Each silo clips its update, rounds it to integers, and adds a share of discrete Gaussian noise. The sum of the shares
+hides each silo's update in the sum. Silos that collude know their own shares, and can subtract only these.
 
 | step | quantity |
 |---|---|

@@ -1,4 +1,4 @@
-"""Sums of statistics in a header's slots: a count takes one slot, any other number six, in units of 2^-64.
+"""Encoding of statistics in an update's header: one slot for a count, six for another number, in units of 2^-64.
 
 Numbers larger than a slot are cut into limbs of 24 bits, lowest first; the highest limb carries the sign.
 """

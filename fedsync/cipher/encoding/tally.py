@@ -1,9 +1,9 @@
-"""Header of an update: numbers that silos must add up besides the values, hidden from the server.
+"""Header of an encrypted update: further numbers that are summed over silos and hidden from the server.
 
-Each silo puts in a 1, its weight n_i, its weight times its progress |a_i|, and for each group of tensors one vote for
-the exponent that its update needs. Where figures are sealed, each silo adds its training loss and the sums of its
-evaluation, those of all statistics included. All silos decrypt the same sums. They therefore compute the same mean and
-the same next exponents, whoever dropped out. The server learns neither.
+Each silo enters a 1, its weight n_i, and its weight times its progress |a_i|. For each group of tensors it enters a
+vote for the exponent (range) that its update needs. With encrypted metrics it also enters its training loss and the
+sums of its evaluation, statistics included. All silos decrypt the same sums, so they compute the same mean and the same
+next exponents, also after dropouts. The server learns neither.
 
 A header is the beginning of chunk 0. Its slots are small (24 bits and a sign for each summand), so that every suite
 adds them exactly:
@@ -29,8 +29,8 @@ A number that takes several slots is cut into limbs of 24 bits, lowest first; th
 Statistics have a finer unit than losses: their owner chooses the unit of measurement, and the sums may be small in it.
 
 A loss or a score counts only if all silos that could report it do: a mean over some silos would disclose which. An
-evaluation that cannot be a sum of evaluations is dropped; the rest of the header counts: one silo with wrong figures
-must not cost the run its updates.
+impossible sum of evaluations is dropped, and the rest of the header counts: wrong figures of one silo must not cost the
+run its updates.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Administrator's offline work: makes the group secret, pins silos, wraps the secret for them, begins epochs.
+"""Administrator's offline key management: makes the silos' group secret, pins silos' keys, and issues key bundles.
 
-It also makes all keys of emulated silos, for which one process is the administrator and every silo.
+A change of members begins a new epoch. For emulated silos, one process makes all keys of administrator and silos.
 
     administrator/administrator.key     signing key, group secret, pinned silos
                   issued/epoch-2/       a bundle for each silo, and server.json for the server

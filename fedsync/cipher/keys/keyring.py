@@ -1,4 +1,4 @@
-"""Key files of a silo, and acceptance of the administrator's bundle.
+"""Key files of a silo, and the check and storage of the administrator's key bundle.
 
     silo/    silo.key     the silo's own pairs
              group.key    the epoch's group key, once accepted

@@ -1,4 +1,4 @@
-"""Transport of the group secret from the administrator to the silos, past the server. A bundle for one silo is
+"""Key bundle: carries the group secret from the administrator to one silo, unreadable for the server. Its format is
 
     magic [8] | administrator's Ed25519 key [32] | length of header [4] | header (JSON) | ephemeral X25519 key [32]
     | AES-256-GCM of group key [32] and context | signature [64]

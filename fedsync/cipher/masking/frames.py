@@ -1,4 +1,4 @@
-"""Length-prefixed byte strings: the format of all messages between silos about masks.
+"""Length-prefixed byte strings: the format of all messages about masks between silos.
 
     frames    each: length [4], little-endian | bytes
     by name   name, value, name, value, ...; names in ascending order, each once

@@ -1,10 +1,10 @@
-"""*Roster* of the silos that take part in masks, and their keys.
+"""Roster: the list of silos that mask their updates in a run, with their public keys.
 
 For each run a silo makes a fresh X25519 pair and *announces* it: the public half and the run's digest, signed together
 under its long-lived key. The server collects announcements and sends all of them, the roster, with each order. Pair
 masks come from these pairs alone, so long-lived keys disclose no mask afterwards. A silo that finds another key than
-its own under its name takes no part. The roster's digest is in the context of masks: between silos that were sent
-different rosters no mask cancels.
+its own under its name takes no part. Masks depend on the roster's digest, so masks of silos with different rosters do
+not cancel.
 
 The *threshold* t of n silos against a server with k of them on its side: 2 t > n + k, and t <= n. After a silo is lost,
 the others sign the list of the remaining silos, and t signatures are needed. Two different lists cannot both get them:

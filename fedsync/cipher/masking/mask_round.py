@@ -1,4 +1,4 @@
-"""One silo's part in one masked sum (seeds, commitments, signature and reveals), and the messages that remove masks.
+"""Secure-aggregation state of one silo for one masked sum, and the messages that remove the masks.
 
     sign       context, survivors: by name the stub of the annex of the update that is in the sum
     reveal     context, signatures of that list by name, annexes of those survivors that are lost by name
@@ -16,7 +16,7 @@ Questions of the server and answers of silos are `fedsync.cipher.masking.frames`
 
 At most one list has t signatures, so the two kinds of mask are never both removed from one update.
 
-Masks are bound to the *context*: the run's R, and every field of the order, except
+Masks depend on the *context*: the run's digest R (`silo.history`), and every field of the order, except
 
 | field | reason why it is not bound |
 |---|---|

@@ -1,7 +1,7 @@
-"""Amounts of work behind masked updates, and the bound within which masks hide an update among others.
+"""Limit on how much the local work of silos may differ within one masked sum.
 
-If one silo does two hundred steps and the others do one, the sum is that silo's update. So each update states its work
-in its annex, the list of survivors repeats it, and no silo signs a list in which one update has more than
+If one silo does two hundred steps and the others do one, the sum is almost that silo's update. So each update states
+its work in its annex, and the list of survivors repeats it. No silo signs a list in which one update has more than
 ``work_ratio`` times the work of another. Each silo's owner limits the run's ratio (``seal.work_ratio`` in silo.yaml).
 
 | figure | bounds |
@@ -11,7 +11,7 @@ in its annex, the list of survivors repeats it, and no silo signs a list in whic
 | way | sum of the learning rates of all steps, in units of the order's rate, times the samples where they are weights |
 | budget | time that an order allows training code that counts no steps |
 
-An update that only scores is zeros, and no work.
+An evaluation-only update is all zeros, and counts as no work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Server's part in removing masks from a sum: it relays lists, signatures, annexes and seeds between silos.
 
-The server has no key. It checks everything that silos send, because a silo that sent nonsense can be replaced like a
-lost silo.
+The server has no key. It checks everything that silos send, and replaces a silo with invalid answers like a lost silo.
 
 | state | request to silos | next |
 |---|---|---|
@@ -9,7 +8,7 @@ lost silo.
 | revealing | *helpers*, the first t to sign: reveal, and send shares of the other silos' seeds | done, with all |
 |  |  | seeds; if a helper is lost, all who have signed by then help; closed if fewer than t are left |
 
-So the slowest silos delay nothing: with t answers the sum is open, whichever other silos were lost, and at any step.
+So slow silos delay nothing: t answers open the sum, whichever other silos are lost, and at any step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chain of links that the server keeps, and sums of sealed updates; nothing here needs a key."""
+"""Chain of encrypted model changes (*links*, one per version) at the server, and sums of updates, without a key."""
 
 from __future__ import annotations
 

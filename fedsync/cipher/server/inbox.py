@@ -1,4 +1,4 @@
-"""Messages of silos to the server under encryption, from order to commit; checked as far as possible without a key."""
+"""Store of encrypted updates at the server until their commit, with every check that needs no key."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Server's side under encryption: adds sealed updates and keeps the sums, without a key.
+"""Server's side of an encrypted run: adds encrypted updates and keeps the sums, without a key.
 
-The model lives at the silos. The server keeps the commits since some version as a chain of *links*, and sends each silo
-the links that it lacks. A link's additions never change and are never merged with another's, so all silos have the
-same model to the last bit. A sum can be opened only if all its updates were quantised on one grid. Silos agree on the
-next grid whenever the updates of a *quorum* were committed; updates sealed before form a separate sum.
+Only the silos have the model. The server keeps the commits since some version as a chain of *links*, and sends each
+silo the links that it lacks. Links never change and are never merged, so all silos have the same model to the last bit.
+A sum can be decrypted only if all its updates were quantised on one *grid* (same exponents). Silos agree on the next
+grid once the updates of a *quorum* of silos are committed. Earlier updates form a separate sum.
 """
 
 from __future__ import annotations

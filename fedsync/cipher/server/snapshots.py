@@ -1,11 +1,11 @@
-"""Sealed models from silos for silos that join, and the server's choice which to rely on.
+"""Snapshots: encrypted models that silos upload for joining silos, and the server's choice of a reliable snapshot.
 
-The server cannot read a snapshot, and its author may lie. Updates that start from its version, or a later one, attest
-it: they are bound to the chain. Their silos and the author must be at least half of all silos.
+The server cannot read a snapshot, and its author may lie. Committed updates that start from the snapshot's version, or
+a later version, attest it. Their silos and the author must be at least half of all silos.
 
 | state of a snapshot | condition | links before it |
 |---|---|---|
-| candidate | it came | are kept |
+| candidate | it arrived | are kept |
 | attested | enough others have committed updates that start from its version or a later one | are forgotten |
 | relied on unattested | `WINDOW` links are kept | are forgotten: nobody can join until it is attested |
 """

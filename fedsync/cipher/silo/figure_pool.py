@@ -1,4 +1,4 @@
-"""Data that a silo discloses besides its update under sealed metrics, and pools of figures that silos publish together.
+"""Pools of encrypted metrics that silos publish together, and a list of all data that a silo discloses.
 
 | data | disclosed to the server | reason |
 |---|---|---|
@@ -11,7 +11,7 @@
 | training samples held | in the header, as a weight | a public number replaces them: ``cipher.examples`` |
 | test samples held | in the header | |
 | other figures (`WorkReport.metrics`) | no | no decision uses them |
-| answer to `EvaluateModel` | pools | the model is not examined: the server could choose it |
+| answer to `EvaluateModel` | pools | the sent model is not evaluated: the server could choose it |
 
 Silos add up the figures of successive versions in a pool. They publish the pool once it includes all silos of a quorum,
 or twice as many updates as the quorum, from more than half of its silos. Then a new pool begins, so no two pools share

@@ -1,7 +1,7 @@
-"""History of a run at a silo: for each version, digests of its link and of everything that led to it (H is SHA-256).
+"""History of an encrypted run at a silo: for each model version, digests of all that led to it (H is SHA-256).
 
     R    of the run: its name, its specification as the server sent it, key epoch and group
-    C_v  of the content of the link that led to version v; see `added_content` and `link_content`
+    C_v  of the content of the link (change of the model) that led to version v; see `added_content` and `link_content`
     A_v  of the silo's state at v: model, moments, exponents, votes, updates that were added; under a key of the group,
          because the server sees D and could otherwise try out the exponents of a few tensors
     S_v  set of the link's sums that were added: spoiled sums are skipped, see `fedsync.cipher.silo.opening`
@@ -9,8 +9,8 @@
     D_v = H(all that is remembered at v - 1, v, C_v, S_v, A_v)
 
 Each update names, under its tag, the D of the version that it starts from. So a silo that accepts another silo's update
-knows that both took the same sums in the same order and have the same model to the last bit. A silo remembers the last
-`WINDOW` versions, and refuses older updates and undoing of older links. Only added links can be undone, in reverse
+knows that both added the same sums in the same order, and have the same model to the last bit. A silo remembers the
+last `WINDOW` versions, and refuses older updates and undoing of older links. Only added links can be undone, in reverse
 order, and once. D covers everything that a silo remembers, so a silo that begins with a snapshot has the same past.
 """
 

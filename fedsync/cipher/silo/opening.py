@@ -1,4 +1,4 @@
-"""Opening of authenticated sums, and application of their links to the model.
+"""Decryption (opening) of authenticated sums, and their application to the model.
 
 The result is a pure function of the sums, in order, so all silos have the same model to the last bit. Each link is
 added separately, in the order of versions and of its sums, with float32 operations that round identically everywhere.
@@ -16,8 +16,8 @@ An authentic sum was sealed by silos, and a silo may lie. A sum is *spoiled* if 
 | a change of the model beyond `MOST`, by a header that claims so | its values |
 
 A spoiled sum changes nothing, at any silo, and the run continues. The set of added sums is remembered (S of
-`fedsync.cipher.silo.history`), so that a later undo reverts no more. Where the run has an optimizer, it turns a link's
-change into the model's step; its moments are in the state, and UNDO links are refused: no silo knows earlier moments.
+`fedsync.cipher.silo.history`), so that a later undo reverts only these. Where the run has an optimizer, it turns a
+link's change into a step; its moments are in the state. Then UNDO links are refused: no silo knows earlier moments.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""Logs beside the silo's keys against replays: digests D of each run's newest versions, and models already evaluated.
+"""Replay protection of a silo: logs of each run's newest versions and of the models already evaluated.
 
-A silo follows one chain of a run. Its memory of the chain is in the trainer's folder, which may be cleared, and a
-server can ask for several. The logged D prevent a second chain. They are on disk before the model of their version is
-used.
+A silo follows one chain of versions in a run. Its state is in the trainer's folder, which may be cleared, and a server
+could then start a second chain. The digests D (`history`) in the log, beside the keys, prevent this. A digest is on
+disk before the model of its version is used.
 
-A run gets another name when its server lost a checkpoint. It may then continue from a version older than the newest
-that silos saw. A lying server can claim such a loss, too. Its gain is bounded:
+A run gets another name when its server lost a checkpoint. It may then continue from an older version than the silos'
+newest. A lying server can claim such a loss, too. The server's gain is bounded:
 
-| a run under | is followed |
+| name of a run | the silo follows the run |
 |---|---|
 | the name that was logged last | as far as it continues the logged chain |
 | a new name | if it leads through the oldest version of the `KEPT_VERSIONS` newest; at most `MOST_NAMES` in all |
-| a name that another has followed | no more |
+| a name that a newer name has replaced | no more |
 
-Runs of an earlier key epoch are forgotten: nothing that was sealed then can be sent again. Of the current epoch, the
-`KEPT_RUNS` newest runs stay; of older runs the log keeps only that they are over.
+Runs of an earlier key epoch are forgotten: messages of that epoch cannot be replayed. Of the current epoch, the
+`KEPT_RUNS` newest runs stay; older runs are only marked as over.
 
 A silo evaluates each model at most once on the same samples for the server: two sums with the same evaluation, but with
 different other silos, would disclose the difference. And the test split is only for the result of a run.

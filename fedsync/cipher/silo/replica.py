@@ -1,7 +1,7 @@
-"""Silo's side under encryption: keeps the model, and seals outgoing messages.
+"""Silo's side of an encrypted run: keeps the model, and encrypts outgoing messages.
 
 Every silo starts from the same model and adds the same sums, which only silos can open. So all silos have the same
-model. The sums also contain the weights and the grid of the next updates.
+model. The sums also determine the weights and the quantisation of the next updates.
 """
 
 from __future__ import annotations

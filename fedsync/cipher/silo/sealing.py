@@ -1,4 +1,4 @@
-"""Sealing and opening of whole messages, a few chunks at a time, on one core or several."""
+"""Encryption (sealing) and decryption (opening) of whole messages in blocks of a few chunks, on one or more cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Factory of the sealer of every suite: the part that encrypts and decrypts at a silo."""
+"""Factory of sealers: the sealer of an encryption scheme (suite) encrypts and decrypts at a silo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suite ``bfv``: exact sums under a secret key that the silos share.
+"""Encryption scheme (suite) ``bfv``: exact sums of ciphertexts under a secret key that the silos share.
 
 BFV with N = 4096, a coefficient modulus of 60 and 16 bits, a plain modulus t of 48 bits, symmetric encryption and no
 evaluation keys. 76 bits are far below the 109 bits that the HomomorphicEncryption.org standard allows for 128-bit
@@ -7,9 +7,9 @@ security at this degree. Each chunk is one ciphertext of 2 x 4096 words below q.
 The noise of a sum grows with the number of summands. Past the limit, decryption fails silently and totally, so the code
 bounds the number.
 
-This process encrypts one vector itself, takes everything around the words from it, which is constant, and checks it
-field by field. Afterwards the constant parts are only written, never read: a peer sends words only. So no length, size
-or flag that a peer chose ever reaches the library.
+Everything around a ciphertext's words is constant. The process takes these bytes from one vector that it encrypts
+itself, and checks them field by field. Later it only writes them, because a peer sends words only. So no length, size
+or flag of a peer ever reaches the library.
 
     TenSEAL     protobuf: sizes of the vector (field 1), SEAL's bytes (field 2)
     SEAL        header [16]: magic 5ea1, header size, version, compression, reserved, total bytes

@@ -1,8 +1,8 @@
-"""Suite ``pad``: a one-time pad modulo the prime m = 2^64 - 59, so that sums have tags as in `bfv`.
+"""Encryption scheme (suite) ``pad``: a one-time pad modulo the prime m = 2^64 - 59.
 
 Each chunk is the slots plus a keystream of the group's key and the upload's nonce. A sum opens by subtraction of the
-keystreams of all its members. This suite is the fastest and has the shortest words, under the same trust as `bfv`:
-silos share a key, the server has none. Opening takes time in proportion to the number of members.
+keystreams of all its members. Sums have tags as in `bfv`. This suite is the fastest and has the shortest words. As in
+`bfv`, silos share a key and the server has none. Decryption time grows with the number of members.
 
 A nonce must never be used twice: the difference of two uploads under one nonce is the difference of two updates.
 

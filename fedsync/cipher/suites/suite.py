@@ -1,10 +1,9 @@
-"""Interface of a suite: silos seal, the server adds.
+"""Interface of an encryption scheme (*suite*): silos encrypt, and the server adds ciphertexts.
 
-A *slot* is an integer that holds one or several quantised values. A suite turns slots into *words* that hide the slots.
-The sum of words, modulo the suite's modulus, opens to the sum of slots. The server has only the `Form`: public numbers.
-It checks that every word is below the modulus and adds with NumPy. The server has no secret, and passes no peer's bytes
-to native code. A silo passes peers' bytes to native code only as words that passed the same check; the silo itself
-writes the headers in front of them.
+A *slot* is an integer that holds one or several quantised values. A suite encrypts slots to *words*. The sum of words,
+modulo the suite's modulus, decrypts to the sum of slots. The server has only the `Form`: public numbers. It checks that
+every word is below the modulus and adds with NumPy. The server has no secret, and passes no peer's bytes to native
+code. A silo passes peers' words to native code only after the same check, behind headers that the silo itself writes.
 """
 
 from __future__ import annotations

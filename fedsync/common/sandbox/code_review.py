@@ -1,4 +1,4 @@
-"""Confirmed code: files that run only with the content that an owner approved or a reviewer signed.
+"""Confirmation of code: a file runs only with the content that an owner approved or a reviewer signed.
 
 A file is compared with its confirmed SHA-256 when it is read for execution, so only the compared bytes run. The same
 holds for imported modules from any folder other than those at process start (``sys.path``: the standard library and

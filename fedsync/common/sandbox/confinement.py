@@ -2,8 +2,8 @@
 
 Landlock (``landlock(7)``) denies access to all files except the named ones, and to all TCP ports except the named ones
 (Linux 6.7). It also denies access to other processes' memory, and signals to them (6.12). It does not control Unix
-sockets and UDP, so a seccomp filter (``seccomp(2)``) allows only TCP sockets. Neither can be undone, and neither needs
-privileges. The package ``landlock`` does not support ports, so the three system calls are made here.
+sockets and UDP, so a seccomp filter (``seccomp(2)``) allows only TCP sockets. Landlock and seccomp need no privileges,
+and cannot be undone. The package ``landlock`` does not support ports, so the three system calls are made here.
 """
 
 from __future__ import annotations

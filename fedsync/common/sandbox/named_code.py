@@ -1,9 +1,9 @@
-"""Code that a run names: the only place where such a name becomes code.
+"""Loader of the code that a run names, within the limits of the silo's owner.
 
 The server chooses the names in a run, so a silo's owner decides what may run: the files in ``code_files`` of silo.yaml,
-and named functions in them. At a silo with an owner, module names never lead to code. An emulated silo has no owner,
-and neither has the user who starts a run; there the run's own settings count. With ``code: shipped``, the server's
-client runs any code, so files are not checked.
+and named functions in them. At a silo with an owner, module names never lead to code. Emulated silos and the user who
+starts a run have no such owner; there the run's own settings count. With ``code: shipped``, the server may send any
+code, so files are not checked.
 
 | a run names | at a silo with an owner |
 |---|---|

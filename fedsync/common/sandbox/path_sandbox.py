@@ -1,9 +1,9 @@
 """Files that a run may read at a silo: those below its owner's data folders, never keys, certificates or state.
 
-The server chooses the names in a run, and a name proves little: links or another name of a file may lead elsewhere. So
-a path is resolved first, and the file is then opened part by part from the data folder on, without following links. The
-opened file must be a plain file outside closed folders, and no second name (hard link) of a file in a closed folder. An
-emulated silo has no owner, and no fence.
+The server chooses the paths in a run, and a path may be a link or another name of a protected file. So the path is
+resolved first, and the file is then opened part by part from the data folder on, without following links. The opened
+file must be a plain file outside closed folders, and no hard link of a file in a closed folder. Silos that one user's
+machine emulates have no owner, and no such limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sections ``evaluation`` and ``stop``: metrics, best version, comparison with models trained alone, and stop rules."""
+"""Sections ``evaluation`` and ``stop``: metrics, best version, comparison with local models, and stop rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differential privacy: the budget of a silo's owner, and the noise that a strategy asks for."""
+"""Settings of differential privacy: the budget that a silo's owner allows, and the noise that a strategy requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of a strategy file."""
+"""Sections of a strategy file, as checked objects."""
 
 from __future__ import annotations
 

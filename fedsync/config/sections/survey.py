@@ -1,8 +1,8 @@
-"""Survey before a run: a separate run in which silos compute statistics of their columns together.
+"""Survey: a separate run before training, in which silos compute joint statistics of their columns.
 
 The survey has the silos, the cipher and the timeouts of the run, the barrier `bsp`, and a vector of sums as its model
-(`fedsync.evaluation.survey.table_sums`). So the rules for versions apply to statistics: who must be in a version, what
-is encrypted, what silos compare, and how a killed silo recovers.
+(`fedsync.evaluation.survey.table_sums`). So the rules for model versions also hold for statistics: which silos must
+take part, what is encrypted, what silos compare, and how a killed silo recovers.
 """
 
 from __future__ import annotations

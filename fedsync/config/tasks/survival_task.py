@@ -1,4 +1,4 @@
-"""Configuration of the task ``survey``: statistics of columns, or survival analysis over sealed sums."""
+"""Configuration of the task ``survey``: statistics of columns, or survival analysis from pooled sums."""
 
 from __future__ import annotations
 

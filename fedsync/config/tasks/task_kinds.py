@@ -1,4 +1,4 @@
-"""Configuration of the kinds of tasks."""
+"""Configuration classes of tasks: tables in CSV files, and users' own Python files."""
 
 from __future__ import annotations
 

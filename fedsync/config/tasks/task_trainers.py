@@ -1,4 +1,4 @@
-"""Trainers of tasks, in FedSync's loop or in the task's own."""
+"""Choice of a task's trainer: FedSync's training loop, or the task's own loop."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ after a crash of the server, gets the same answer and changes nothing.
 | `ChangeStop` | a number is invalid, or training is over | the new rules hold from now on |
 
 During a pause, running orders finish, and their updates wait for the next commit. The clock continues, so a limit in
-seconds may have passed when the run continues. A dropped silo is told to halt, and its running order is discarded.
-Its earlier updates count: the barrier already has them.
+seconds may have passed when the run continues. A dropped silo must halt, and its running order is discarded. Its
+earlier updates count: the barrier already has them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Execution of operator requests by the coordinator; `fedsync.core.operator.operator_commands` defines the requests."""
+"""Execution of operator requests in the coordinator; `fedsync.core.operator.operator_commands` defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time model of a silo: seconds of a batch, seconds of an order, and local steps within a time budget."""
+"""Time model of a silo: seconds of a local step or an order, and the number of steps in a time budget."""
 
 from __future__ import annotations
 

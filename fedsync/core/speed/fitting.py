@@ -1,12 +1,12 @@
-"""Online fits of step-time curves: the shape from the batch sizes of past orders, the level from the predictor.
+"""Online fit of each silo's step time as a function of batch size: a lasting shape, times a level that varies.
 
 A silo's step takes ``shape(x) / level`` seconds for x samples. The *shape*, ``max(c, a + b x)``, belongs to the machine
 and the model and seldom changes. The *level*, about 1, is the effect of load on all sizes alike, and changes all the
 time. One order cannot separate the two. Two consecutive orders of different sizes can: the level hardly changes between
-them, so a significant difference in time is shape. Hence
+them, so a significant difference in time shows the shape. Hence
 
-- consecutive orders of about the same size are a *stay*; its first `CurveFitter.recent` orders, at the level of the
-  previous stay, are points of the shape; later orders only update the level;
+- consecutive orders of about the same size are a *stay*; its first `CurveFitter.recent` orders are points of the shape,
+  at the level of the previous stay; later orders only update the level;
 - the predictor sees and forecasts the speed at the silo's *reference* size, its first batch size: a series without
   jumps when only the batch size changes;
 - the forecast curve is the shape, scaled to the forecast speed at the reference size.

@@ -1,4 +1,4 @@
-"""Speed forecasts of all silos, updated from their reports."""
+"""Forecasts of all silos' training speeds, updated from the silos' reports."""
 
 from __future__ import annotations
 

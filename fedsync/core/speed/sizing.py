@@ -1,4 +1,4 @@
-"""Sizing of orders: asks the balancer (`fedsync.policies.balance`) for batch sizes, and applies limits."""
+"""Sizes of the silos' local training: batch sizes from the balancer (`fedsync.policies.balance`), within limits."""
 
 from __future__ import annotations
 

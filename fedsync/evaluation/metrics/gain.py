@@ -1,8 +1,8 @@
-"""Confidence intervals of the gain of one model over another on the same samples, drawn together.
+"""Paired confidence intervals of the gain of one model over another, from bootstrap or jackknife on the same samples.
 
 A sample that is easy for one model is mostly easy for the other. So the difference of two metrics is more certain than
-their separate intervals suggest. Only the owner of the samples, the silo, can compute by how much. Only the interval
-leaves the silo.
+their separate intervals suggest. Only the silo, which has the samples, can compute the interval of the difference, and
+only this interval leaves the silo.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of a survey: means, deviations, common bin edges, and statistics that are safe to publish."""
+"""Results of a survey (joint statistics of the silos' tables): means, deviations, bin edges, publishable statistics."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whole numbers in the values of a model: the transport of surveys' sums.
+"""Encoding of exact integer sums as float32 model values, for surveys (joint statistics of the silos' tables).
 
 The transported values are means over silos, float32, on a grid of at most 16 bits. So each integer is cut into limbs of
 8 bits, lowest first; the highest limb has the sign. A limb is sent divided by 16, because silos agree on ranges up to
-16 before anything is sent. The mean of limbs times the number of silos is an integer again.
+16 before anything is sent. The mean of limbs, times the number of silos, is an integer again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Exact sums over the silos' rows, and the vector that transports them.
+"""Exact sums over all silos' table rows, and the vector that transports these sums.
 
-A survey is a run before the main run, and its model is this vector. Silos add their findings to the vector, under the
-run's encryption, and all silos receive the sum. All values are integers. A cell is counted in units of 2^-40 (9e-13)
+A survey is a run before the main run, and its model is this vector. Silos add their own sums to the vector, under the
+run's encryption, and all silos receive the total. All values are integers. A cell is counted in units of 2^-40 (9e-13)
 and lies within +-2^42 (4e12); its square is the square of that integer. So sums are exact for any order of silos, and
 all results have the same bits everywhere.
 

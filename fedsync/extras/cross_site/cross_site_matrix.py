@@ -1,4 +1,4 @@
-"""Cross-site matrix of models and silos: ``cross_site.json`` in the run's folder.
+"""Cross-site matrix, the scores of each model at each silo: ``cross_site.json`` in the run's folder.
 
 Rows are models, columns are silos; a cell is the score of one model on one silo's test samples:
 

@@ -1,6 +1,6 @@
-"""Exporters of a run's figures to other programs, during the run or afterwards from its journal.
+"""Base of exporters, which send a run's metrics to other programs, during the run or afterwards from its journal.
 
-An exporter sees the ledger after every entry. A failing exporter never ends a run.
+An exporter sees the run's ledger (totals and rounds) after every journal entry. A failing exporter never ends a run.
 """
 
 from __future__ import annotations

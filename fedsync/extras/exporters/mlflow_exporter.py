@@ -1,4 +1,4 @@
-"""MLflow exporter: one MLflow run per run, with configuration as parameters and rounds as metrics."""
+"""MLflow exporter: one MLflow run per FedSync run, with configuration as parameters and rounds as metrics."""
 
 from __future__ import annotations
 

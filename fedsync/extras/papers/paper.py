@@ -1,4 +1,4 @@
-"""Result tables for papers, as Markdown, LaTeX and CSV.
+"""Result tables for publications, as Markdown, LaTeX and CSV.
 
 Names come from silos, so each format escapes its special characters.
 """

@@ -1,4 +1,4 @@
-"""Predictor from an autoregressive integrated moving average (ARIMA) of a silo's speed, fitted by statsmodels."""
+"""Predictor of a silo's speed by an autoregressive integrated moving average (ARIMA), fitted by statsmodels."""
 
 from __future__ import annotations
 

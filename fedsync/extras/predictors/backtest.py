@@ -1,4 +1,4 @@
-"""Backtest of a predictor: one-step-ahead forecasts of a recorded series, and the reader of its file."""
+"""Backtest of speed predictors: one-step-ahead forecasts of a recorded series, and the reader of the series' file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kalman predictor: a drifting level with jumps, observed through noise and spikes."""
+"""Kalman predictor of a silo's speed: a drifting level with jumps, observed through noise and spikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent predictors: past speeds in, the next speed out, trained by PyTorch."""
+"""Recurrent networks that predict a silo's next speed from past speeds, trained by PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adder of a region's updates in the clear: one weighted mean for each base version."""
+"""Adder of unencrypted updates at a relay: one weighted mean of its silos' updates for each base version."""
 
 from __future__ import annotations
 

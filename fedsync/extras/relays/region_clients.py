@@ -1,8 +1,8 @@
-"""Server side of relays: the silos behind a relay appear as nodes, and their messages are bundled.
+"""Server's side of relays: it treats the silos behind a relay as nodes, and bundles their messages.
 
 A node that identifies itself as a relay is not a node of the run; the nodes behind it are. These nodes have negative
-numbers, which Flower does not use. All messages posted for a region in one turn form one message, a *bundle*. Each
-relay always has at least one unanswered bundle, so it can report at any time.
+numbers, which Flower does not use. Messages that the server posts at the same time for one relay form one message, a
+*bundle*. Each relay always has an unanswered bundle, so it can report at any time.
 
 | bundle | until | then |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Sums of regions: payloads that a relay sends in place of its silos' updates.
+"""Sums of regions: payloads that a relay sends to the server instead of its silos' single updates.
 
 A *region* is the group of silos behind one relay. The relay checks each update as the server would, adds compatible
 updates, and sends the sum with the names of its members. The relative weight of an update within its region (`share`)

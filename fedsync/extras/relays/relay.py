@@ -1,7 +1,7 @@
-"""Relay of a region: passes the server's questions to its silos, adds up their updates, and replies for all at once.
+"""Relay between the server and a group of silos (*region*): forwards requests, adds up updates, and replies for all.
 
-A relay keeps no model, has no key, and decides nothing. The server assigns the training, repeats questions and sets
-timeouts, as for silos without a relay. The relay checks silos' replies as the server would.
+A relay keeps no model, has no key, and decides nothing. The server assigns the training, repeats requests (*questions*)
+and sets timeouts, as for silos without a relay. The relay checks silos' replies as the server would.
 
 | state of a question | until | next state |
 |---|---|---|
@@ -11,8 +11,8 @@ timeouts, as for silos without a relay. The relay checks silos' replies as the s
 | any | the server opens another session | forgotten |
 
 The reply to the oldest request is due when all questions are ready, when a silo connects or disconnects, or when the
-request's time expires. It is also due when the first ready answer has waited for `LINGER` of its own duration. So silos
-that finish together share one sum, and a slow silo delays the others only briefly.
+request's time expires. It is also due when the first ready answer has waited for the share `LINGER` of its duration. So
+silos that finish together share one sum, and a slow silo delays the others briefly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""App of a relay: it runs on the relay's own SuperLink, and answers requests from the upstream server.
+"""App of a relay (regional aggregator): runs on the relay's own SuperLink, and answers the main server's requests.
 
 upstream server's hub <- agent of the relay -> socket -> this app -> the relay's hub -> silos of the region
 """

@@ -1,4 +1,4 @@
-"""Connection from a relay to the silos of its region, over the same transport that a server uses."""
+"""Connection from a relay (regional aggregator) to its silos, over the same transport that a server uses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Protocol between server and relay; see `docs/internals/relays.md`.
+"""Protocol between a server and a relay (the aggregator of a group of silos); see `docs/internals/relays.md`.
 
 A `RegionRequest` carries numbered questions for silos, and bytes beside them: the *pieces*, concatenated. The relay
-holds the request. It answers its oldest held request with all results that are ready, as a `RegionReply`. The results
-may belong to other requests. So one request is always open for a reply, and the server does not poll.
+holds requests, and answers the oldest with all results that are ready, as a `RegionReply`. The results may belong to
+other requests. So one request is always open for a reply, and the server does not poll.
 
 Texts from and for silos pass unchanged; see `fedsync.silo.protocol`.
 """

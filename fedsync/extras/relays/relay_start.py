@@ -1,4 +1,4 @@
-"""Relay run of a server, whose app forwards the requests of the upstream server.
+"""Start of a relay: a Flower run on the relay's own SuperLink, whose app forwards the upstream server's requests.
 
 The run is submitted once, when the relay's SuperLink first accepts connections. Afterwards the watchdog restarts a dead
 app, as for every run.

@@ -1,8 +1,8 @@
-"""Adder of a region's sealed updates: it adds as the server does, also without a key.
+"""Adder of encrypted updates at a relay: it adds its silos' updates as the server does, also without a key.
 
-Updates may be in one sum if they have the same grid, base version, past and attempt and, with masks, the same context
-and roster. A silo that differs from the others of its region comes in a separate sum, so it costs the others nothing.
-The server decides which of the sums counts, as if the updates had come alone.
+Updates may be in one sum if they have the same quantisation, base version, history and attempt and, with masks, the
+same context and roster. Updates that differ form separate sums, so they cost the others nothing. The server decides
+which of the sums counts, as if the updates had come alone.
 """
 
 from __future__ import annotations

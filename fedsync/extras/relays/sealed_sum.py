@@ -1,14 +1,14 @@
-"""Sum of a region's sealed updates, as the region's relay sends it to the server.
+"""Format of the sum of encrypted updates that a relay sends to the server for its silos.
 
     magic [4] | version [2] | members [2] | bytes of each slip [members x 4] | zeros to 8
     | each slip, zeros to 8 | words of the sum | values in the clear, float32
 
-A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature.
-The server thus knows of each member the same as of an update that arrives directly: its sealer, its order, its grid,
-its chain, its annex. The server adds up the tags itself. The server cannot see whether the words are the members' sum.
-Silos can: they check the tag before they open anything.
+A *slip* (`fedsync.cipher.encoding.sealed_wire.slip`) is an update without its words, under its silo's own signature. So
+the server knows as much of each member as of an update that arrives directly: its silo, order, grid, chain and annex.
+The server adds up the tags itself. The server cannot see whether the words are the members' sum. Silos can: they check
+the tag before they open anything.
 
-Values in the clear travel as a mean, see `fedsync.extras.relays.region_sums`. Numbers are little-endian.
+Unencrypted values are sent as a mean, see `fedsync.extras.relays.region_sums`. Numbers are little-endian.
 """
 
 from __future__ import annotations

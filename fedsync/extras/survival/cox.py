@@ -1,4 +1,4 @@
-"""Cox proportional hazards on tables: the model gives the logarithm of a person's hazard, over that of the average."""
+"""Cox proportional hazards on tables: the model gives the logarithm of a person's hazard relative to the average."""
 
 from __future__ import annotations
 

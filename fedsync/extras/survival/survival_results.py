@@ -1,4 +1,4 @@
-"""Results of survival analysis, from the sums that a run has left at the server or at a silo."""
+"""Results of survival analysis, from the pooled sums that a run has stored at the server or at a silo."""
 
 from __future__ import annotations
 

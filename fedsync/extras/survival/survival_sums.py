@@ -1,10 +1,10 @@
 """Sums for survival curves, log-rank test and Cox regression, and the vector that transports them.
 
-Times are rounded up to a public grid. The first round counts, for each time, the persons who have their event and the
-persons who are censored. A person who is followed beyond the grid is censored at its end. Each further round is one
-Newton step of a Cox model. With the coefficients b that follow from the rounds before, each silo sums exp(bz),
-z exp(bz) and zz' exp(bz) over the persons of each cell, where z are covariates in pooled deviations. Sums over the
-persons at risk are sums over the cells from a time on (`fedsync.extras.survival.survival_estimates`).
+Times are rounded up to a public grid. The first round counts events and censored persons for each time. A person who is
+followed beyond the grid is censored at the grid's end. Each further round is one Newton step of a Cox model. With the
+coefficients b of the previous rounds, each silo sums exp(bz), z exp(bz) and zz' exp(bz) over the persons of each cell.
+z are covariates in pooled standard deviations. Sums over persons at risk are sums over all cells from a time on
+(`fedsync.extras.survival.survival_estimates`).
 
 A *cell* is a span of consecutive times with enough persons: two cells that differ by one person would disclose that
 person's covariates. Silos agree on cells without a message: cells follow from the counts of the first round. Cells of

@@ -1,4 +1,4 @@
-"""Survival sums of all silos in the form of training: the model is the vector of sums."""
+"""Trainer that adds a silo's survival sums to a vector; the vector of sums takes the place of the model."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ A local step on a batch B with learning rate rho moves the statistics towards th
     s <- (1 - rho) s + rho mean_B t(x; M(s))
 
 This is a step of plain SGD on ``|s - mean_B t|^2 / 2`` with t held fixed, so the loop for networks also trains
-statistics. An update is "local minus base statistics", and means of means weighted by samples are means. One step with
-rho = 1 on all of a silo's data, averaged by ``weight: examples``, is therefore one EM iteration on the joint data. The
-result is exact up to the rounding of float32 and, for encrypted updates, of their integers. Smaller batches and rho < 1
-give stepwise EM.
+statistics. An update is "local minus base statistics", and the mean of means, weighted by samples, is the overall mean.
+One step with rho = 1 on all of a silo's data, averaged by ``weight: examples``, is therefore one EM iteration on the
+joint data. The result is exact up to the rounding of float32 and, for encrypted updates, of their integers. Smaller
+batches and rho < 1 give stepwise EM.
 
 Source: FSP, section 2.2 (statistics as sums, M-step from sums). For smaller batches FSP stores the last statistics of
 every sample and sends the change. Here old statistics fade instead, as in the online EM of Cappe and Moulines,

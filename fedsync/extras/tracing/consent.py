@@ -1,8 +1,8 @@
 """Owner's consent that a silo examines single updates of one version: a signed statement in a small file.
 
 The consent names group, key epoch, run, version and the version's additions, so it is valid for nothing else. It also
-names the examiners. There may be several, because one examiner may be the silo that is searched for. The silo's
-long-lived key signs the consent.
+names the examiners. There may be several, because one examiner may itself be the wanted silo. The silo's long-lived key
+signs the consent.
 
 Under masks, the group key opens no single update. A consent then has the seeds of the masks that the silo shares with
 each other silo in this version. They are sealed to each examiner's public key: seeds of one update, and no key. The

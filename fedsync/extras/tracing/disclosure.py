@@ -1,4 +1,4 @@
-"""File of single updates that the server gives to an examiner.
+"""File of encrypted single updates that the server gives to an examiner (a silo that searches for a bad update).
 
     magic [8] | notice bytes [8], consents bytes [8] | notice | consents, as frames | each update
     each update: name bytes [2], message bytes [8] | update id | the message as its silo sent it

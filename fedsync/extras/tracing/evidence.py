@@ -1,4 +1,4 @@
-"""Single updates of the last versions, sealed, on the server's disk: evidence to find a silo that spoiled an update.
+"""Encrypted single updates of the last versions on the server's disk: evidence to find a silo that sent a bad update.
 
 The server receives each update before it adds them up, and can open no update. It keeps the updates of the last
 versions in the run's folder, up to a limit of versions and bytes. It gives them out if owners consent

@@ -1,4 +1,4 @@
-"""Examination of a version's updates at a silo: the owner's consent, and the trace with the run's kept state."""
+"""Examination of a version's single updates at a silo: the owner's consent, and the checks with the run's state."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Search for the silo that spoiled a version: each update alone, opened at one silo, with the owners' consent.
+"""Search for the silo that corrupted a version: decryption of single updates at one silo, with the owners' consent.
 
 An update is opened only if its silo signed it, it belongs to the version, and its tag fits: a silo decrypts only data
-that silos sealed. Then the update must be what an honest silo may send:
+that silos encrypted. Then the update must be what an honest silo may send:
 
 | failed check | fault |
 |---|---|
 | tag | no sum with it is authentic, at any silo |
-| chain | it was built on another past than this silo's |
+| chain | it was built on another history than this silo's |
 | grid | it was sealed on a grid that nobody agreed on |
 | masks | the two silos of a mask committed to different seeds, or the seeds are not those committed to |
 | count, weights, progress, votes, evaluation | its header is not that of a single silo |

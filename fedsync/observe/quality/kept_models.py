@@ -1,4 +1,4 @@
-"""The best model of a run and the last, as files in its folder.
+"""Files of a run's best model and last model, in the run's folder.
 
 | file | content | written |
 |---|---|---|
@@ -7,8 +7,8 @@
 | ``last.pt``, ``model.pt`` | the last version, one file under two names | at the end |
 
 The process may be killed at any instant, so each file is replaced atomically. Before a new ``best.pt`` replaces the old
-file, ``best.json`` describes both files. A resumed run starts from its checkpoint, which contains the best model too.
-The resumed run then rewrites ``best.pt``, because the file may be newer or older than the checkpoint.
+file, ``best.json`` describes both. A resumed run starts from its checkpoint, which contains the best model. The resumed
+run then rewrites ``best.pt``, because the file may be newer or older than the checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Statistics of strategies over several seeds: means with intervals, and paired tests.
+"""Statistical comparison of strategies over several seeds: means with intervals, and paired tests.
 
 Runs of one seed have the same data and the same initial model, so differences are taken seed by seed. Two tests
 compute p-values under the hypothesis that the strategies do not differ. The paired t-test assumes normal differences;

@@ -1,4 +1,4 @@
-"""Result of a survey at the server: a statistics file for users, and the data that silos receive in the run."""
+"""Result of a survey (joint statistics before a run) at the server: a file for users, and data for the run's silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preflight checks of a machine, a silo or a server."""
+"""Checks before the start of a silo or a server: machine, files, keys and network."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Threats and countermeasures:
 
 The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and receives a cookie (``HttpOnly``,
 ``SameSite=Strict``) and a key. Every request about the run needs both. Operator commands go through
-`fedsync.server.operator_requests`. Connections have the limits of a hub's strangers.
+`fedsync.server.operator_requests`. Connections have a hub's limits for unknown callers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pending updates in the clear, and the base of aggregations that need each update, such as median and Krum."""
+"""Unencrypted updates of a commit, and the base class of aggregations of single updates, such as median and Krum."""
 
 from __future__ import annotations
 

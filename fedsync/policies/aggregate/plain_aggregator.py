@@ -1,4 +1,4 @@
-"""Store of the model and of the updates that wait for a commit, in the clear."""
+"""Server's aggregator without encryption: the model, and updates that wait for a commit (a new model version)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Median, trimmed mean and Krum: aggregations that resist wrong updates, accidental or malicious, of a few silos.
 
-They compare single updates, so they need updates in the clear. ``inner`` names the aggregation whose scaling is applied
+They compare single updates, so updates must be unencrypted. ``inner`` names the aggregation whose scaling is applied
 before the comparison (`CommitUpdates`); the default does not scale.
 """
 

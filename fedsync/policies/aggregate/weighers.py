@@ -1,4 +1,4 @@
-"""Weights of updates in a commit, discounts of stale updates, and the base classes of all aggregations.
+"""Weights of updates in a commit (new version), discounts of stale updates, and base classes of aggregations.
 
 Every weigher returns final coefficients c_i; the model becomes ``model + sum_i c_i update_i``. Published
 algorithms are compositions:
@@ -7,9 +7,9 @@ algorithms are compositions:
 - FedBuff: ``Scaled(Stale(WeightedMean("silo"), s), eta_g)``, that is c_i = eta_g / K * s(staleness_i).
 - FedAsync: ``Toward(Scaled(Stale(WeightedMean("silo"), s), alpha))``, that is c = alpha * s(staleness).
 
-The staleness of an update is the number of versions made between its base and its commit, without the version of that
-commit. An update that starts from the newest model has s = 0, and every discount is then exactly 1. (Published code
-that counts the commit itself discounts a fresh update by one half.)
+The staleness of an update is the number of versions between its base and the version that its commit makes. An update
+that starts from the newest model has staleness 0, and every discount s(0) is exactly 1. (Published code that counts the
+commit itself discounts a fresh update by one half.)
 
 Source: FedAsync (Xie et al. 2019, arXiv:1903.03934; constant, polynomial, hinge); FedBuff (Nguyen et
 al. 2022, arXiv:2106.06639) takes the polynomial discount with exponent 1/2.

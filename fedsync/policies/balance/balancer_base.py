@@ -1,4 +1,4 @@
-"""Base classes of balancers and curves, and the kinds ``fixed``, ``linear`` and ``affine``."""
+"""Base classes of balancers (choice of batch sizes) and speed curves; kinds ``fixed``, ``linear`` and ``affine``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch sizes by forecast: in proportion to speed, or so that the slowest silo is fastest, for any speed curves."""
+"""Balancers by speed forecast: batch sizes in proportion to speed, or with the least time of the slowest silo."""
 
 from __future__ import annotations
 

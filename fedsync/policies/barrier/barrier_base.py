@@ -1,4 +1,4 @@
-"""Base class of all barriers: a barrier decides when a round ends with a commit, and which silos may continue."""
+"""Base class of all barriers: a barrier decides when a new model version is made, and which silos may continue."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Search for the length of time-bounded rounds, from the shortest interval upwards.
 
-`HalvingInterval` begins with a long interval and compares it with a shorter one that is tried later. Both cost most
-when they reveal least. A trial of a long interval takes long. The loss falls most steeply in the first rounds, so any
-later trial looks worse (the paper's "false positive").
+`HalvingInterval` begins with a long interval and later tries a shorter interval. This has two drawbacks. A trial of a
+long interval takes long. The loss falls most steeply in the first rounds, so any later trial looks worse (the paper's
+"false positive").
 """
 
 from __future__ import annotations

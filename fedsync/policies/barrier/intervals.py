@@ -1,10 +1,10 @@
-"""Policies for the length of time-bounded rounds: fixed, halved while that pays, or from a fitted quality function.
+"""Policies for the length of time-bounded rounds: fixed, halved while halving helps, or from a fitted function.
 
 A short interval brings fresh parameters often (quality), a long interval has fewer barriers (quantity). Each policy
 sets the length of the next round and learns from the result of the last round.
 
-The loss of a round is the silos' mean training loss, measured from the model with which the round began. So the first
-loss belongs to the model before the first round, and the gain of k rounds is known one round later:
+The loss of a round is the silos' mean training loss, and counts for the model at the round's beginning. So the loss of
+round 1 belongs to the initial model, and the gain of k rounds is known one round later:
 ``loss of round 1 - loss of round k + 1``. All rounds of a gain have the same interval, because a longer local run
 shows a lower mean loss of the same model.
 

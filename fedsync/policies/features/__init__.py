@@ -1,1 +1,1 @@
-"""Optional features of a run, listed under ``extensions`` in a strategy file; FedSync ships none of its own."""
+"""Package of optional features (``extensions`` in a strategy file). FedSync ships none here; users add their own."""

@@ -1,4 +1,4 @@
-"""Base of optional features (``extensions`` of a strategy file), and wrappers that name a user's failed hook."""
+"""Base class of optional features (``extensions`` of a strategy file), with errors that name a user's failed hook."""
 
 from __future__ import annotations
 

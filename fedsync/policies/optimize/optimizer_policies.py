@@ -1,4 +1,4 @@
-"""Server optimizers: Reddi et al. 2021 with the defaults of Flower's strategies, delayed Nesterov, and SCAFFOLD."""
+"""Server optimizers: adaptive methods (Reddi et al. 2021) with Flower's defaults, delayed Nesterov, and SCAFFOLD."""
 
 from __future__ import annotations
 

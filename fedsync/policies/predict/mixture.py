@@ -1,4 +1,4 @@
-"""Mixture of all predictors, weighted by their recent errors."""
+"""Predictor that averages all other predictors' forecasts of a silo's speed, weighted by their recent errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NARX predictor: speed from past speeds and from the load of the machine's processors and memory."""
+"""NARX predictor of a silo's speed, from past speeds and from the load of the machine's processors and memory."""
 
 from __future__ import annotations
 

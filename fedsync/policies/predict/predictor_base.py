@@ -1,4 +1,4 @@
-"""Base class of all predictors, and the predictors ``memoryless`` and ``ema``."""
+"""Base class of all predictors of a silo's speed, and the predictors ``memoryless`` and ``ema``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Small immutable feed-forward network: one hidden layer of tanh, plus direct connections from inputs to output.
 
 ``y = w . tanh(W x + b) + s . x + c``. With some hundred parameters and a few thousand samples, the method of Levenberg
-and Marquardt takes a handful of passes of a millisecond, where gradient descent takes thousands. Huber's loss limits
+and Marquardt takes a handful of passes, each of a millisecond. Gradient descent takes thousands. Huber's loss limits
 the influence of rare stalls of the machine.
 
 scikit-learn's ``MLPRegressor`` does not fit: it is mutable and offers only gradient methods and squared errors.

@@ -1,4 +1,4 @@
-"""Settings that change from round to round (``on_round``): learning rate schedules, and settings by round."""
+"""Settings that change by round (``on_round``): learning rate schedules, and settings for users' training code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Agent of a silo: one process that receives the server's questions in all runs of the silo, and sends the answers.
+"""Agent of a silo: one process that receives the server's requests (*questions*) in all runs, and sends the answers.
 
 In each run it keeps one HTTPS request open at the *hub*, the part of the server that hands out questions, such as
-orders. The agent has a network, but neither the silo's data nor any training code. It passes questions over a Unix
+orders. The agent has network access, but neither the silo's data nor any training code. It passes questions over a Unix
 socket to the trainer of the run (`fedsync.silo`). A run's ClientApp hands the agent a *join*, with address and secret
 of the hub. The agent outlives the ClientApp and the SuperNode.
 

@@ -1,4 +1,4 @@
-"""Answers of a silo: passes a question to the run's trainer, or to the relay's app, and records the answer.
+"""Forwarder of the agent: passes a server's question to the run's trainer or a relay's app, and logs the answer.
 
 Nothing is decoded here, and nothing heavy is imported. The server sees only an error's code of the closed list
 (`fedsync.silo.owner.refusals`), never its text.

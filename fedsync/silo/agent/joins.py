@@ -1,9 +1,9 @@
-"""Joins of a silo's agent: a file for each run to join, a wake-up on its socket, and the room of a run's ClientApp.
+"""Invitations to runs (*joins*): a file for each, which a confined ClientApp hands to the silo's agent process.
 
 Flower starts the ClientApp that the server's bundle names, in a process of the silo's user. Confined without keys or
 data, this process may do one thing: put a join into the agent's inbox.
 
-The sender of a join starts the agent if it does not run. The file is written first, so no join is lost.
+The sender of a join starts the agent if the agent does not run. The file is written first, so no join is lost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flower app that a silo received: task files are looked up there first, so that an app may bring its own."""
+"""Lookup of task files in the Flower app that a silo received, before any other folder."""
 
 from __future__ import annotations
 

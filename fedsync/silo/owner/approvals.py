@@ -1,8 +1,8 @@
 """Approval of runs by a silo's owner: pending runs, decisions, and the check of every message.
 
-With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. The
-owner approves the bytes of the specification, which their SHA-256 identifies everywhere. So a changed specification
-under the same name, or the same specification for another run, is another digest and waits again.
+With ``approve: ask`` in silo.yaml, a silo only answers that a run waits, until its owner has approved the run. An
+approval belongs to a digest: the SHA-256 of the run's text (specification and settings). So a changed specification, or
+the same specification for another run, has another digest and waits again.
 
 | state of the digest | answer to a message of the run | next state |
 |---|---|---|
@@ -11,8 +11,8 @@ under the same name, or the same specification for another run, is another diges
 | approved | admitted | unknown after a week without a message: the run is over |
 | refused | refused: `OwnerRefusal` | approved; unknown, as above |
 
-An approval also covers the code that the run names. It holds the SHA-256 of every Python file that the run can import
-from the silo's data folders; other content is refused (`fedsync.common.sandbox.code_review`).
+An approval also covers the code that the run names, by the SHA-256 of every Python file that the run can import from
+the silo's data folders. Other content is refused (`fedsync.common.sandbox.code_review`).
 
 Each run is a file in a folder that only the owner can read. A lost pending run returns with the server's next message.
 Every message imports this file, also in processes that only pass messages on, so it imports little.

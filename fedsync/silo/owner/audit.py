@@ -1,4 +1,4 @@
-"""Audit log of a silo: the requests, what left the silo, and the refusals. Append-only, in a chain of digests.
+"""Audit log of a silo: all requests, sent data and refusals. It is append-only, as a chain of digests.
 
 Each line is on disk (``fdatasync``) before its answer leaves. So the log has every answer that left, even if the
 process is killed at that moment. The answer of an incomplete line never left; the next writer cuts this line off and

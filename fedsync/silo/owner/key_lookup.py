@@ -1,4 +1,4 @@
-"""Lookup of a process's keys: a silo finds its own keys, and the server finds keys that decrypt nothing."""
+"""Lookup of encryption keys: a silo finds its own keys, and the server finds keys that decrypt nothing."""
 
 from __future__ import annotations
 

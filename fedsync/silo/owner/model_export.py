@@ -1,4 +1,4 @@
-"""Export of an encrypted run's model, which only the silos hold."""
+"""Export of an encrypted run's model to a file at a silo, because the server cannot read the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Survey before an encrypted run: its sealed sums, opened at a silo."""
+"""Decryption at a silo of a survey's sums (joint statistics of all silos, computed before the run)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Guard of a silo's privacy budgets: what a private run may do here, and what of its results leaves.
+"""Guard of a silo's privacy budgets: limits on what a differentially private run may do and send.
 
 An order is admitted if the budget has room for all of its steps. Its executed steps are entered in the ledgers before
-its result leaves. The guard removes all figures from the report except figures that follow from the order, figures that
-the owner declared public, and scores with noise; docs/assurance/privacy.md lists each figure.
+its result leaves. The report keeps only figures that follow from the order, figures that the owner declared public, and
+scores with noise; docs/assurance/privacy.md lists each figure.
 """
 
 from __future__ import annotations

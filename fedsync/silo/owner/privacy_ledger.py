@@ -1,7 +1,7 @@
-"""Ledger of a data set's privacy budget: what left the silo about its units, over all runs. Append-only, on disk.
+"""Ledger of a data set's privacy budget: every differentially private release, over all runs; append-only, on disk.
 
 An entry is on disk (``fdatasync``) before its result leaves. If a process is killed between the two, the repeated order
-is entered again. So an order may count twice, but never not at all.
+is entered again. So an order may count twice, but is never missing.
 
 Entries form a chain of digests, as in the audit log. Each entry also goes to the audit log, with its number and digest.
 A ledger that is older than the audit log, as after the restoration of a backup, is therefore noticed and closed. The

@@ -1,7 +1,7 @@
 """Refusals of a silo: the server gets a code, and the reason stays in the silo's own log.
 
 An error's text, and even its time, may disclose a path, a table cell or a decrypted number. So the server learns only
-one code of a closed list, whatever failed and wherever. The reason goes to the log of the failed process (a trainer's
+one code of a closed list, for every failure. The reason goes to the log of the failed process (a trainer's
 ``trainer.log``, or the SuperNode's). A small file in the state folder has it too; ``fedsync doctor --silo`` shows it.
 
 All failures of sealed data have the same code, and so the same answer, byte by byte.

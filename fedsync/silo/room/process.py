@@ -1,4 +1,4 @@
-"""Training process of a silo as its session sees it. The process has the data, but neither keys nor a network.
+"""Proxy for a silo's training process, in the session. The process has the data, but neither keys nor a network.
 
 The session (`fedsync.silo.session.session`) has the keys, the state and the last order, and imports no user's code. The
 session distrusts every message of the process: it checks the form, the length, and that all values are finite.

@@ -1,6 +1,6 @@
-"""Start and end of a training process, also for an owner's command that exports a model built by the run's code.
+"""Start and end of a silo's training process, for runs and for the owner's command that exports a model.
 
-The training process returns tensors; the process of the command writes the files.
+In an export, the training process runs the run's code and returns tensors; the command's process writes the files.
 """
 
 from __future__ import annotations

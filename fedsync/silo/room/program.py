@@ -1,4 +1,4 @@
-"""Program of a silo's training process: enters its room, then serves its session.
+"""Program of a silo's training process: confines itself (enters the *room*), then serves the silo's session.
 
 The room (`fedsync.common.sandbox.confinement`) holds the programs, the owner's data folders and a private folder. It
 has no keys, no state, no network and no memory of another process. The process enters the room before any import that

@@ -1,4 +1,4 @@
-"""Local carry-over: a queued order starts from its model plus a share of the silo's own last update.
+"""Local carry-over: a queued order (training request) starts from its model plus a share of the silo's last update.
 
 The model of a queued order is older than this update, and lacks the previous round. With a share of 1 the silo
 continues from its own position, and the other silos' progress arrives one order later (CoCoD-SGD). A smaller share

@@ -1,10 +1,10 @@
-"""Control variate of a silo, and its change by the last update (SCAFFOLD; see `fedsync.model.control_variates`).
+"""Control variate of a silo (SCAFFOLD), and its change by the last update; see `fedsync.model.control_variates`.
 
 m_i is the variate of silo i, m the mean of all m_i, u_i the silo's update, and K_i its number of local steps.
 
 | state | event | next state |
 |---|---|---|
-| m_i, nothing proposed | an order is trained, which proposes ``m_i - m + u_i / K_i`` | m_i, proposed |
+| m_i, nothing proposed | an order is trained, and proposes ``m_i - m + u_i / K_i`` | m_i, proposed |
 | m_i, proposed | the next order comes, and that update was in a commit | the proposal becomes m_i |
 | m_i, proposed | the next order comes, and that update was discarded or lost | m_i, nothing proposed |
 

@@ -1,4 +1,4 @@
-"""Factories of a silo's copy of the model, which receives and sends; see `fedsync.model.transfer.Replica`."""
+"""Factories of a silo's copy of the model (`fedsync.model.transfer.Replica`), which decodes and encodes messages."""
 
 from __future__ import annotations
 

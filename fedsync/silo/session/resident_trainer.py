@@ -1,7 +1,7 @@
-"""Resident trainer: one process a silo that keeps model, data and device ready between messages.
+"""Resident trainer: one process per silo that keeps model, data and device ready between messages.
 
-It listens on a Unix socket in a folder that only its owner can enter, and that it holds exclusively while it lives. It
-listens before it loads anything, so that clients learn that it loads, and since when.
+The trainer listens on a Unix socket in its own folder, which only its owner can enter and which it locks. It listens
+before it loads anything, so that clients learn that it is loading, and since when.
 
 | state | activity | goes to |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Check of an order's settings for training code against the run's specification."""
+"""Check that an order's settings (such as learning rate) are those of the run's specification for its round."""
 
 from __future__ import annotations
 

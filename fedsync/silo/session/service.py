@@ -1,4 +1,4 @@
-"""Request handler of a silo's trainer: answers requests while training goes on.
+"""Request handler of a silo's trainer process: answers the server's requests while training goes on.
 
 A `TrainerService` carries out orders in separate threads (`fedsync.silo.session.order_queue`). So each request gets an
 answer at once: the update if it is ready, else the progress. A repeated request does its work only once. An order has

@@ -1,7 +1,7 @@
 """Session of a silo: receives a model, trains, sends the update, and remembers its position in the data.
 
-Virtual time, Flower's simulation engine and a real silo's resident trainer all use this object, so a silo does the
-same everywhere. Not to be confused with `fedsync.silo.session.service.TrainerService`, which answers requests while a
+Simulations in virtual time, Flower's simulation engine and real silos use this object, so a silo behaves alike
+everywhere. Not to be confused with `fedsync.silo.session.service.TrainerService`, which answers requests while a
 session works, or with `fedsync.model.transfer.Replica`, the session's copy of the model and its encryption.
 """
 

@@ -1,17 +1,17 @@
-"""Extension hooks of a silo's session: the base class of optional features of a silo's part in a run.
+"""Extension hooks of a silo's session (its part in a run): the base class of optional features at a silo.
 
 A feature that a plain run does not use is a `SessionExtension`. A session holds its run's extensions in a list, and
-calls their hooks in this order. Its handling of orders names no extension.
+calls their hooks in this order. The session's own code knows no single extension.
 
 | when | hook | the extension can |
 |---|---|---|
-| first updates are estimated, to choose the scale of sealed values | `estimating` | replace the trainer |
+| first updates are estimated, to choose the range of encrypted values | `estimating` | replace the trainer |
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
 | while the order is trained | `training` | be a context around it, for example to see errors |
-| the order was trained | `released` | change what leaves, or record it |
+| the order was trained | `released` | change the outgoing result, or record it |
 | the answer is saved | `beside` | save vectors with it |
-| the answer is saved, or was loaded after a restart | `done` | go on from it |
+| the answer is saved, or was loaded after a restart | `done` | continue from this answer |
 | the server asks for an evaluation | `judged` | evaluate in its place |
 
 See `fedsync.core.extension` for features that take part in the decisions of the server.

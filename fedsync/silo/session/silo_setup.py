@@ -1,4 +1,4 @@
-"""Builder of a silo's trainer in this process, with the facts and the options that its training code gets."""
+"""Builder of a silo's trainer in this process, with the silo's facts and options for the training code."""
 
 from __future__ import annotations
 

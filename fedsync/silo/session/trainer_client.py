@@ -1,4 +1,4 @@
-"""Client of a silo's resident trainer: finds or starts the trainer, and makes room for it. Imports no torch."""
+"""Client of a silo's trainer process: finds or starts it, and ends idle trainers of other runs. Imports no torch."""
 
 from __future__ import annotations
 

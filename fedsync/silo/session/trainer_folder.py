@@ -1,8 +1,8 @@
-"""Folder of a trainer: its exclusive lock, and limits of its disk use.
+"""Folder of a silo's trainer process: its exclusive lock, and limits of its disk use.
 
-A process takes the kernel's lock before it loads anything. The lock lasts until the process is gone, however it ends,
-and tells others the process's id. A child process does not inherit the lock. Old folders and the beginning of a long
-log are removed.
+A process takes the kernel's lock before it loads anything. The lock lasts until the process ends in any way, and tells
+others its process id. A child process does not inherit the lock. Old folders and the beginning of a long log are
+removed.
 """
 
 from __future__ import annotations

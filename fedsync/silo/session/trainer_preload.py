@@ -1,4 +1,4 @@
-"""Entry points of forked trainers for `fedsync.common.nursery`, where one machine emulates several silos."""
+"""Entry points for trainers that the fork server `fedsync.common.nursery` starts, for several silos on one machine."""
 
 from __future__ import annotations
 

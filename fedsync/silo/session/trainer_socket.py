@@ -1,6 +1,6 @@
 """Connection to a resident trainer: a Unix socket that carries JSON values with payloads, in both directions.
 
-A payload that maps a file travels as the file's name, because both sides are processes of one user.
+For a payload that maps a file, only the file's name is sent, because both sides are processes of one user.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fit of a federation's twin: a silo file with simulated machines, which reproduce a run's journal.
+"""Fit of a federation's twin: a silo file with simulated machines that reproduce the timing in a run's journal.
 
 | parameter | fitted to |
 |---|---|

@@ -1,4 +1,4 @@
-"""Machine records from a run's journal: step times, overheads and absences of each silo."""
+"""Measurements from a run's journal: step times, overheads and absences of each silo's machine."""
 
 from __future__ import annotations
 

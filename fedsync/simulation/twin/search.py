@@ -1,8 +1,8 @@
 """Search for a good strategy on a federation's twin, by time to a target or by throughput.
 
 With training, the search is successive halving: all candidates get a short time, the best third gets three times as
-much, and so on, until few are left. The finalists are played to the target several times, each on another draw of the
-twin. A candidate is better if it reaches the target earlier or, without reaching the target, a better accuracy.
+much, and so on, until few are left. The finalists are simulated to the target several times, each on another random
+draw. A candidate is better if it reaches the target earlier or, without reaching the target, a better accuracy.
 
 Source: successive halving, Jamieson and Talwalkar 2016.
 """

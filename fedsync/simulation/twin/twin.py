@@ -1,4 +1,4 @@
-"""Twin of a federation: strategies replayed on fitted machines in virtual time, several times, with an interval.
+"""Twin of a federation: simulation of strategies on machines fitted to a real run, with confidence intervals.
 
 Fitted parameters are uncertain. So each draw has other parameters, within their errors, and other load, jitter, crashes
 and trace offsets. The overhead of an order is known only for the strategy that ran: real silos share a server,

@@ -1,8 +1,8 @@
-"""Sums of one evaluation, collected batch by batch.
+"""Collector of a metric's sums in one evaluation, batch by batch.
 
 Small batches are joined before they are summed: for a few hundred samples, the calls take longer than the computation.
-Memory is limited to the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and
-per-sample results.
+Memory use: the sums, `_KEPT` outputs with targets, and a few numbers per sample for pair metrics and per-sample
+results.
 """
 
 from __future__ import annotations

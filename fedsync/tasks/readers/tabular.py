@@ -1,7 +1,7 @@
 """Readers of tables: CSV for texts and numbers, with errors that name the line, and Parquet for numbers.
 
-Pandas reads the cells as text and pads a row that has too few cells. Such padding would look like gaps, so rows with an
-empty last cell are counted again.
+Pandas reads the cells as text and pads a row that has too few cells. Padding would look like missing values, so the
+cells of rows with an empty last cell are counted again.
 """
 
 from __future__ import annotations

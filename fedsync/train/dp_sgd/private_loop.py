@@ -1,10 +1,10 @@
-"""Private steps of a user's loop: each clips the gradients of single rows, and adds noise.
+"""DP-SGD in a user's own training loop: each step clips the gradients of single rows, and adds noise.
 
 The loop gets a loader of batches by Poisson sampling, and an optimizer whose ``step`` is private. After every step the
-model's values are copied. A model that has other values before the next step, or at the end, was changed by something
-else, and the order is refused.
+model's values are copied. If the model has other values before the next step, or at the end, something else changed
+them, and the order is refused.
 
-The checks find mistakes. They do not stop code that means to cheat, for example by a step on rows that it kept.
+The checks find mistakes. They do not stop malicious code, for example a step on rows that the code has stored.
 """
 
 from __future__ import annotations

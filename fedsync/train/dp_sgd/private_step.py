@@ -1,11 +1,11 @@
-"""Arithmetic of a private step: clipped sums, Gaussian noise, sampling, and checks of gradients of single rows.
+"""Arithmetic of a DP-SGD step: clipped sums, Gaussian noise, sampling, and checks of gradients of single rows.
 
 A *unit* is what a budget protects: a row, or all rows of a person.
 
 Gradients of single rows need suitable options and layers, and a loss that is a mean over independent rows.
 
-The server knows the seed of a run, so a real silo takes noise and units from the operating system's generator: 32 bytes
-of it are the key of a ChaCha20 stream for one order. A simulation in virtual time may use the order's seed, because no
+The server knows the seed of a run. So a real silo draws noise and units from a ChaCha20 stream for each order, whose
+key is 32 bytes of the operating system's generator. A simulation in virtual time may use the order's seed, because no
 result leaves the machine.
 """
 

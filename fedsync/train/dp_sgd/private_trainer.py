@@ -1,11 +1,11 @@
 """Trainer of a task by DP-SGD: each step clips the gradient of each unit and adds Gaussian noise.
 
-A step draws units independently, each with the rate that the ordered batch size means (Poisson sampling); so a step may
-have no unit at all, and is then noise alone. The sum of clipped gradients, with noise, is divided by the ordered batch
-size, which is public, and not by the number of units drawn.
+A step draws each unit independently with the same probability, so that the mean number is the ordered batch size
+(Poisson sampling). A step without any unit is noise alone. The sum of clipped gradients, with noise, is divided by the
+ordered batch size, which is public, and not by the number of units drawn.
 
-A server may choose a model with which one row's gradient is not finite. Such a gradient counts as zero, and such a loss
-too: else the failure of the order would tell that the row is there.
+A malicious server may send a model for which one row's gradient is not finite. Such a gradient or loss counts as zero.
+Otherwise the failed order would reveal that the row exists.
 
 Source: Abadi et al. 2016 (arXiv:1607.00133), Algorithm 1. Opacus computes and clips the gradients of single rows.
 """

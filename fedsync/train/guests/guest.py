@@ -1,4 +1,4 @@
-"""Trainer for a silo's own training code in a `fedsync.client.SiloApp`."""
+"""Trainer that runs a user's own training code from a `fedsync.client.SiloApp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainer that calls a Flower ClientApp in the trainer's process, once per order.
+"""Trainer that calls a user's Flower ClientApp, in its own process, once per order.
 
 This module is the only module outside ``fedsync/flower`` that imports flwr at run time; only trainers of such apps
 import it. Messages stay in the process and never pass a SuperLink.

@@ -1,6 +1,6 @@
 """Devices for training, and the floating-point precision of steps on them. Parameters and updates are always float32.
 
-The only file that distinguishes GPU and CPU.
+This is the only file that distinguishes GPU and CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measurement of a machine's curve: time of a local step by batch size, measured with the training loop itself."""
+"""Measurement of a machine's speed curve (seconds of a local step by batch size), with the real training loop."""
 
 from __future__ import annotations
 

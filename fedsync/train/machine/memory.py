@@ -1,7 +1,6 @@
-"""Refusal of models that do not fit in memory.
+"""Check that a model fits in memory, before training.
 
-A trial allocation of a model is no test: the system promises more memory than it has, and kills the process that uses
-it.
+A trial allocation is no test: the system promises more memory than it has, and kills the process that uses it.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
 | ready | goes to each process, with base and data position; each process reports the end of its share | ready, broken |
 | broken | fails once, with the cause; the other processes are killed | forming, with the next order |
 
-A process breaks the group when the process ends for any reason, or when its share fails. Orders do not depend on
-earlier orders, so new processes can repeat a failed order.
+The group is broken when a process ends for any reason, or when a process's share fails. Orders do not depend on earlier
+orders, so new processes can repeat a failed order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of the hub: blobs, which silos fetch, and uploads, which silos leave.
+"""Files of the hub: blobs, which silos download, and uploads from silos.
 
 | state of an upload | until | next state |
 |---|---|---|

@@ -1,7 +1,7 @@
-"""HTTP interface of the hub: an ASGI app where silos get questions, send answers, fetch blobs and leave uploads.
+"""HTTP interface of the hub: an ASGI app where silos get questions (requests), send answers, and transfer files.
 
 The head of a request identifies the caller, and so determines its limits. The app reads no body of unknown callers, and
-never more than announced. Every stage has a timeout. It is independent of Flower.
+never more than announced. Every stage has a timeout. The app is independent of Flower.
 
 | request | parameters | response |
 |---|---|---|

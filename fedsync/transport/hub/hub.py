@@ -1,4 +1,4 @@
-"""Hub: the server's own transport to its silos, instead of Flower's messages. See `fedsync.transport.hub.door`."""
+"""Hub: the server's own HTTPS transport to silos, instead of Flower's messages; see `fedsync.transport.hub.door`."""
 
 from __future__ import annotations
 

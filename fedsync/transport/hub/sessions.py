@@ -1,4 +1,4 @@
-"""Sessions of a hub: each silo's secret, and its unanswered questions. No network code.
+"""Sessions of a hub: each silo's secret and unanswered questions (requests), without network code.
 
 | state of a silo | event | next state |
 |---|---|---|
@@ -6,7 +6,7 @@
 | connected | no request is held for ``AWAY_S`` | away: it may return by itself, with its session's secret |
 | away | any request of its session | connected |
 | any | a new invitation | invited; the present session continues until the new join is used |
-| any | it is struck off | unknown: its secrets and questions are deleted |
+| any | it is removed | unknown: its secrets and questions are deleted |
 
 A question is queued until its answer arrives, the server drops it, or the silo begins a new session. Each answer is
 delivered to the server once, and a later one is acknowledged and ignored. So a lost connection loses no question. A

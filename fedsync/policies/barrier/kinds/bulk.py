@@ -1,4 +1,4 @@
-"""Barriers with rounds of all silos: bulk synchronous parallel, its aggressive variant, and rounds that end on time."""
+"""Barriers with rounds of all silos: bulk synchronous parallel (BSP), its aggressive variant, and timed rounds."""
 
 from __future__ import annotations
 

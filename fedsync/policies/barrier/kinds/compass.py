@@ -1,15 +1,15 @@
-"""FedCompass: work sized so that silos of unequal speed arrive in groups.
+"""FedCompass: numbers of local steps with which silos of unequal speed send their updates in groups.
 
 A *group* is a set of silos that should arrive together. It has an expected time and a later latest time. When it ends,
 at its latest time at the latest, the updates that have arrived are committed.
 
 - A silo of unknown speed does ``min_steps`` steps, outside any group. Its update is committed on arrival.
 - A silo that continues joins the group in whose remaining time it can do the most steps, between ``min_steps`` and
-  ``max_steps``. If no group fits, it founds a group.
-- A silo that founds a group arrives together with the next order of another group, if it can. That time is the other
-  group's latest time plus the shortest order of ``max_steps`` steps among its members, overhead included. Among the
-  groups that it can meet with at most ``max_steps``, it takes the one with the most steps, but at least ``min_steps``;
-  else ``max_steps``.
+  ``max_steps``. If no group fits, the silo founds a group.
+- A silo that founds a group tries to arrive with the next order of another group. That time is the other group's latest
+  time plus the shortest order of ``max_steps`` steps among its members, overhead included. Of the groups that the silo
+  can meet with ``min_steps`` to ``max_steps``, it takes the group with the most steps; without such a group it does
+  ``max_steps``.
 
 No silo waits for ever: a group ends when none of its silos is busy, or at its latest time. A failed or lost silo leaves
 its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit. (In the

@@ -1,4 +1,4 @@
-"""Elastic bulk synchronous parallel (ElasticBSP): supersteps that end where silos wait least for one another.
+"""Elastic bulk synchronous parallel (ElasticBSP): rounds (*supersteps*) that end when silos wait least.
 
 Given the predicted step ends of every silo, choose one end per silo so that their spread, max - min, is least. The
 spread is the time that the first silo waits for the last; the max is the time to synchronise (section 4.1, Problem 1).

@@ -1,4 +1,4 @@
-"""Barriers without rounds: stale synchronous parallel (SSP) with its clocks, its unbounded extreme ASP, and FedBuff."""
+"""Barriers without rounds: stale synchronous parallel (SSP), asynchronous parallel (ASP), and FedBuff."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers that FedSync adds itself: enough silos at the start, pauses of failing silos, sums that silos can open."""
+"""Barrier wrappers that FedSync adds: enough silos at the start, pauses of failing silos, no small encrypted sums."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ The inner barrier sees only the silos of the round, so it neither waits for the 
 | is idle | if its random number is among the lowest, up to the free places of the round |
 
 Each silo's random number follows from (seed, version, name). So each model version draws a new sample, and joining or
-leaving silos do not change the numbers of others. A failed order also changes the number: otherwise a round of one silo
-would ask the same silo again.
+leaving silos do not change the numbers of others. A failed order also changes the number. Otherwise a round of one silo
+would choose the same silo again.
 
 One verdict of a barrier says which updates are committed and which silos start next. A commit ends the round, so the
 silos that start belong to the next round. So if the inner barrier commits, it is asked a second time, and then sees the

@@ -1,7 +1,7 @@
-"""Barriers ``capped``, ``quorum`` and ``deadline``, which hide late silos from an inner barrier, and their base.
+"""Barriers that hide late silos from an inner barrier: ``capped``, ``quorum``, ``deadline``, and their base class.
 
-``capped``, ``quorum`` and ``deadline`` decide which orders are *late*. A late order continues, but the inner barrier
-neither sees its silo nor waits for it. Its update is dropped by name, or joins the next commit like a fresh update.
+``capped``, ``quorum`` and ``deadline`` decide which orders (training requests) are *late*. A late order continues, but
+the inner barrier ignores its silo. Its update is discarded, or joins the next commit like a fresh update.
 """
 
 from __future__ import annotations

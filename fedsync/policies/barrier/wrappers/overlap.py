@@ -1,7 +1,7 @@
-"""Queued orders: each silo trains its next order while its last update travels.
+"""Queued orders: each silo continues with its next training request (order) while its last update is sent.
 
-Without a queued order, a silo is idle from the end of its training until its update has travelled, all other updates
-are in and the next order has arrived. A queued order is already at the silo at that time.
+Without a queued order, a silo is idle after its training, until its update has been sent, all other updates are in and
+the next order has arrived. A queued order is already at the silo, so training continues at once.
 
 The inner barrier sees rounds without queued orders. It sees each silo's oldest uncommitted order:
 
