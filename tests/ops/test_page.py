@@ -189,6 +189,25 @@ def test_what_is_asked_is_handed_on_and_a_refusal_comes_back(server: PageServer,
     assert asked.questions == [PauseRun()]
 
 
+def test_the_end_of_the_page_waits_for_no_answer_of_the_run(tmp_path: Path) -> None:
+    """The command serves in its main thread, and Python's end waits for all threads but daemons."""
+    daemons: list[bool] = []
+
+    def asks(folder: Path, question: OperatorQuestion) -> None:
+        daemons.append(threading.current_thread().daemon)
+
+    write(tmp_path)
+    with PageServer(tmp_path, asks=asks) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=False)
+        thread.start()
+        try:
+            assert call(server, "/ask", {"type": "PauseRun"}, **enter(server))[0] == 200
+        finally:
+            server.shutdown()
+            thread.join(20)
+    assert daemons == [True]
+
+
 @pytest.mark.parametrize(
     "body",
     [

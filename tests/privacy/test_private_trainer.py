@@ -136,6 +136,24 @@ def test_a_penalty_of_a_users_task_is_refused() -> None:
         trainer(Telling())
 
 
+def test_a_penalty_that_a_user_sets_at_the_task_is_refused_too() -> None:
+    telling = Line()
+    vars(telling)["penalty"] = lambda model: model.get_parameter("weight").sum() * INPUTS.sum()
+    with pytest.raises(ConfigError, match=r"^task\.penalty: it.* may depend on data"):
+        trainer(telling)
+
+
+def test_a_user_s_number_named_penalty_is_no_penalty(random: Fixed) -> None:
+    """A task may have such a setting for a loss of its own."""
+    found = []
+    for settings in ({}, {"penalty": 0.1}):
+        task = Line()
+        vars(task).update(settings)
+        random.units, random.drawn = [[0, 1, 3]], 0
+        found.append(trainer(task, SETTINGS).run(order(), START, Cursor()).update)
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("loss", ["logistic", "hinge"])
 @pytest.mark.parametrize("data", ["{kind: sparse}", "{kind: blobs, blobs: 3}"])
 def test_gradients_of_a_linear_model_s_rows_are_those_of_each_alone(loss: str, data: str) -> None:

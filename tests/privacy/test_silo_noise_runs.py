@@ -109,6 +109,12 @@ def test_each_order_is_one_release_of_the_whole_noise(tmp_path: Path) -> None:
     assert ledger.spent == Counter({Release(1.0, 2.0): 1})
 
 
+def test_the_server_learns_the_public_number_of_rows(tmp_path: Path) -> None:
+    """The owner's number, and not the number of rows in the file, as in runs that protect examples."""
+    silo = session(tmp_path, strategy(), SILO.model_copy(update={"examples": 100}))
+    assert silo._trainer.facts.examples != 100 and silo.facts.examples == 100
+
+
 def test_a_target_gives_all_silos_the_noise_of_all_rounds(tmp_path: Path) -> None:
     aimed = {"kind": "silo-noise", "clip": 1.0, "target_epsilon": 5.0, "delta": 1e-2}
     plan = spec_of(strategy(privacy=aimed)).encryption_plan(session(tmp_path, strategy(), None).layout)

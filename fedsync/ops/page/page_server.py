@@ -19,17 +19,19 @@ The link is ``http://127.0.0.1:PORT/#TOKEN``. The page sends the token once, and
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -154,7 +156,7 @@ class PageServer:
         if request.url.path == "/enter":
             return self._enter(body)
         stranger = self._stranger(request)
-        return await run_in_threadpool(self._ask, body) if stranger is None else stranger
+        return await _apart(lambda: self._ask(body)) if stranger is None else stranger
 
     def _stranger(self, request: Request) -> Response | None:
         """Return the response to a request without cookie and key; None for others."""
@@ -185,6 +187,21 @@ class PageServer:
         except FedSyncError as error:
             return _problem(504, str(error))
         return JSONResponse({"done": said(question)})
+
+
+async def _apart(answer: Callable[[], Response]) -> Response:
+    """Call ``answer`` in a daemon thread: a run answers within a minute, and the end of this process waits for none."""
+    done = Future[Response]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(answer())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _same(told: str, secret: str) -> bool:

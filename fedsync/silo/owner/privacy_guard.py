@@ -96,7 +96,7 @@ class PrivacyGuard(SessionExtension):
         return replace(order, max_steps=steps)
 
     def estimating(self, trainer: Estimating) -> Estimating:
-        return AccountedTrainer(self) if self.whole is None else trainer
+        return AccountedTrainer(self)
 
     def estimated(self, order: WorkOrder) -> None:
         """Enter the silo's own order, from which the scale of updates is estimated; raises as `released`."""

@@ -134,7 +134,7 @@ class PrivateTrainer(Trainer):
         sums = sums or [torch.zeros_like(parameter) for parameter in self._parameters]
         for parameter, total in zip(self._parameters, sums, strict=True):
             parameter.grad = noisy_mean(total, self._random, self._settings, self._ordered)
-        penalty = self._task.penalty(self._model)
+        penalty = private_step.penalty_of(self._task, self._model)
         if penalty is not None:
             penalty.backward()  # type: ignore[no-untyped-call]  # it adds to these gradients
         return losses / max(len(rows), 1)
