@@ -36,6 +36,25 @@ def asked(line: HubLine, after: int = 0) -> ReceivedQuestion:
     return found
 
 
+def test_a_request_is_held_until_there_is_a_question(up: Served) -> None:
+    line = up.joined("a")
+    threading.Timer(0.3, up.hub.send, ["a", SiloQuestion("late")]).start()
+    begin_s = time.monotonic()
+    assert asked(line).text == "late"
+    assert 0.2 < time.monotonic() - begin_s < 5
+
+
+def test_an_order_and_what_is_asked_meanwhile_are_answered_in_any_order(up: Served) -> None:
+    line = up.joined("a")
+    names = [up.hub.send("a", SiloQuestion(text)) for text in ("train", "how far", "halt")]
+    first = asked(line)
+    second = asked(line, first.number)
+    third = asked(line, second.number)
+    for question in (third, first, second):
+        line.answer(question, question.text)
+    assert [each.name for each in up.hub.receive(5)] == [names[2], names[0], names[1]]
+
+
 def test_a_question_stays_until_it_is_answered_and_an_answer_counts_once(up: Served) -> None:
     line = up.joined("a")
     up.hub.send("a", SiloQuestion("train"))
