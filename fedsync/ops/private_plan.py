@@ -149,6 +149,8 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
     at_start, left = cluster.at_start, sum(each.begins for each in planned)
     begin, end = config.quorum(at_start), max(config.min_silos or 1, least_silos(config.settled(at_start)))
     remedy = "Ask for fewer rounds or steps, smaller batches or more score_noise; raise budgets; or lower min_silos"
+    if any(silos):  # these have told a reason of their own
+        remedy = f"Correct what they name. {remedy}"
     if refused and left < begin:
         raise ConfigError("privacy", f"{'; '.join(refused)}, and the run needs {begin} silos to begin", remedy)
     if (refused or spent) and left - len(spent) < end:
