@@ -1,4 +1,4 @@
-"""What server and relays may rely on, whichever transport carries their questions: HTTPS, Flower's messages, memory."""
+"""Contract that server and relays rely on, in each transport: HTTPS, Flower's messages, memory."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ from tests.flower.named_nodes import silent
 from tests.transport.hubs import Served, served
 
 GARBLED = SiloAnswer("", "garbled")
-"""What a silo returns for an answer whose bytes are none."""
+"""Answer of a silo whose bytes are none."""
 
 
 class Network(Protocol):

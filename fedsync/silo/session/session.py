@@ -208,10 +208,10 @@ class SiloSession:
             outcome = self._run(order, model, cursor, watch)
         if self._owner.limits is not None:
             self._owner.check_done(outcome.report.samples)
-        beside: dict[str, Vector] = {}
         for each in self._extensions:
             outcome = each.released(order, outcome)
-            beside.update(each.beside(order, outcome.update))
+        kept = (each.beside(order, outcome.update) for each in self._extensions)  # of the update as all leave it
+        beside = {name: vector for vectors in kept for name, vector in vectors.items()}
         trained_s = perf_counter()
         # A scoring order changes nothing, not even statistics of the data such as a model's running means.
         change = np.zeros_like(outcome.update) if order.scores_only else outcome.update

@@ -28,7 +28,7 @@ def test_the_table_for_a_paper(tmp_path: Path) -> None:
 
 
 def check_latex(text: str) -> None:
-    """What makes TeX stop: braces and environments that do not close, marks that are no letters, rows too long."""
+    """Check for faults that stop TeX: open braces and environments, marks that are no letters, rows too long."""
     bare = re.sub(r"\\(?:[&%$#_{}\\]|text\w+\{\})", "", text)  # escapes, ends of rows
     assert bare.count("{") == bare.count("}") and not set("%$#_~^<>|") & set(bare)
     opened: list[str] = []
