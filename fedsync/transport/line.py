@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import SERVER, ProtocolError, RunError
 from fedsync.common.files import file_digest
-from fedsync.model.chunked_arrays import spans
+from fedsync.model.chunked_arrays import digest, pieces
 from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.transport.join import Join, digest_of
 from fedsync.transport.questions import BESIDE_BYTES, HEAD, SESSION, Blob, FrameHead
@@ -167,8 +166,8 @@ class HubLine:
 
     def upload(self, ticket: str, payload: Payload, goes_on: Callable[[], bool] = lambda: True) -> bool:
         """Upload a large answer from the hub's offset on; False if the server no longer expects the answer."""
-        data = payload.data.cast("B")
-        digest, breaks, before = hashlib.sha256(data).hexdigest(), 0, -1
+        data = payload.view(np.uint8)
+        content, breaks, before = digest(data).hex(), 0, -1
         while True:
             try:
                 reply = self._said("HEAD", f"/uploads/{ticket}", self._known())
@@ -184,9 +183,9 @@ class HubLine:
                 breaks, before = (0 if there > before else breaks), there
                 headers = {
                     **self._known(), "content-length": str(len(data) - there), "upload-offset": str(there),
-                    "upload-length": str(len(data)), "upload-sha256": digest,
+                    "upload-length": str(len(data)), "upload-sha256": content,
                 }  # fmt: skip
-                reply = self._said("PUT", f"/uploads/{ticket}", headers, _pieces(data, there))
+                reply = self._said("PUT", f"/uploads/{ticket}", headers, map(bytes, pieces(data[there:])))
                 if reply.status_code in (409, 422):
                     raise httpx.WriteError("another connection has taken this one's place")
                 self._checked(reply)
@@ -227,8 +226,3 @@ def _bounded(reply: httpx.Response, most: int) -> bytes:
             raise ProtocolError(SERVER, "question", f"more than {most} bytes")
         pieces.append(piece)
     return b"".join(pieces)
-
-
-def _pieces(data: Any, begin: int) -> Iterator[bytes]:
-    for start, stop in spans(len(data) - begin, 1):
-        yield bytes(data[begin + start : begin + stop])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
+from fedsync.model.chunked_arrays import SPAN_BYTES, map_file
 from fedsync.model.transfer import Payload
 from fedsync.transport.hub import door
 from fedsync.transport.hub.hub import Hub
@@ -17,6 +18,7 @@ from fedsync.transport.hub.sessions import MOST_QUEUED
 from fedsync.transport.join import new_secret
 from fedsync.transport.line import HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloQuestion
+from tests.memory import resident
 from tests.transport.hubs import Served, served
 
 
@@ -82,6 +84,31 @@ def test_large_bytes_both_ways(up: Served, tmp_path: Path) -> None:
     up.hub.keep([])
     with pytest.raises(ProtocolError, match="404"):
         line.fetch(blob, tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_a_large_model_passes_in_spans_and_never_fills_memory(up: Served, tmp_path: Path) -> None:
+    """Pages of a mapped file count as memory until they are given back: the server needed a model for each silo."""
+    line, size, before, most, over = up.joined("a"), 24 * SPAN_BYTES, resident(), [0], threading.Event()
+    (tmp_path / "model.f4").write_bytes(bytes(large(size)))
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            most.append(resident() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        blob = up.hub.publish(map_file(tmp_path / "model.f4"))
+        up.hub.send("a", SiloQuestion("train", blob, most=size))
+        question = asked(line)
+        line.fetch(blob, tmp_path / "fetched")
+        line.answer(question, "done", map_file(tmp_path / "fetched"))
+    finally:
+        over.set()
+        watcher.join()
+    assert len(most) > 20
+    assert max(most) < size / 3
 
 
 def test_a_transfer_goes_on_where_it_was_cut(up: Served, tmp_path: Path) -> None:

@@ -11,14 +11,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedsync.common.files import OWNER_FILE, private_folder, write_pieces
-from fedsync.model.chunked_arrays import map_file, spans
+from fedsync.model.chunked_arrays import digest, map_file, pieces
 from fedsync.model.transfer import Payload
 from fedsync.transport.questions import Blob
 
@@ -68,23 +67,21 @@ class Blobs:
 
     def publish(self, payload: Payload) -> Blob:
         """Store a payload for silos to fetch; equal payloads are stored once."""
-        data = payload.data.cast("B")
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in self._sizes:
-            pieces = (data[start:stop] for start, stop in spans(len(data), 1))
-            write_pieces(self._blobs / digest, pieces, OWNER_FILE, settle=False)
-            self._sizes[digest] = len(data)
-        return Blob(digest, self._sizes[digest])
+        name = digest(payload).hex()
+        if name not in self._sizes:
+            write_pieces(self._blobs / name, pieces(payload), OWNER_FILE, settle=False)
+            self._sizes[name] = payload.nbytes
+        return Blob(name, payload.nbytes)
 
-    def find(self, digest: str) -> tuple[Path, int] | None:
-        size = self._sizes.get(digest)
-        return None if size is None else (self._blobs / digest, size)
+    def find(self, name: str) -> tuple[Path, int] | None:
+        size = self._sizes.get(name)
+        return None if size is None else (self._blobs / name, size)
 
     def keep(self, digests: Collection[str]) -> None:
         """Delete all other blobs; running downloads of these still complete."""
-        for digest in self._sizes.keys() - set(digests):
-            del self._sizes[digest]
-            (self._blobs / digest).unlink(missing_ok=True)
+        for unused in self._sizes.keys() - set(digests):
+            del self._sizes[unused]
+            (self._blobs / unused).unlink(missing_ok=True)
 
     def expect(self, silo: str, most: int) -> str:
         ticket = secrets.token_hex(16)

@@ -371,6 +371,6 @@ async def _spans(path: Path, begin: int, size: int, session: HubSession) -> Asyn
         whole = map_file(path)
         for start, stop in spans(size - begin, 4):
             yield whole[begin + start : begin + stop].data
-        give_back(whole)
+            give_back(whole)
     finally:
         session.open -= 1
