@@ -37,14 +37,29 @@ def fedasync(staleness: int, alpha: float, kind: str, a: float = 0.5, b: int = 4
 def local_norm(steps: int, momentum: float = 0.0, decay: float = 0.0) -> float:
     """FedNova's ``||a_i||_1``: weights of the gradients of ``steps`` local steps, summed.
 
-    Counted step by step, not by the paper's closed forms. A unit gradient at each step moves a local model with this
-    momentum, and ``decay = eta mu`` pulls it back to the global model, as FedProx does.
+    Counted step by step, not by the paper's closed forms: the distance that a local model moves along a gradient of 1.
+    The proximal term of FedProx adds ``mu (moved)`` to the gradient; ``decay = eta mu``.
     """
     moved = velocity = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1.0
-        moved = (1 - decay) * moved + velocity
+        velocity = momentum * velocity + 1.0 - decay * moved
+        moved += velocity
     return moved
+
+
+def fedasync_model(
+    start: Vector, moves: Sequence[Vector], bases: Sequence[int], rates: Sequence[float]
+) -> list[Vector]:
+    """Models of FedAsync's Algorithm 1: ``x_t = (1 - alpha_t) x_{t-1} + alpha_t x_new``.
+
+    Args:
+        moves: update of each arrival: ``x_new`` less the model of version ``bases[t]``.
+        rates: ``alpha_t``.
+    """
+    models = [start]
+    for move, base, rate in zip(moves, bases, rates, strict=True):
+        models.append((1 - rate) * models[-1] + rate * (models[base] + move))
+    return models
 
 
 def fednova(shares: Sequence[float], norms: Sequence[float]) -> list[float]:
@@ -59,27 +74,31 @@ def scaffold(
     steps: int,
     rate: float,
     server_rate: float,
-    rounds: int,
-) -> tuple[list[Vector], Vector, list[Vector]]:
-    """Algorithm 1 with option II and all clients in each round.
+    rounds: Sequence[Sequence[int]],
+) -> tuple[list[Vector], Vector]:
+    """Algorithm 1 with option II.
+
+    Args:
+        gradients: of the clients' objectives.
+        rounds: the clients that take part in each round.
 
     Returns:
-        The server's model after each round, its control variate, and the clients' control variates.
+        The server's model after each round, and its control variate after the last.
     """
     model, control = start.copy(), np.zeros_like(start)
     own = [np.zeros_like(start) for _ in gradients]
     models = []
-    for _ in range(rounds):
+    for clients in rounds:
         moves, changes = [], []
-        for client, gradient in enumerate(gradients):
+        for client in clients:
             local = model.copy()
             for _ in range(steps):
-                local = local - rate * (gradient(local) - own[client] + control)
+                local = local - rate * (gradients[client](local) - own[client] + control)
             new = own[client] - control + (model - local) / (steps * rate)
             moves.append(local - model)
             changes.append(new - own[client])
             own[client] = new
         model = model + server_rate * np.mean(moves, axis=0)
-        control = control + np.mean(changes, axis=0)
+        control = control + len(clients) / len(gradients) * np.mean(changes, axis=0)
         models.append(model)
-    return models, control, own
+    return models, control

@@ -25,23 +25,40 @@ def chance_to_continue(others: int, lagging: int, sample_size: int) -> float:
     return comb(others - lagging, drawn) / comb(others, drawn)
 
 
-def round_end_s(speeds: Sequence[float], points: Sequence[int], ratio: float) -> float:
-    """A-BSP's Algorithm 1: seconds from the start of an iteration to the synchronization signal.
+def signal_report(reports: Sequence[int], points: int, request: int, ratio: float) -> int | None:
+    """A-BSP's Algorithm 1: the report after which the master sends the synchronization signal; None for none of them.
 
-    The fastest task requests synchronization when all its points are processed. The signal follows when the share of
-    the cluster's points that are processed is at least ``ratio``.
+    Args:
+        reports: processed points of the whole cluster, report by report.
+        points: points of the whole cluster (N).
+        request: the report with which the first task was finished and asked to synchronize.
+        ratio: synchronization ratio (R_s).
+    """
+    for number, processed in enumerate(reports):
+        if number >= request and processed / points >= ratio:
+            return number
+    return None
+
+
+def signal_s(speeds: Sequence[float], points: Sequence[int], ratio: float) -> float:
+    """A-BSP's Algorithm 1 with reports at every instant: seconds from the start of an iteration to the signal.
 
     Args:
         speeds: of the tasks [points/s], constant.
         points: input of each task.
     """
-    ends = [n / v for n, v in zip(points, speeds, strict=True)]
-    now, needed = min(ends), ratio * sum(points)
-    while sum(min(n, v * now) for n, v in zip(points, speeds, strict=True)) < needed * (1 - 1e-12):
-        running = [(v, end) for v, end in zip(speeds, ends, strict=True) if end > now]
-        processed = sum(min(n, v * now) for n, v in zip(points, speeds, strict=True))
-        now = min(now + (needed - processed) / sum(v for v, _ in running), min(end for _, end in running))
-    return now
+
+    def processed(now_s: float) -> float:
+        return sum(min(count, speed * now_s) for count, speed in zip(points, speeds, strict=True))
+
+    ends = [count / speed for count, speed in zip(points, speeds, strict=True)]
+    early, late = min(ends), max(ends)
+    if processed(early) >= ratio * sum(points):
+        return early
+    for _ in range(100):  # bisection: what is processed never falls
+        middle = (early + late) / 2
+        early, late = (early, middle) if processed(middle) >= ratio * sum(points) else (middle, late)
+    return late
 
 
 def processing_order(points: int, done: Sequence[int]) -> list[list[int]]:

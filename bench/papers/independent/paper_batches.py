@@ -5,7 +5,11 @@ Source: Chen et al., "Accelerating Distributed Learning in Non-Dedicated Environ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+StepTime: TypeAlias = Callable[[int], float]
+"""Seconds of a worker's step for its batch size."""
 
 
 def moving_average(speeds: Sequence[float], alpha: float) -> float:
@@ -19,6 +23,31 @@ def moving_average(speeds: Sequence[float], alpha: float) -> float:
 def shares(speeds: Sequence[float], total: int) -> list[float]:
     """Batch sizes before rounding [samples] (Algorithm 1, line 5): ``x_i = v_i / sum(v) * X``."""
     return [speed / sum(speeds) * total for speed in speeds]
+
+
+def rounded(exact: Sequence[float], total: int) -> list[int]:
+    """Line 6: whole numbers that sum to ``total``. The paper names no rule; here by largest remainder."""
+    sizes = [int(share) for share in exact]
+    largest = sorted(range(len(exact)), key=lambda i: sizes[i] - exact[i])
+    for i in largest[: total - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
+def slowest_s(step_s: Sequence[StepTime], total: int) -> float:
+    """Problem 3 (section 3.1), by trying all whole sizes of at least 1: the least time of the slowest worker [s]."""
+    return min(
+        max(time(size) for time, size in zip(step_s, sizes, strict=True)) for sizes in _compositions(total, len(step_s))
+    )
+
+
+def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    if parts == 1:
+        yield (total,)
+        return
+    for first in range(1, total - parts + 2):
+        for rest in _compositions(total - first, parts - 1):
+            yield (first, *rest)
 
 
 class GpuBatchSizes:

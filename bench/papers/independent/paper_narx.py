@@ -25,7 +25,16 @@ def features(speeds: Sequence[float], drivers: Sequence[Sequence[float]], look_b
 
 
 def forward(
-    inputs: torch.Tensor, hidden: torch.Tensor, hidden_bias: torch.Tensor, out: torch.Tensor, out_bias: torch.Tensor
+    inputs: torch.Tensor,
+    hidden: torch.Tensor,
+    hidden_bias: torch.Tensor,
+    out: torch.Tensor,
+    out_bias: torch.Tensor,
+    direct: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Predictions, shape [rows], of inputs, shape [rows, features]; ``hidden`` has shape [features, units]."""
-    return torch.tanh(inputs @ hidden + hidden_bias) @ out + out_bias
+    """Predictions, shape [rows], of inputs, shape [rows, features]; ``hidden`` has shape [features, units].
+
+    ``direct``, shape [features], is not in the paper: connections from the inputs to the output.
+    """
+    output = torch.tanh(inputs @ hidden + hidden_bias) @ out + out_bias
+    return output if direct is None else output + inputs @ direct

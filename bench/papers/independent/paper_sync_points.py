@@ -34,7 +34,7 @@ def zipline(times: Times) -> tuple[float, float]:
 
 
 def grid_scan(times: Times, designated: int | None = None) -> float:
-    """Algorithm 1: least waiting [s] among the choices nearest to the ends of one worker; the first ending by default."""
+    """Algorithm 1: least waiting [s] of the choices nearest to the ends of one worker, by default the first to end."""
     if designated is None:
         designated = min(range(len(times)), key=lambda worker: times[worker][0])
     return min(
