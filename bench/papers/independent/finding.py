@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +22,25 @@ class Finding:
 
     Args:
         source: section, algorithm or equation.
-        cases: compared decisions or values.
-        difference: largest difference, in ``unit``.
+        differences: of each compared decision or value, in ``unit``.
         allowed: largest difference that counts as agreement.
+        cases: compared decisions, if ``differences`` has statistics of them.
     """
 
     algorithm: str
     source: str
-    cases: int
-    difference: float
+    differences: Sequence[float]
     allowed: float
     unit: str
-
-    @property
-    def agrees(self) -> bool:
-        """Whether there were cases, and none differs by more than is allowed; NaN does not agree."""
-        return self.cases > 0 and self.difference <= self.allowed
-
-    def row(self) -> Sequence[str]:
-        """Cells of the table."""
-        difference = f"{self.difference:.3g} {self.unit}"
-        verdict = "agrees" if self.agrees else "DIFFERS"
-        return self.algorithm, self.source, f"{self.cases:,}", difference, f"{self.allowed:.3g}", verdict
+    cases: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {**asdict(self), "agrees": self.agrees}
+        """Columns of the table; a difference that is not a number does not agree."""
+        largest = float(np.max(self.differences))
+        cases = self.cases or len(self.differences)
+        verdict = "agrees" if largest <= self.allowed else "DIFFERS"
+        found = {"algorithm": self.algorithm, "source": self.source, "cases": cases, "largest difference": largest}
+        return {**found, "allowed": self.allowed, "unit": self.unit, "verdict": verdict}
 
 
 def decisions(strategy: str, sets: Sequence[str], silos: Sequence[dict[str, Any]]) -> list[JournalEntry]:
@@ -60,13 +53,5 @@ def decisions(strategy: str, sets: Sequence[str], silos: Sequence[dict[str, Any]
 
 def random_silos(rng: np.random.Generator, least: int = 2, most: int = 8, **more: Any) -> list[dict[str, Any]]:
     """Machines whose speeds differ up to fivefold [samples/s] and vary from order to order."""
-    return [
-        {
-            "name": f"s{index}",
-            "speed": float(rng.uniform(40, 200)),
-            "jitter": 0.2,
-            "examples": int(rng.integers(200, 900)),
-        }
-        | more
-        for index in range(int(rng.integers(least, most + 1)))
-    ]
+    silos = [{"name": f"s{index}", "jitter": 0.2} for index in range(int(rng.integers(least, most + 1)))]
+    return [{**silo, "speed": float(rng.uniform(40, 200)), **more} for silo in silos]

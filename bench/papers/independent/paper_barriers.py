@@ -25,21 +25,6 @@ def chance_to_continue(others: int, lagging: int, sample_size: int) -> float:
     return comb(others - lagging, drawn) / comb(others, drawn)
 
 
-def signal_report(reports: Sequence[int], points: int, request: int, ratio: float) -> int | None:
-    """A-BSP's Algorithm 1: the report after which the master sends the synchronization signal; None for none of them.
-
-    Args:
-        reports: processed points of the whole cluster, report by report.
-        points: points of the whole cluster (N).
-        request: the report with which the first task was finished and asked to synchronize.
-        ratio: synchronization ratio (R_s).
-    """
-    for number, processed in enumerate(reports):
-        if number >= request and processed / points >= ratio:
-            return number
-    return None
-
-
 def signal_s(speeds: Sequence[float], points: Sequence[int], ratio: float) -> float:
     """A-BSP's Algorithm 1 with reports at every instant: seconds from the start of an iteration to the signal.
 

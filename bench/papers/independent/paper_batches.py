@@ -5,11 +5,7 @@ Source: Chen et al., "Accelerating Distributed Learning in Non-Dedicated Environ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
-
-StepTime: TypeAlias = Callable[[int], float]
-"""Seconds of a worker's step for its batch size."""
+from collections.abc import Sequence
 
 
 def moving_average(speeds: Sequence[float], alpha: float) -> float:
@@ -20,13 +16,12 @@ def moving_average(speeds: Sequence[float], alpha: float) -> float:
     return average
 
 
-def shares(speeds: Sequence[float], total: int) -> list[float]:
-    """Batch sizes before rounding [samples] (Algorithm 1, line 5): ``x_i = v_i / sum(v) * X``."""
-    return [speed / sum(speeds) * total for speed in speeds]
+def cpu_batch_sizes(speeds: Sequence[float], total: int) -> list[int]:
+    """Algorithm 1, lines 5 and 6: ``x_i = v_i / sum(v) * X``, rounded so that the sum is X.
 
-
-def rounded(exact: Sequence[float], total: int) -> list[int]:
-    """Line 6: whole numbers that sum to ``total``. The paper names no rule; here by largest remainder."""
+    The paper names no rule of rounding. Here the largest remainders are rounded up.
+    """
+    exact = [speed / sum(speeds) * total for speed in speeds]
     sizes = [int(share) for share in exact]
     largest = sorted(range(len(exact)), key=lambda i: sizes[i] - exact[i])
     for i in largest[: total - sum(sizes)]:
@@ -34,35 +29,15 @@ def rounded(exact: Sequence[float], total: int) -> list[int]:
     return sizes
 
 
-def slowest_s(step_s: Sequence[StepTime], total: int) -> float:
-    """Problem 3 (section 3.1), by trying all whole sizes of at least 1: the least time of the slowest worker [s]."""
-    return min(
-        max(time(size) for time, size in zip(step_s, sizes, strict=True)) for sizes in _compositions(total, len(step_s))
-    )
-
-
-def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
-    if parts == 1:
-        yield (total,)
-        return
-    for first in range(1, total - parts + 2):
-        for rest in _compositions(total - first, parts - 1):
-            yield (first, *rest)
-
-
 class GpuBatchSizes:
     """Algorithm 2: the batch sizes of GPU workers, one call an iteration.
 
-    Args:
-        step: the step size Delta of the fast-approach phase [samples]; 5 in the paper.
-        window: the observation window D of that phase [iterations]; 5 in the paper.
-        fine_step: Delta of the fine-tune phase; 1 in the paper.
-        fine_window: D of the fine-tune phase; 20 in the paper.
+    ``step`` (Delta, samples) and ``window`` (D, iterations) are those of the fast-approach phase, and change with the
+    fine-tune phase.
     """
 
-    def __init__(self, step: int = 5, window: int = 5, fine_step: int = 1, fine_window: int = 20) -> None:
-        self.step, self.window = step, window
-        self.fine = (fine_step, fine_window)
+    def __init__(self) -> None:
+        self.step, self.window = 5, 5
         self.times: list[list[float]] = []
 
     def update(self, sizes: Sequence[int], times: Sequence[float], memory: Sequence[float]) -> list[int]:
@@ -82,5 +57,5 @@ class GpuBatchSizes:
             new[leader] += self.step  # line 8
             new[straggler] -= self.step
         elif any(row[leader] > row[straggler] for row in self.times):  # line 9
-            self.step, self.window = self.fine  # line 10
+            self.step, self.window = 1, 20  # line 10
         return new

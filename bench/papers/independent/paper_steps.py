@@ -1,8 +1,9 @@
-"""FedCompass' assignment of local steps and groups, written from the paper as remembered.
+"""Numbers of local steps, written from the papers: ElasticBSP's next synchronization, and FedCompass.
 
-Source: Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices using a
-Computing Power-Aware Scheduler" (arXiv 2309.14675), procedures ASSIGNGROUP, JOINGROUP and CREATEGROUP. The text of the
-paper was not at hand.
+Sources: Zhao et al., "ZipLine: an optimized algorithm for the elastic bulk synchronous parallel model", Problem 1 and
+section 4.2; Li et al., "FedCompass: Efficient Cross-Silo Federated Learning on Heterogeneous Client Devices using a
+Computing Power-Aware Scheduler" (arXiv 2309.14675), procedures JOINGROUP and CREATEGROUP. FedCompass is written from
+memory: the text of the paper was not at hand.
 """
 
 from __future__ import annotations
@@ -10,6 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+
+
+def sync_point(times: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Least waiting and the earliest barrier that has it, over all choices of one end a worker (section 4.2).
+
+    Args:
+        times: predicted ends of each worker's next iterations, in any unit.
+    """
+    return min((max(chosen) - min(chosen), max(chosen)) for chosen in product(*times))
 
 
 @dataclass(frozen=True, slots=True)
