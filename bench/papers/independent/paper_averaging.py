@@ -1,6 +1,6 @@
-"""How updates become a new model, written from the papers: FedBuff, FedAsync, FedNova and SCAFFOLD.
+"""Aggregation of updates, written from memory of the papers: FedBuff, FedAsync, FedNova and SCAFFOLD.
 
-Sources:
+Sources, whose text was not at hand:
 - Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation" (arXiv 2106.06639), Algorithm 1.
 - Xie et al., "Asynchronous Federated Optimization" (arXiv 1903.03934), Algorithm 1 and section 5.2.
 - Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (FedNova,

@@ -1,4 +1,4 @@
-"""When a worker may continue and when a round ends, written from the papers: SSP, PSP and A-BSP.
+"""Barriers, written from the papers: when a worker may continue (SSP, PSP), and when a round ends (A-BSP).
 
 Sources: "Probabilistic Synchronous Parallel" (PSP), sections 10.3 to 10.5 (also for SSP's bound); Wang et al.,
 "Aggressive Synchronization with Partial Processing for Iterative ML Jobs on Clusters" (A-BSP), Algorithm 1 and
