@@ -71,7 +71,7 @@ docs: $(STAMP)
 
 # The measurements of docs/benchmarks/, one script each.
 bench: $(STAMP)
-	for script in $$(grep -l '__name__ == "__main__"' bench/*/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
+	for script in $$(grep -l '__name__ == "__main__"' bench/*/*.py bench/*/*/*.py | grep -v soak.py); do $(BIN)/python $$script || exit 1; done
 
 # The fault campaign of docs/internals/fault-tests.md, two to three hours: every fault ten times, then a thousand orders.
 soak: $(STAMP)

@@ -25,7 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 SCRIPTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "bench").glob("*/*.py")
+    for path in (ROOT / "bench").rglob("*.py")
     if '__name__ == "__main__"' in path.read_text(encoding="utf-8")
 )
 
@@ -39,7 +39,7 @@ def test_every_script_loads() -> None:
 
 def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() -> None:
     index = (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
-    assert {f"bench/{row}" for row in re.findall(r"^\| `([a-z]+/\w+\.py)`", index, re.MULTILINE)} == set(SCRIPTS)
+    assert {f"bench/{row}" for row in re.findall(r"^\| `([a-z/]+/\w+\.py)`", index, re.MULTILINE)} == set(SCRIPTS)
     for page in [ROOT / "Makefile", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         named = set(re.findall(r"bench/[\w/]+\.py", page.read_text(encoding="utf-8")))
         assert named <= set(SCRIPTS), page
@@ -64,6 +64,7 @@ def test_the_index_names_every_script_and_pages_name_none_that_is_not_there() ->
                 ("papers/absp_tables", ["--jobs", "LR", "k-means", "--clusters", "tenants"], [""]),
                 ("papers/heterogeneity", [], [""]),
                 ("papers/fedbn", [], []),
+                ("papers/independent/check", [], []),
                 ("cost/scheduling", [], [""]),
                 ("cost/encrypted", ["--parts", "accuracy"], []),
                 ("cost/wire", [], []),

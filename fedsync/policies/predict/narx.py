@@ -113,6 +113,8 @@ class Narx(PredictorPolicy[NarxState]):
       held-out samples; a single error counts up to three standard deviations.
     - *Trust*: the moving average forecasts before there are ``samples`` windows (a fifth of that if training begins
       with another model's weights), and whenever its own recent error is less than the model's.
+    - *Network*: direct connections from inputs to output, and training with Huber's loss; see
+      `fedsync.policies.predict.small_network`.
     - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
     Training continues after ``renew`` more windows. It stops early on the newest fifth of the remembered windows, which

@@ -196,6 +196,16 @@ def test_grouped_draws_half_from_each_group_of_the_others() -> None:
             assert (len(drawn & set("abc")), len(drawn & set("d"))) == (fast, slow)
 
 
+def test_the_halves_of_a_grouped_sample_are_drawn_independently() -> None:
+    """Two of three fast and two of three slow silos: nine samples, each as often as the others."""
+    seen = speeds(a=100.0, b=110.0, c=120.0, d=10.0, e=11.0, f=12.0, x=100.0)
+    drawn = Counter(
+        frozenset(sample(Sampling.GROUPED, 4, replace(seen, version=version), "x")) for version in range(900)
+    )
+    assert len(drawn) == 9
+    assert all(60 < count < 140 for count in drawn.values())  # 100 each, with a standard deviation of 9.4
+
+
 # Waiting.
 
 
