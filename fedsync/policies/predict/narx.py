@@ -106,15 +106,13 @@ class Narx(PredictorPolicy[NarxState]):
     for a few windows only, so all windows from the fourth on count as the fourth. Without reported windows, an order
     counts as one window.
 
-    Additions to the paper's model:
+    Additions to the paper's model, besides the direct connections of `small_network`:
 
     - *Correction*: the slow part of F's past errors is added to its output. It captures effects that no input shows and
       that last longer than two windows (a hot processor, another machine). The rate of the correction is chosen on the
       held-out samples; a single error counts up to three standard deviations.
     - *Trust*: the moving average forecasts before there are ``samples`` windows (a fifth of that if training begins
       with another model's weights), and whenever its own recent error is less than the model's.
-    - *Network*: direct connections from inputs to output, and training with Huber's loss; see
-      `fedsync.policies.predict.small_network`.
     - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
     Training continues after ``renew`` more windows. It stops early on the newest fifth of the remembered windows, which

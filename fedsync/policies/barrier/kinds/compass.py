@@ -8,8 +8,7 @@ at its latest time at the latest, the updates that have arrived are committed.
   ``max_steps``. If no group fits, the silo founds a group.
 - A silo that founds a group tries to arrive with the next order of another group. That time is the other group's latest
   time plus the shortest order of ``max_steps`` steps among its members, overhead included. Of the groups that the silo
-  can meet with at most ``max_steps``, it takes the group with the most steps, and does at least ``min_steps``; without
-  such a group it does ``max_steps``.
+  can meet with at most ``max_steps``, it takes the group with most steps, at least ``min_steps``; else ``max_steps``.
 
 No silo waits for ever: a group ends when none of its silos is busy, or at its latest time. A failed or lost silo leaves
 its group. A late silo belongs to no group: it continues at once, and its update waits for the next commit. (In the

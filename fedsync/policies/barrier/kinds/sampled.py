@@ -103,9 +103,8 @@ class Sampling(Choice):
         others_fast = len(fast) - (silo in pools.quick)
         others_slow = len(fast) + len(slow) - 1 - others_fast
         from_fast = max(min(size // 2, others_fast), size - others_slow)
-        # A key of its own: with the key of the slow silos, both draws would choose the same positions of their group.
-        fast_key = derive_seed(key, Stream.SAMPLE, "fast")
-        return _few(fast, from_fast, silo, fast_key) + _few(slow, size - from_fast, silo, key)
+        # Another key: with one key, both draws would choose the same positions of their group.
+        return _few(fast, from_fast, silo, key ^ 1) + _few(slow, size - from_fast, silo, key)
 
 
 def _few(names: Sequence[str], size: int, but: str, key: int) -> tuple[str, ...]:
