@@ -77,7 +77,8 @@ class Trainer(LocalTrainer):
         # Evaluation has other batch sizes, so it uses the uncompiled model.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)
-        super().__init__(slot.name, Weights(self._model, self._parts.shared), self._parts, device, options)
+        weights, parts = Weights(self._model, self._parts.shared), self._parts
+        super().__init__(slot.name, weights, device, options, parts.frozen_digest, parts.kept_names)
         self.table = task.table(slot)
         self._run = run
         self._parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fedsync.common import foreign
+from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, remove_tree
 from fedsync.common.processes import INTERPRETER
@@ -90,7 +91,8 @@ def _environment(home: Path) -> Mapping[str, str]:
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     secret = os.environ.get(NAMED_BY, "")
-    kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
+    own = {key for key in os.environ if key.startswith("FEDSYNC_")} - {FLOWER_IDS}
+    kept = {key: value for key, value in os.environ.items() if key not in {secret, *own}}
     allowed = json.loads(os.environ.get(ALLOWED) or "{}")
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
     if CONFIRMED in os.environ:  # the original is where no process of the room may read
