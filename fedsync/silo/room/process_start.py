@@ -91,8 +91,8 @@ def _environment(home: Path) -> Mapping[str, str]:
     from fedsync.cipher.keys.passphrase import NAMED_BY
 
     secret = os.environ.get(NAMED_BY, "")
-    own = {key for key in os.environ if key.startswith("FEDSYNC_")} - {FLOWER_IDS}
-    kept = {key: value for key, value in os.environ.items() if key not in {secret, *own}}
+    kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
+    kept[FLOWER_IDS] = os.environ.get(FLOWER_IDS, "")
     allowed = json.loads(os.environ.get(ALLOWED) or "{}")
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
     if CONFIRMED in os.environ:  # the original is where no process of the room may read
