@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 FLOWER_IDS = "FEDSYNC_FLOWER_IDS"
-"""Environment variable of a trainer: Flower's run id and node id of the newest message."""
+"""Environment variable of a trainer: Flower's run id and node id when it was started."""
 
 
 def flower_ids(index: int) -> tuple[int, int]:

@@ -8,12 +8,9 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
     PlainValidator,
-    Tag,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -29,7 +26,7 @@ from fedsync.policies.schema import NonNegative, PositiveInt
 from fedsync.tasks.task_section import TaskSection
 
 if TYPE_CHECKING:
-    from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
+    from fedsync.train.options import LocalOptions, Schedule
 
 MOST_ENTRIES = 64
 """Maximum number of entries; they travel with every message."""
@@ -111,16 +108,6 @@ class ScheduleConfig(Section):
         return Schedule(self.shape, self.warmup, self.end)
 
 
-def _whose(given: Any) -> str:
-    return "~pytorch" if isinstance(given, Mapping) and "kind" in given else "~ours"
-
-
-_Schedule = Annotated[
-    Annotated[ScheduleConfig, Tag("~ours")] | Annotated[dict[str, Any], AfterValidator(_keywords), Tag("~pytorch")],
-    Discriminator(_whose),
-]
-
-
 class LocalConfig(Section):
     """Local training of a silo.
 
@@ -151,10 +138,9 @@ class LocalConfig(Section):
     weight_decay: NonNegative = 0.0
     """Weight decay, if ``optimizer`` is only a name; 0 is PyTorch's default, which is 0.01 for ``adamw``."""
 
-    schedule: _Schedule | None = None
+    schedule: ScheduleConfig | None = None
     """Schedule of the learning rate within an order, also as a single word (``cosine``); left out, the rate is
-    constant. Or a PyTorch scheduler: its name as ``kind`` and its keywords, as in
-    ``{kind: CosineAnnealingLR, eta_min: 0.001}``."""
+    constant."""
 
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Maximum norm of gradients; longer gradients are scaled down to it. Left out, there is no limit."""
@@ -184,7 +170,7 @@ class LocalConfig(Section):
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the computation, by automatic mixed precision; updates are always float32. A processor may lack a
-    half-precision operation, such as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses the run."""
+    half-precision operation, such as LSTMs in ``fp16``."""
 
     channels_last: bool = False
     """Whether to use the memory layout channels-last, in which convolutions over images suit tensor cores."""
@@ -200,23 +186,6 @@ class LocalConfig(Section):
     @classmethod
     def _named(cls, given: Any) -> Any:
         return {"shape": given} if isinstance(given, str) else given
-
-    @field_validator("schedule", mode="after")
-    @classmethod
-    def _is_torch_s(cls, given: Any) -> Any:
-        try:
-            cls._schedule(given)
-        except ConfigError as error:
-            raise ValueError(f"{error.problem}; {error.remedy}") from error
-        return given
-
-    @staticmethod
-    def _schedule(given: ScheduleConfig | dict[str, Any] | None) -> Schedule | TorchSchedule | None:
-        if not isinstance(given, dict):
-            return None if given is None else given.build()
-        from fedsync.train.options import TorchSchedule
-
-        return TorchSchedule(str(given["kind"]), {name: value for name, value in given.items() if name != "kind"})
 
     @field_validator("optimizer", "momentum", "weight_decay", mode="after")
     @classmethod
@@ -260,5 +229,8 @@ class LocalConfig(Section):
 
         names = {field.name for field in fields(LocalOptions)} & type(self).model_fields.keys()
         own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        own |= {"schedule": self._schedule(self.schedule), "compile": "inductor" if self.compile else ""}
+        own |= {
+            "schedule": self.schedule.build() if self.schedule else None,
+            "compile": "inductor" if self.compile else "",
+        }
         return LocalOptions(**own)

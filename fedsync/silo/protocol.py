@@ -49,9 +49,6 @@ ANSWERS, COPY = ("answer.bin", "answer-2.bin"), "copy.bin"
 PASSING = "passing-"
 """Prefix of files in a trainer's folder that hold a travelling answer; the requester owns them."""
 
-RESOURCES = "FEDSYNC_RESOURCES"
-"""Environment variable: ``off`` keeps the silo from reporting its machine's resources."""
-
 STATE = "FEDSYNC_STATE"
 """Environment variable: parent folder of the resident trainers' folders."""
 
@@ -341,11 +338,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Request in ``text``; ``load_s`` limits the wait for a trainer that loads [s]. ``flower_ids``: `FLOWER_IDS`."""
+    """Request in ``text``; ``load_s`` limits the wait for a trainer that loads [s]."""
 
     text: str
     load_s: float
-    flower_ids: str = ""
 
 
 @dataclass(frozen=True, slots=True)

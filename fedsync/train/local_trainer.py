@@ -69,16 +69,6 @@ class TravellingModel(Protocol):
     def state(self) -> Mapping[str, torch.Tensor]: ...
 
 
-class StayingParts(Protocol):
-    """Tensors of a model that do not travel; see `fedsync.train.module_parts.ModelParts`."""
-
-    @property
-    def frozen_digest(self) -> bytes: ...
-
-    @property
-    def kept_names(self) -> tuple[str, ...]: ...
-
-
 class ModelKeeper(Protocol):
     """Object that knows a model's layout and can write the model to a file, such as a `LocalTrainer`."""
 
@@ -137,11 +127,18 @@ class LocalTrainer(ABC):
     """
 
     def __init__(
-        self, name: str, weights: TravellingModel, staying: StayingParts, device: torch.device, options: LocalOptions
+        self,
+        name: str,
+        weights: TravellingModel,
+        device: torch.device,
+        options: LocalOptions,
+        frozen_digest: bytes = b"",
+        kept_names: tuple[str, ...] = (),
     ) -> None:
         self._name = name
         self._weights = weights
-        self._staying = staying
+        self.frozen_digest, self.kept_names = frozen_digest, kept_names
+        """SHA-256 of the frozen tensors, empty for none; names of the tensors that do not travel."""
         self._device = device
         self._options = options
         self._probe = MachineProbe(device, options.resources)
@@ -154,14 +151,6 @@ class LocalTrainer(ABC):
     @property
     def layout(self) -> Layout:
         return self._weights.layout
-
-    @property
-    def frozen_digest(self) -> bytes:
-        return self._staying.frozen_digest
-
-    @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self._staying.kept_names
 
     @property
     def device(self) -> str:
@@ -178,9 +167,15 @@ class LocalTrainer(ABC):
 
     def facts(self) -> TrainerFacts:
         tied = tuple(self._weights.state().keys() - {*self.layout.names, *self.kept_names})
-        frozen, kept = self.frozen_digest.hex(), tuple(self.kept_names)
         return TrainerFacts(
-            self.layout, frozen, kept, self.table, self.device, self.examples, self.validates, tied_names=tied
+            layout=self.layout,
+            frozen=self.frozen_digest.hex(),
+            kept_names=self.kept_names,
+            table=self.table,
+            device=self.device,
+            examples=self.examples,
+            validates=self.validates,
+            tied_names=tied,
         )
 
     def find_batch_cap_on_gpu(self) -> int | None:

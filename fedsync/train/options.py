@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.names import near_miss
@@ -49,7 +48,7 @@ class LocalOptions:
     optimizer: str | Mapping[str, Any] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
-    schedule: Schedule | TorchSchedule | None = None
+    schedule: Schedule | None = None
     clip_norm: float | None = None
     accumulate: int = 1
     workers: int = 0
@@ -146,25 +145,6 @@ def _told(keywords: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in keywords.items()) or "the model"
 
 
-SCHEDULE_PLACE = "local.schedule"
-
-_FIT = (
-    "ConstantLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "ExponentialLR",
-    "LinearLR",
-    "MultiStepLR",
-    "PolynomialLR",
-    "StepLR",
-)
-"""PyTorch schedulers that depend on the step number only and start from the order's rate."""
-
-_LENGTHS = ("T_max", "total_iters")
-"""Keywords for the number of steps; the default is the order's number of steps."""
-
-_SCHEDULER_OURS = {"self", "optimizer", "last_epoch", "verbose"}
-
 Shape = Literal["constant", "cosine", "linear"]
 
 
@@ -196,45 +176,3 @@ class Schedule:
     def rates(self, rate: float, steps: int) -> Iterator[float]:
         """Yield the learning rate of each of an order's ``steps``; ``rate`` is the order's rate."""
         return (rate * self.factor(step, steps) for step in range(steps))
-
-
-@dataclass(frozen=True, slots=True)
-class TorchSchedule:
-    """PyTorch scheduler that restarts at each order; raises `ConfigError` for an unknown kind, keyword or value.
-
-    No state outlives an order: a repeated order must give the same update, silos with different numbers of steps would
-    reach different states, and a silo continues from a new model. The default of the keywords ``T_max`` and
-    ``total_iters`` is the order's maximum steps.
-    """
-
-    kind: str
-    keywords: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.kind not in _FIT:
-            raise ConfigError(SCHEDULE_PLACE, f"{self.kind!r} is none that fits an order", near_miss(self.kind, _FIT))
-        allowed = self._allowed()
-        for name in self.keywords:
-            if name not in allowed:
-                raise ConfigError(SCHEDULE_PLACE, f"{self.kind} takes no {name!r}", near_miss(name, allowed))
-        try:
-            tried = list(self.rates(1.0, 2))
-        except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-            raise ConfigError(SCHEDULE_PLACE, f"{self.kind} refuses its keywords: {error}", "Mend them") from error
-        if not all(isinstance(rate, float | int) and 0 <= rate < math.inf for rate in tried):
-            problem = f"{self.kind} comes to rates of {tried[0]} and {tried[1]}"
-            raise ConfigError(SCHEDULE_PLACE, problem, "Mend its keywords")
-
-    def rates(self, rate: float, steps: int) -> Iterator[float]:
-        # A dummy optimizer, because a scheduler changes its optimizer permanently.
-        optimizer = make_optimizer("sgd", {}, [nn.Parameter(torch.zeros(1))], rate)
-        lengths = dict.fromkeys((name for name in _LENGTHS if name in self._allowed()), steps)
-        scheduler = getattr(lr_scheduler, self.kind)(optimizer, **{**lengths, **self.keywords})
-        for _ in range(steps):
-            yield optimizer.param_groups[0]["lr"]
-            optimizer.step()
-            scheduler.step()
-
-    def _allowed(self) -> list[str]:
-        taken = inspect.signature(getattr(lr_scheduler, self.kind)).parameters
-        return [name for name in taken if name not in _SCHEDULER_OURS]

@@ -29,7 +29,7 @@ from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.protocol import Identity
 from fedsync.silo.room import program
 from fedsync.silo.room.process import TrainingProcess
-from fedsync.silo.session.trainer_folder import HOME, fits
+from fedsync.silo.session.trainer_folder import HOME, tidy
 from fedsync.silo.session.trainer_socket import listen
 
 pytestmark = pytest.mark.skipif(not can_confine(), reason="this kernel has no Landlock")
@@ -426,7 +426,7 @@ def test_a_deep_folder_is_removed_and_measured(tmp_path: Path) -> None:
         os.close(descriptor)
         descriptor = deeper
     os.close(descriptor)
-    assert fits(tmp_path, 10**9)
+    assert tidy(tmp_path, 10**9)
     emptied(home)
     assert sorted(path.name for path in home.iterdir()) == ["tmp"]
 

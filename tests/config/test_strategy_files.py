@@ -90,22 +90,6 @@ MISTAKES = [
     ("steps: 20", "optimizer: adam\n  momentum: 0.9", 6, "local.momentum", "it means nothing to adam", "use sgd"),
     ("steps: 20", "optimizer: {kind: adamw}\n  weight_decay: 0.1", 6, "local.weight_decay", "has keywords", "among"),
     ("steps: 20", "schedule: cosin", 5, "local.schedule.shape", "'cosin' is not allowed", "Did you mean 'cosine'?"),
-    (
-        "steps: 20",
-        "schedule: {kind: StepLR, step_sise: 3}",
-        5,
-        "local.schedule",
-        "StepLR takes no 'step_sise'",
-        "Did you mean 'step_size'?",
-    ),
-    (
-        "steps: 20",
-        "schedule: {kind: StepLR, step_size: {a: 1}}",
-        5,
-        "local.schedule",
-        "step_size is no number",
-        "Change",
-    ),
     ("steps: 20", "schedule: {shape: linear, warm: 3}", 5, "local.schedule.warm", "unknown key", "'warmup'"),
     ("steps: 20", "clip_norm: 0.0", 5, "local.clip_norm", "0.0 is not allowed", "greater than 0"),
     (

@@ -30,7 +30,6 @@ from fedsync.silo.agent.answers import EmulatedLine, emulated_line, identify
 from fedsync.silo.agent.joins import INBOX, JOINED, JoinedRun, dropped, trusted
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import (
-    RESOURCES,
     STATE,
     AskModel,
     Identity,
@@ -75,8 +74,8 @@ def windows(service: TrainerService) -> set[tuple[bool, bool]]:
 
 def test_a_node_that_says_nothing_goes_with_the_run() -> None:
     with pytest.raises(ConfigError, match="node configuration, partition-id: 'three' is no number"):
-        identify("{}", {"partition-id": "three"}, {})
-    assert identify("{}", {"partition-id": 3}, {}) == Identity("{}", 3, "silo-3", None, None, None, True)
+        identify("{}", {"partition-id": "three"})
+    assert identify("{}", {"partition-id": 3}) == Identity("{}", 3, "silo-3", None, None, None, True)
 
 
 def test_a_node_decides() -> None:
@@ -89,36 +88,21 @@ def test_a_node_decides() -> None:
         "resources": False,
     }
 
-    assert identify("{}", node, {}) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", 2, False)
+    assert identify("{}", node) == Identity("{}", 1, "clinic-a", 20.0, "cuda:1", 2, False)
 
 
 @pytest.mark.parametrize(
-    ("node", "environment", "tells"),
-    [
-        ("on", "on", True),
-        ("On", "", True),
-        (True, "1", True),
-        ("off", "on", False),
-        ("on", "OFF", False),
-        (False, "off", False),
-        ("no", "yes", False),
-    ],
+    ("node", "tells"), [("on", True), ("On", True), (True, True), ("OFF", False), (False, False), ("no", False)]
 )
-def test_telling_takes_the_consent_of_both(node: bool | str, environment: str, tells: bool) -> None:
-    assert identify("{}", {"resources": node}, {RESOURCES: environment}).resources is tells
+def test_a_node_says_whether_its_resources_are_told(node: bool | str, tells: bool) -> None:
+    assert identify("{}", {"resources": node}).resources is tells
 
 
-@pytest.mark.parametrize(
-    ("node", "environment", "place"),
-    [({"resources": "of"}, {}, "node configuration, resources"), ({}, {RESOURCES: "nope"}, RESOURCES)],
-)
-def test_a_word_that_means_nothing_is_not_taken_for_consent(
-    node: dict[str, Any], environment: dict[str, str], place: str
-) -> None:
+def test_a_word_that_means_nothing_is_not_taken_for_consent() -> None:
     with pytest.raises(ConfigError) as caught:
-        identify("{}", node, environment)
+        identify("{}", {"resources": "of"})
 
-    assert caught.value.place == place
+    assert caught.value.place == "node configuration, resources"
 
 
 # What comes of it.
@@ -202,7 +186,7 @@ def test_training_code_of_ones_own_hears_what_is_not_for_fedsync() -> None:
     """All that this app's own configuration has is for FedSync; a resumed run stays the same run."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     own = project["tool"]["flwr"]["app"]["config"]
-    told = identify("{}", {"partition-id": 1, "site": "north"}, {}, {**own, "resume": True, "epochs": 3})
+    told = identify("{}", {"partition-id": 1, "site": "north"}, {**own, "resume": True, "epochs": 3})
     assert (told.node_config, told.run_config) == ('{"site": "north"}', '{"epochs": 3}')
 
 

@@ -141,7 +141,7 @@ def check(reply: Message) -> None:
 @pytest.fixture(scope="module")
 def model() -> Payload:
     with silos_in_this_process():
-        text, model = TrainerService(answers.identify(SPEC, {}, {})).ask('{"type":"AskModel"}')
+        text, model = TrainerService(answers.identify(SPEC, {})).ask('{"type":"AskModel"}')
     assert InitialModel.__name__ in text and model is not None
     return model
 

@@ -33,11 +33,11 @@ def test_what_the_owner_decided_arrives_at_the_silos_trainer() -> None:
 
     node = parse_config_args([node_config(SILO)])
     assert node == node_settings(SILO), "by the SuperNode, and by the agent"
-    told = identify("{}", node, {})
+    told = identify("{}", node)
     assert (told.index, told.name, told.device, told.processes, told.declared_speed, told.resources) == (
         3, "berlin", "cuda:1", 2, 200.0, False,
     )  # fmt: skip
-    silent = identify("{}", parse_config_args([node_config(PLAIN)]), {})
+    silent = identify("{}", parse_config_args([node_config(PLAIN)]))
     assert (silent.index, silent.device, silent.processes, silent.declared_speed, silent.resources) == (
         0, None, None, None, True,
     )  # fmt: skip

@@ -155,7 +155,7 @@ def test_silos_in_memory_end_with_the_model_of_silos_behind_flower(
     silos = MemoryTransport()
 
     def trainer(share: int, asked: SiloQuestion, payload: Payload | None) -> SiloAnswer:
-        identity = identify(asked.spec, {"partition-id": share}, {}, {})
+        identity = identify(asked.spec, {"partition-id": share})
         return SiloAnswer("", *connect(identity)(asked.text, payload))
 
     for share in range(3):

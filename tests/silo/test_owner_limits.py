@@ -1,6 +1,5 @@
 """What a silo's owner says that orders may ask: how small they may be, how many there are, when they are taken."""
 
-import json
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -77,30 +76,6 @@ def test_orders_are_counted_over_runs_and_restarts(tmp_path: Path, monkeypatch: 
         limited(tmp_path, orders_per_hour=3).begin(order())
     now_s += 7200 + 3600
     limited(tmp_path, orders_per_hour=3).begin(order())
-
-
-def test_portions_of_large_limits_are_counted_before_they_are_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thousandth of 5000 is 5: a trainer that ends after one order has counted five."""
-    now_s = 1e9
-    monkeypatch.setattr(time, "time", lambda: now_s)
-    file, most = tmp_path / "orders.json", {"orders": 5000}
-
-    def on_disk() -> int:
-        return sum(json.loads(file.read_text())["orders"].values())
-
-    first = OrderCounts(file, most)
-    for counted in (5, 5, 5, 5, 5, 10):
-        first.take("orders")
-        assert on_disk() == counted
-    now_s += 60
-    first.take("orders")
-    assert on_disk() == 15, "what is left of a minute is gone with it"
-    file.write_text(json.dumps({"orders": {str(int(now_s // 60)): 4999}}))
-    OrderCounts(file, most).take("orders")
-    with pytest.raises(LimitReached):
-        OrderCounts(file, most).take("orders")
 
 
 def test_an_order_that_evaluates_counts_as_an_evaluation_too(tmp_path: Path) -> None:

@@ -8,22 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.silo.session.trainer_folder import TENURE, Leftover, bound_log, superfluous, tidy
+from fedsync.silo.session.trainer_folder import TENURE, bound_log, tidy
 
 
 @pytest.mark.parametrize(
-    ("quota", "expected"),
+    ("quota", "left"),
     # a is the oldest, c the newest; together 60 bytes.
-    [(60, []), (59, ["a"]), (50, ["a"]), (49, ["a", "b"]), (0, ["a", "b"])],
+    [(60, "abc"), (59, "bc"), (50, "bc"), (49, "c"), (0, "c")],
 )
-def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, expected: list[str]) -> None:
-    found = [Leftover(Path("c"), 30, 3.0), Leftover(Path("a"), 10, 1.0), Leftover(Path("b"), 20, 2.0)]
-    assert [path.name for path in superfluous(found, quota, lambda path: False)] == expected
-
-
-def test_a_trainer_at_work_keeps_its_folder() -> None:
-    found = [Leftover(Path(name), 10, age) for age, name in enumerate("abc", start=1)]
-    assert superfluous(found, 10, lambda path: path.name == "a") == [Path("b")]
+def test_the_oldest_go_until_the_rest_fits_and_the_newest_stays(quota: int, left: str, tmp_path: Path) -> None:
+    for used_s, (name, nbytes) in enumerate({"a": 10, "b": 20, "c": 30}.items(), start=1):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "copy.bin").write_bytes(b"x" * nbytes)
+        os.utime(tmp_path / name / "copy.bin", (used_s, used_s))
+    assert tidy(tmp_path, quota) is (quota >= 30)
+    assert "".join(sorted(path.name for path in tmp_path.iterdir())) == left
 
 
 HOLD = """
@@ -47,12 +46,13 @@ def test_folders_of_real_trainers(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         assert trainer.stdout is not None
         trainer.stdout.read(1)
-        assert tidy(tmp_path, 10_000) == []
-        assert tidy(tmp_path, 500) == [tmp_path / "old"]
+        assert tidy(tmp_path, 10_000) and len([*tmp_path.iterdir()]) == 4
+        assert not tidy(tmp_path, 500)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["living", "newest", "recent"]
         trainer.kill()
-    assert tidy(tmp_path, 500) == [tmp_path / "living"]
+    assert not tidy(tmp_path, 500)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "recent"]
-    assert tidy(tmp_path / "nowhere", 0) == []
+    assert tidy(tmp_path / "nowhere", 0)
 
 
 def test_a_log_is_put_aside_while_it_is_written(tmp_path: Path) -> None:

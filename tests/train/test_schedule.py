@@ -1,6 +1,5 @@
 """Rates within an order, against PyTorch's own schedulers; clipping and accumulation, against a bare loop."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
 from fedsync.model.layout import Vector
 from fedsync.train.batches import Sampler
-from fedsync.train.options import LocalOptions, Schedule, TorchSchedule
+from fedsync.train.options import LocalOptions, Schedule
 from fedsync.train.weights import Weights
 from tests.train.make import EXAMPLES, Cramped, TwoClasses, order, slot, trainer
 
@@ -38,56 +36,10 @@ def test_rates_are_pytorchs() -> None:
     assert [Schedule("linear", end=0.2).factor(step, STEPS) for step in range(STEPS)] == pytest.approx(linear)
 
 
-KEYWORDS = {
-    "ConstantLR": {"factor": 0.5, "total_iters": 3},
-    "CosineAnnealingLR": {"T_max": 5, "eta_min": 0.1},
-    "CosineAnnealingWarmRestarts": {"T_0": 2},
-    "ExponentialLR": {"gamma": 0.5},
-    "LinearLR": {"start_factor": 0.25, "total_iters": 4},
-    "MultiStepLR": {"milestones": [2, 5]},
-    "PolynomialLR": {"power": 2.0, "total_iters": 6},
-    "StepLR": {"step_size": 2, "gamma": 0.5},
-}
-
-
-@pytest.mark.parametrize("kind", KEYWORDS)
-def test_a_scheduler_by_name_is_pytorch_s_step_by_step(kind: str) -> None:
-    expected = rates(getattr(torch.optim.lr_scheduler, kind), **KEYWORDS[kind])
-    schedule = TorchSchedule(kind, KEYWORDS[kind])
-    for _ in range(2):
-        assert list(schedule.rates(1.0, STEPS)) == pytest.approx(expected)
-    assert len(set(expected)) > 1
-
-
-def test_a_length_that_is_left_out_is_the_order_s() -> None:
-    for kind, name in (("CosineAnnealingLR", "T_max"), ("PolynomialLR", "total_iters")):
-        expected = rates(getattr(torch.optim.lr_scheduler, kind), **{name: STEPS})
-        assert list(TorchSchedule(kind).rates(1.0, STEPS)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("kind", "keywords", "problem"),
-    [
-        ("CosineAnealingLR", {}, "none that fits an order. Did you mean 'CosineAnnealingLR'"),
-        ("ReduceLROnPlateau", {}, "none that fits an order"),
-        ("LRScheduler", {}, "none that fits an order"),
-        ("StepLR", {}, "missing 1 required positional argument: 'step_size'"),
-        ("StepLR", {"step_size": 0}, "modulo by zero"),
-        ("StepLR", {"step_size": 2, "gama": 0.5}, "takes no 'gama'. Did you mean 'gamma'"),
-        ("StepLR", {"step_size": 2, "optimizer": 1}, "takes no 'optimizer'"),
-        ("ExponentialLR", {"gamma": "1"}, "refuses its keywords"),
-        ("ExponentialLR", {"gamma": -1.0}, "comes to rates of 1.0 and -1.0"),
-    ],
-)
-def test_what_is_no_schedule_is_named(kind: str, keywords: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(problem)):
-        TorchSchedule(kind, keywords)
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_order_with_a_scheduler_of_pytorchs_is_a_bare_loop(precision: Any) -> None:
+def test_an_order_with_a_schedule_in_mixed_precision_is_a_bare_loop(precision: Any) -> None:
     """Also by automatic mixed precision, with an optimizer, clipping and pieces."""
-    schedule = TorchSchedule("StepLR", {"step_size": 2, "gamma": 0.5})
+    schedule = Schedule("linear", end=0.25)
     optimizer = {"kind": "adamw", "betas": [0.9, 0.98]}
     options = LocalOptions(optimizer, schedule=schedule, clip_norm=0.1, accumulate=2, device="cpu", precision=precision)
     subject = trainer(options=options)
@@ -102,7 +54,7 @@ def _bare(base: Vector, precision: str) -> Vector:
     model = TwoClasses().model()
     Weights(model).load(base)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.25, STEPS)
     inputs, labels = TwoClasses().data(slot()).train.tensors
     rows, _ = Sampler(EXAMPLES, 7, "silo-0").take(Cursor(), STEPS * 8)
     for batch in np.split(rows, STEPS):

@@ -22,7 +22,7 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.owner.approvals import check_approved
 from fedsync.silo.owner.audit import audit_answer
 from fedsync.silo.owner.refusals import code_of, refuse
-from fedsync.silo.protocol import RESOURCES, Ask, Forward, Forwarded, Identity, Refused, write_reply
+from fedsync.silo.protocol import Ask, Forward, Forwarded, Identity, Refused, write_reply
 from fedsync.silo.run_text import run_config_text
 from fedsync.silo.session import trainer_socket
 from fedsync.silo.session.trainer_client import TrainerClient, asked_for, room_for, trainer_folder
@@ -78,7 +78,7 @@ class Place:
         identity: Identity | None = None
         try:
             begin_s = time.monotonic()
-            identity = identify(spec, self.node, os.environ, self.run)
+            identity = identify(spec, self.node, self.run)
             check_approved(identity)  # before a model is downloaded, or a trainer started
             asked_for.set(self.ids)
             line = emulated_line(identity, os.environ)
@@ -161,12 +161,11 @@ def emulated_line(identity: Identity, environment: Mapping[str, str]) -> Emulate
     return EmulatedLine(float(machine.get("latency_s", 0.0)), 0.0 if mbps is None else 8e-6 / float(mbps))
 
 
-def identify(spec: str, node: Config, environment: Mapping[str, str], run: Config = MappingProxyType({})) -> Identity:
+def identify(spec: str, node: Config, run: Config = MappingProxyType({})) -> Identity:
     """Return the identity of a node's silo, with the decisions of its owner.
 
     The owner decides by the node's configuration, ``partition-id=0 silo-name="clinic-a" device="cuda:0" processes=2
-    resources="off" declared-speed=200.0``, and by the environment variable ``FEDSYNC_RESOURCES=off``. The report of
-    machine resources needs both. Raises `ConfigError` for a value of the wrong kind.
+    resources="off" declared-speed=200.0``. Raises `ConfigError` for a value of the wrong kind.
     """
     index, device = _number(node, "partition-id", int) or 0, node.get("device")
     return Identity(
@@ -176,8 +175,7 @@ def identify(spec: str, node: Config, environment: Mapping[str, str], run: Confi
         declared_speed=_number(node, "declared-speed", float),
         device=None if device is None else str(device),
         processes=_number(node, "processes", int),
-        resources=_consents("node configuration, resources", node.get("resources", True))
-        and _consents(RESOURCES, environment.get(RESOURCES) or "on"),
+        resources=_consents(node.get("resources", True)),
         node_config=json.dumps({key: node[key] for key in sorted(node.keys() - OWN_NODE_KEYS)}),
         run_config=run_config_text({key: run[key] for key in run.keys() - OWN_RUN_KEYS}),
     )
@@ -190,8 +188,8 @@ def _number(node: Config, key: str, kind: type[_Number]) -> _Number | None:
         raise ConfigError(f"node configuration, {key}", f"{node[key]!r} is no number", "Write a number") from None
 
 
-def _consents(place: str, value: bool | float | str) -> bool:
+def _consents(value: bool | float | str) -> bool:
     word = str(value).strip().lower()
     if word not in (*_YES, *_NO):
-        raise ConfigError(place, f"{value!r} is neither on nor off", "Write on or off")
+        raise ConfigError("node configuration, resources", f"{value!r} is neither on nor off", "Write on or off")
     return word in _YES

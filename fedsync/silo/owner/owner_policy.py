@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -314,7 +313,6 @@ def act_for_owner(config: SiloStartConfig, identity: Identity) -> OwnerPolicy:
 
 
 _MINUTES = 60
-_PORTION = 1000
 _LOCK_S = 10.0
 
 
@@ -322,15 +320,12 @@ class OrderCounts:
     """Counts of a silo's orders within the last hour, over all runs and restarts; ``most`` is the limit by kind.
 
     The counts of each minute are in one file, and count until they are an hour old, or in the future, after a clock was
-    set back. A disk write costs milliseconds, so a trainer reserves a thousandth of the limit at a time. The unused
-    rest counts too, after the minute or the process ends.
+    set back.
     """
 
     def __init__(self, file: Path, most: Mapping[str, int]) -> None:
         self._file = file
         self._most = most
-        self._minute, self._left = 0, Counter[str]()
-        self._alone = threading.Lock()
 
     def take(self, *kinds: str) -> None:
         """Count one more of each kind.
@@ -338,30 +333,18 @@ class OrderCounts:
         Raises `LimitReached`, and counts nothing, beyond the owner's limit; `ConfigError` if the file is damaged, or
         cannot be written.
         """
-        with self._alone:
-            minute = int(time.time() // 60)
-            if minute != self._minute:
-                self._minute, self._left = minute, Counter()
-            missing = [kind for kind in kinds if not self._left[kind]]
-            if missing:
-                self._left.update(self._count(missing, minute))
-            self._left.subtract(kinds)
-
-    def _count(self, kinds: Sequence[str], minute: int) -> dict[str, int]:
+        minute = int(time.time() // 60)
         with taken(self._file.with_suffix(".lock"), _LOCK_S) as got:
             if not got:
                 raise ConfigError(str(self._file), "somebody keeps it locked", "End other trainers of this silo")
-            portions = {}
             known = {kind: self._recent(counts, minute) for kind, counts in self._load().items()}
             for kind in kinds:
                 counts = known.setdefault(kind, Counter())
-                portions[kind] = min(max(1, self._most[kind] // _PORTION), self._most[kind] - counts.total())
-                if portions[kind] < 1:
+                if counts.total() >= self._most[kind]:
                     problem = f"{counts.total()} {kind} within an hour, which is what this silo's owner allows"
                     raise LimitReached("limits", problem, f"Wait, or have the owner raise limits.{kind}_per_hour")
-                counts[str(minute)] += portions[kind]
+                counts[str(minute)] += 1
             write_atomically(self._file, json.dumps(known).encode(), OWNER_FILE)
-            return portions
 
     @staticmethod
     def _recent(counts: Mapping[str, int], minute: int) -> Counter[str]:

@@ -11,7 +11,6 @@ session distrusts every message of the process: it checks the form, the length, 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +20,6 @@ from typing import TypeVar
 import numpy as np
 
 from fedsync.common import foreign
-from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, Diverged, PolicyError, RunError
 from fedsync.config.run_spec import RunSpec
 from fedsync.core.orders import Cursor, Evaluation, Split, WorkOrder
@@ -97,7 +95,7 @@ class TrainingProcess:
         correction: Vector | None = None,
     ) -> Outcome:
         """Run an order, with ``watch`` about every 20 ms; raises `RunError` if the process ends."""
-        asked = messages.TrainOrder(order, replace(cursor, private=b""), throttle is not None, _ids())
+        asked = messages.TrainOrder(order, replace(cursor, private=b""), throttle is not None)
         beside = (base, cursor.private, *(() if correction is None else (correction,)))
         told, parts = self._ask(messages.OrderDone, asked, beside, (self.facts.layout.nbytes, MOST_PRIVATE), watch)
         messages.checked_order(order, told, len(parts), self.facts.examples)
@@ -137,7 +135,7 @@ class TrainingProcess:
     def _judge(
         self, model: Vector, cursor: Cursor, split: Split, subject: str, *, gains: bool, quiet: bool
     ) -> Evaluation | None:
-        asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet, _ids())
+        asked = messages.EvaluateGiven(replace(cursor, private=b""), split, subject, gains, quiet)
         return self._ask(messages.ModelEvaluated, asked, (model, cursor.private))[0].found
 
     def _vector(self, parts: Sequence[Part]) -> Vector:
@@ -238,7 +236,3 @@ class TrainingProcess:
             return RunError(f"the training process sent an invalid message ({error}), and was ended")
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         return RunError(f"the training process ended {how}. The next order starts another")
-
-
-def _ids() -> str:
-    return os.environ.get(FLOWER_IDS, "")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from fedsync.common import foreign
+from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FILE, remove_tree
 from fedsync.common.processes import INTERPRETER
@@ -91,6 +92,7 @@ def _environment(home: Path) -> Mapping[str, str]:
 
     secret = os.environ.get(NAMED_BY, "")
     kept = {key: value for key, value in os.environ.items() if key != secret and not key.startswith("FEDSYNC_")}
+    kept[FLOWER_IDS] = os.environ.get(FLOWER_IDS, "")
     allowed = json.loads(os.environ.get(ALLOWED) or "{}")
     kept[ALLOWED] = json.dumps({key: allowed[key] for key in _OWN if key in allowed})
     if CONFIRMED in os.environ:  # the original is where no process of the room may read

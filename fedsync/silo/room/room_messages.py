@@ -80,13 +80,12 @@ class TrainOrder:
     """Request to carry out an order.
 
     Parts: base model, private parts of the model, and the correction of the steps if there is one. ``throttled`` asks
-    for the pace of the emulated machine. ``ids`` is the value of `fedsync.common.environment.FLOWER_IDS`.
+    for the pace of the emulated machine.
     """
 
     order: WorkOrder
     cursor: Cursor
     throttled: bool
-    ids: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,6 @@ class EvaluateGiven:
     subject: str
     gains: bool
     quiet: bool
-    ids: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from fedsync.common import codec, foreign
-from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError
 from fedsync.common.output import guard_output, output_may_be_lost
 from fedsync.config.run_spec import RunSpec
@@ -52,8 +51,7 @@ class _Work:
         match asked:
             case messages.TrainOrder():
                 self._train(asked, *parts)
-            case messages.EvaluateGiven(cursor, split, subject, gains, quiet, ids):
-                os.environ[FLOWER_IDS] = ids
+            case messages.EvaluateGiven(cursor, split, subject, gains, quiet):
                 model, at = parts[0].view(np.float32), replace(cursor, private=parts[1].tobytes())
                 if quiet:
                     found = self.trainer.try_evaluate(model, at, split)
@@ -66,7 +64,6 @@ class _Work:
                 self._channel.send(messages.InitialModelBuilt(), self.trainer.initial_model())
 
     def _train(self, asked: messages.TrainOrder, base: Part, private: Part, correction: Part | None = None) -> None:
-        os.environ[FLOWER_IDS] = asked.ids
         order, told_s = asked.order, 0.0
 
         def watch(steps: int, samples: int) -> bool:

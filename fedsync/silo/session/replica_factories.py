@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedsync.cipher.keys.material import GroupKey
     from fedsync.cipher.plan import EncryptionPlan
     from fedsync.cipher.silo.sealing import Pipeline
-    from fedsync.train.options import Schedule, TorchSchedule
+    from fedsync.train.options import Schedule
 
 HELD = "held"
 """Folder of the held model in the trainer's folder, for a silo that receives differences."""
@@ -97,7 +97,7 @@ def encrypted_replica(
     )
 
 
-def _way(schedule: Schedule | TorchSchedule | None, order: WorkOrder, steps: int) -> float:
+def _way(schedule: Schedule | None, order: WorkOrder, steps: int) -> float:
     """Return the sum of the learning rates of an order's first steps, as a multiple of the order's rate."""
     return float(steps) if schedule is None else sum(islice(schedule.rates(1.0, order.max_steps), steps))
 

@@ -31,7 +31,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import LimitReached
 from fedsync.common.files import remove_unfinished
 from fedsync.common.log_times import TimedFormatter
@@ -165,9 +164,7 @@ class _Server:
     ) -> tuple[protocol.SocketReply, Payload | None]:
         try:
             match request:
-                case protocol.Forward(text, load_s, flower_ids):
-                    if flower_ids:
-                        os.environ[FLOWER_IDS] = flower_ids
+                case protocol.Forward(text, load_s):
                     self._wait_until_loaded(load_s)
                     if self._service is None:
                         self._failure_known = True

@@ -30,7 +30,7 @@ from fedsync.silo import protocol
 from fedsync.silo.owner.app_files import APP
 from fedsync.silo.protocol import IDENTITY, LOG, SOCKET, STATE, Identity
 from fedsync.silo.session.liveness import LivenessWatch, end
-from fedsync.silo.session.trainer_folder import fits, tenant
+from fedsync.silo.session.trainer_folder import tenant, tidy
 from fedsync.silo.session.trainer_socket import call, receive, send
 
 _LOAD_S = 180.0
@@ -43,7 +43,7 @@ MOST_TRAINERS = 3
 """Limit of a silo's trainers over all runs: one at work, and those of the runs before and after it."""
 
 asked_for: ContextVar[str] = ContextVar("asked_for", default="")
-"""Value of `fedsync.common.environment.FLOWER_IDS` for the current message."""
+"""Value of `fedsync.common.environment.FLOWER_IDS` for a trainer that the current message starts."""
 
 app_folder: ContextVar[str] = ContextVar("app_folder", default="")
 """Folder of the Flower app that the run brought; empty for none, or if the process has the app already."""
@@ -99,7 +99,7 @@ class TrainerClient:
             with contextlib.suppress(OSError):
                 os.utime(self._folder / IDENTITY)  # The file's age tells when the trainer was last used.
             try:
-                send(connection, protocol.Forward(text, _LOAD_S, asked_for.get()), payload)
+                send(connection, protocol.Forward(text, _LOAD_S), payload)
                 reply, answer = receive(connection)
             except (EOFError, OSError) as error:
                 what = watch.found() or "died. The next message starts another"
@@ -197,7 +197,7 @@ def make_room(folder: Path, identity: Identity) -> None:
 def check_room(trainers: Path, nbytes: int) -> None:
     """Raise `LimitReached` if the trainers' folders plus ``nbytes`` exceed the owner's quota ``state_bytes``."""
     quota = json.loads(os.environ.get(ALLOWED) or "{}").get("state_bytes")
-    if quota is not None and not fits(trainers, quota - nbytes):
+    if quota is not None and not tidy(trainers, quota - nbytes):
         problem = f"what runs have left here, and ask for, has more than {quota} bytes, the owner's state_bytes"
         remedy = "Raise state_bytes in silo.yaml, or ask again in an hour: then old runs may be removed"
         raise LimitReached("state_bytes", problem, remedy)

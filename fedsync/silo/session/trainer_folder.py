@@ -12,7 +12,6 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -90,38 +89,23 @@ class Leftover:
     used_s: float
 
 
-def superfluous(found: list[Leftover], quota_bytes: int, busy: Callable[[Path], bool]) -> list[Path]:
-    """Return the folders to remove until the rest fits, oldest first; never the newest, nor a busy folder."""
+def tidy(root: Path, quota_bytes: int) -> bool:
+    """Remove trainers' folders in ``root``, the oldest first, until ``quota_bytes`` suffice; return whether they do.
+
+    The newest folder, a folder in use and a folder of a recent trainer stay.
+    """
+    found = [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
+    found.sort(key=lambda each: (each.used_s, each.path))
     total = sum(each.nbytes for each in found)
-    doomed = []
-    for each in sorted(found, key=lambda each: (each.used_s, each.path))[:-1]:
+    for each in found[:-1]:
         if total <= quota_bytes:
             break
-        if not busy(each.path):
-            doomed.append(each.path)
+        if time.time() - each.used_s >= _RECENT_S and tenant(each.path) is None:
+            logger.warning("removed %s: the state folder has more than %d bytes", each.path, quota_bytes)
+            with contextlib.suppress(OSError):
+                remove_tree(each.path)
             total -= each.nbytes
-    return doomed
-
-
-def fits(root: Path, quota_bytes: int) -> bool:
-    found = _folders(root)
-    doomed = _remove_superfluous(found, quota_bytes)
-    return sum(each.nbytes for each in found if each.path not in doomed) <= quota_bytes
-
-
-def tidy(root: Path, quota_bytes: int) -> list[Path]:
-    """Remove trainers' folders in ``root`` until at most ``quota_bytes`` are left; return the removed folders."""
-    return _remove_superfluous(_folders(root), quota_bytes)
-
-
-def _remove_superfluous(found: list[Leftover], quota_bytes: int) -> list[Path]:
-    recent = {each.path for each in found if time.time() - each.used_s < _RECENT_S}
-    doomed = superfluous(found, quota_bytes, lambda folder: folder in recent or tenant(folder) is not None)
-    for folder in doomed:
-        logger.warning("removed %s: the state folder has more than %d bytes", folder, quota_bytes)
-        with contextlib.suppress(OSError):
-            remove_tree(folder)
-    return doomed
+    return total <= quota_bytes
 
 
 def bound_log(log: Path, most_bytes: int) -> None:
@@ -139,10 +123,6 @@ def bound_log(log: Path, most_bytes: int) -> None:
         older.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         os.truncate(log, 0)
-
-
-def _folders(root: Path) -> list[Leftover]:
-    return [_measure(folder) for folder in root.iterdir() if folder.is_dir()] if root.is_dir() else []
 
 
 def _measure(folder: Path) -> Leftover:

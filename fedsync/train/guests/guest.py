@@ -70,7 +70,8 @@ class GuestTrainer(LocalTrainer):
         self._parts = ModelParts(self._model, parts_of(self._model, run, self._used.patterns, "silo.use"))
         self._model.to(device)
         self._known = {"model": self._model, **self._used.parts}
-        super().__init__(silo.name, Weights(self._model, self._parts.shared), self._parts, device, options)
+        weights, parts = Weights(self._model, self._parts.shared), self._parts
+        super().__init__(silo.name, weights, device, options, parts.frozen_digest, parts.kept_names)
         self._initial = self._weights.read()
         self._settings: PrivateSettings | None = None
         self._private: PrivateLoop | None = None

@@ -181,7 +181,8 @@ class ClientAppTrainer(LocalTrainer):
         self._sizes = BatchSizes(silo.name)
         self._knows_first = first.make is not None
         self._arrays = first.arrays(silo.seed, run)
-        super().__init__(silo.name, self._arrays, self._arrays, device, options)
+        arrays = self._arrays
+        super().__init__(silo.name, arrays, device, options, arrays.frozen_digest, arrays.parts.kept)
         self._known = statistics_of(options.measured.metrics(lambda: ()))
         self._initial = self._arrays.read()
         self._node_config = {"partition-id": silo.index, "num-partitions": partitions, **silo.node_config}

@@ -202,10 +202,6 @@ class NamedArrays:
         return frozen_digest((name, torch.from_numpy(self._first[name])) for name in self.parts.frozen)
 
     @property
-    def kept_names(self) -> tuple[str, ...]:
-        return self.parts.kept
-
-    @property
     def private(self) -> Arrays:
         return {name: self.arrays[name] for name in self.parts.private}
 

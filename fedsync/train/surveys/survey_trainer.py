@@ -18,9 +18,6 @@ from fedsync.train.options import LocalOptions
 
 
 class _Sheet:
-    frozen_digest = b""
-    kept_names: tuple[str, ...] = ()
-
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.vector = np.zeros(layout.size, dtype=np.float32)
@@ -41,7 +38,7 @@ class SheetTrainer(LocalTrainer):
 
     def __init__(self, name: str, layout: Layout, options: LocalOptions, rows: int, table: TableForm | None) -> None:
         self._sheet, self._rows = _Sheet(layout), rows
-        super().__init__(name, self._sheet, self._sheet, torch.device("cpu"), options)
+        super().__init__(name, self._sheet, torch.device("cpu"), options)
         self.table = table
 
     @property
