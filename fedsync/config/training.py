@@ -170,7 +170,7 @@ class LocalConfig(Section):
 
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the computation, by automatic mixed precision; updates are always float32. A processor may lack a
-    half-precision operation, such as LSTMs in ``fp16``."""
+    half-precision operation, such as LSTMs in ``fp16``: a silo tries one step before it joins, and refuses the run."""
 
     channels_last: bool = False
     """Whether to use the memory layout channels-last, in which convolutions over images suit tensor cores."""

@@ -20,7 +20,7 @@ from fedsync.model.tensor_parts import UNSAID, PartPatterns
 from fedsync.tasks.metrics.measurement import Found, Measuring, Summed
 from fedsync.tasks.task_protocol import SiloSlot, Task
 from fedsync.train.batches import BatchCap, Batches, Sampler, batches_of
-from fedsync.train.check_task import check_data, check_task
+from fedsync.train.check_task import FEW, check_data, check_task
 from fedsync.train.local_trainer import BeginPace, LocalTrainer, LoopResult, MeanLoss, open_device
 from fedsync.train.machine import device as devices
 from fedsync.train.machine.device import Precision
@@ -71,6 +71,9 @@ class Trainer(LocalTrainer):
             devices.channels_last(self._model)
         with devices.seeded(device, slot.seed), devices.deterministic(options.deterministic):
             check_task(task, self._model, self._samples, self._splits[Split.VALIDATION])
+            self._model.train()
+            few = self._samples.place(np.arange(FEW) % self.examples)
+            self._precision.check(self._model, lambda: task.loss(self._model, self._samples.take(few)))
         # Evaluation has other batch sizes, so it uses the uncompiled model.
         self._quick = devices.compiled(self._model, options.compile, device) if options.compile else self._model
         self._measuring = Measuring(options.measured.metrics(task.metrics), device)

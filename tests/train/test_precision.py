@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
+from fedsync.tasks.networks import LstmClassifier
 from fedsync.tasks.task_protocol import Batch
 from fedsync.train.machine.device import Precision, PrecisionName
 from fedsync.train.options import LocalOptions
@@ -205,3 +206,58 @@ def test_silos_of_different_precision_begin_with_the_same_model() -> None:
     exact, half = trainer(), trainer(options=options("bf16"))
     np.testing.assert_array_equal(exact.initial_model(), half.initial_model())
     assert exact.layout == half.layout
+
+
+class Recurrent(TwoClasses):
+    """An LSTM over the four features as a sequence, behind a norm that keeps what it has seen."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Unflatten(1, (4, 1)), LstmClassifier((4, 1), 8, 2, 2))
+
+
+def _fails_in(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor without LSTMs in these floats, whatever this one has."""
+    forward = nn.LSTM.forward
+
+    def lacking(self: nn.LSTM, *given: Any) -> Any:
+        if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is kind:
+            raise RuntimeError("could not create a primitive descriptor for the LSTM. Run it elsewhere")
+        return forward(self, *given)
+
+    monkeypatch.setattr(nn.LSTM, "forward", lacking)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kind", "remedy"),
+    [("fp16", torch.float16, "Write bf16 or fp32"), ("bf16", torch.bfloat16, "Write fp32")],
+)
+def test_half_floats_that_a_processor_lacks_are_one_error_before_anything_trains(
+    precision: PrecisionName, kind: torch.dtype, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fails_in(kind, monkeypatch)
+    with pytest.raises(ConfigError) as caught:
+        trainer(Recurrent(), options=options(precision))
+    assert caught.value.place == "local.precision"
+    assert "could not create a primitive descriptor for the LSTM" in caught.value.problem
+    assert caught.value.remedy.startswith(remedy)
+    subject = trainer(Recurrent())
+    assert subject.run(order(), subject.initial_model(), Cursor()).report.steps == 5, "float32 is as it was"
+
+
+def test_trying_half_floats_changes_no_model_and_hides_no_other_error() -> None:
+    exact = trainer(Recurrent())
+    try:
+        half = trainer(Recurrent(), options=options("bf16"))
+    except ConfigError as error:
+        assert "could not create a primitive descriptor for the LSTM" in error.problem
+        pytest.skip("this processor has no LSTM in bf16")
+    for one, other in zip(exact._model.buffers(), half._model.buffers(), strict=True):
+        assert torch.equal(one, other)
+    assert all(parameter.grad is None for parameter in half._model.parameters())
+
+    class Wrong(Recurrent):
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            raise RuntimeError("a mistake of the task's own")
+
+    with pytest.raises(RuntimeError, match="a mistake of the task's own"):
+        trainer(Wrong(), options=options("fp16"))

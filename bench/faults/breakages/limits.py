@@ -7,6 +7,7 @@ from bench.faults.breakages._core import Changes
 
 TESTS = (
     "tests/train/test_model_size.py",
+    "tests/train/test_precision.py",
     "tests/silo/test_hangs.py",
     "tests/silo/test_order_queue.py",
     "tests/observe/test_long_runs.py",
@@ -27,6 +28,19 @@ _CHANGES: Changes = {
         ),
         ("a-silo-is-asked-for-what-nobody-can-have", "self._bytes > NOBODY_HAS_BYTES", "self._bytes > 2**70"),
         ("a-group-s-memory-is-taken-for-the-machine-s", "total, *limits]", "total]"),
+    ),
+    "train/machine/device.py": (
+        ("half-floats-are-not-tried", "self._dtype is None or self._device.type", "True or self._device.type"),
+        (
+            "trying-half-floats-leaves-traces-in-the-model",
+            "                buffer.copy_(values)\n",
+            "                pass\n",
+        ),
+        (
+            "a-task-s-own-mistake-is-blamed-on-half-floats",
+            "            loss()  # an error that also occurs in float32 is raised as it is\n",
+            "",
+        ),
     ),
     "observe/ledger.py": (
         ("the-books-keep-every-round", "if self.keep is None or", "if True or"),
