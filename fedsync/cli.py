@@ -49,6 +49,7 @@ class Runtime(StrEnum):
     """Environment in which a strategy runs."""
 
     VIRTUAL = "virtual"
+    FLOWER = "flower"
     LOCAL = "local"
 
 
@@ -298,12 +299,16 @@ def _run(
 
 
 def runner(runtime: Runtime) -> Runner:
-    # Late imports: torch and Flower take seconds, which `fedsync --help` should not.
+    # Late imports: torch, Ray and Flower take seconds, which `fedsync --help` should not.
     match runtime:
         case Runtime.VIRTUAL:
             from fedsync.simulation.run import run_virtual
 
             return run_virtual
+        case Runtime.FLOWER:
+            from fedsync.flower.flower_simulation import run_simulation
+
+            return run_simulation
         case Runtime.LOCAL:
             from fedsync.ops.local import run_local
 

@@ -83,6 +83,7 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "keras": ({"client"}, {"client"}),
     "scipy": ({"tasks", "observe", "extras"}, set()),
     "pyarrow": ({"tasks"}, set()),
+    "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
     "starlette": ({"transport", "ops"}, {"transport", "ops"}),
     "uvicorn": ({"transport", "silo", "ops"}, {"transport", "silo", "ops"}),

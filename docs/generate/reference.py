@@ -106,8 +106,8 @@ CHAPTERS = {
     ),
     "yaml/silos.md": Chapter(
         "Silo file",
-        "A silo file describes the machines that virtual time simulates and that the `local` runtime "
-        "emulates. `fedsync probe` measures a machine and prints its entry; `fedsync schema --silos` prints the JSON "
+        "A silo file describes the machines that virtual time simulates and that the `local` and `flower` runtimes "
+        "emulate. `fedsync probe` measures a machine and prints its entry; `fedsync schema --silos` prints the JSON "
         "Schema. Real silos need none of this.",
         {"": ClusterConfig},
     ),

@@ -100,7 +100,7 @@ class WindowsConfig(Section):
 class SiloConfig(SparingSection):
     """One machine. Unless a key says otherwise, times are virtual seconds since the run began.
 
-    Virtual time simulates all keys. The local runtime emulates ``speed``, ``curve``, ``memory_samples``,
+    Virtual time simulates all keys. The local and Flower runtimes emulate ``speed``, ``curve``, ``memory_samples``,
     ``bandwidth_mbps`` and ``latency_s``.
     """
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from fedsync.common.errors import ConfigError
 from fedsync.config.cipher import MaskedConfig, PlainConfig, least_silos, sealed_metrics, sealing
 from fedsync.config.private_runs import private
 from fedsync.config.sections.strategy_sections import StrategySections
 from fedsync.config.tasks.survival_task import SurveyConfig
 from fedsync.config.tasks.task_kinds import CsvConfig
+
+AnyStrategy = TypeVar("AnyStrategy", bound=StrategySections)
 
 _PLAIN = "or write cipher.metrics: plain, if the silos' owners allow it"
 _MANY = "many: bsp, a-bsp, fsp or elastic"
@@ -47,6 +52,19 @@ def too_few(config: StrategySections, silos: int, file: str) -> tuple[str, str, 
         if number > silos:
             return key, f"{number}, and {file} has {silos} silos", f"Write at most {silos}, or add silos"
     return None
+
+
+def simulated(config: AnyStrategy) -> AnyStrategy:
+    """Return the strategy if Flower's simulation engine can run it; it cannot queue orders at silos. Raises
+    `ConfigError` if the barrier queues orders.
+    """
+    if config.barrier.queues:
+        raise ConfigError(
+            "barrier",
+            "it queues orders at silos, and Flower's simulation engine hands each silo one message at a time",
+            "Add --runtime local or --runtime virtual, or write the barrier inside overlap by itself",
+        )
+    return config
 
 
 def adds_regions(config: StrategySections) -> bool:

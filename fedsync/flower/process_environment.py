@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from fedsync.common.environment import environment
 from fedsync.common.processes import OWNER
 from fedsync.common.proxies import unproxied
 from fedsync.silo.protocol import STATE, STATE_FOLDER
@@ -17,6 +19,9 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    # Otherwise Ray tries to reach a metrics service, and prints messages about it.
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
@@ -34,3 +39,8 @@ def flower_environment(home: Path) -> Mapping[str, str]:
 def trainer_environment(home: Path) -> Mapping[str, str]:
     """Return variables that place resident trainers in ``home`` and end them with this process."""
     return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
+
+
+def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
+    """Keep Flower in this process, and its child processes, from telemetry and from installing packages."""
+    return environment({**unproxied(os.environ), **QUIET, **trainer_environment(home)})

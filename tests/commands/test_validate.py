@@ -61,6 +61,7 @@ STARTS = [
     ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "virtual", "--out", "OUT"],
     ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "virtual", "--timing-only", "--out", "OUT"],
     ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "local", "--out", "OUT"],
+    ["run", "STRATEGY", "--silos", "SILOS", "--runtime", "flower", "--out", "OUT"],
     ["compare", "STRATEGY", "--silos", "SILOS", "--out", "OUT"],
     ["server", "run", "STRATEGY", "--server", "SERVER", "--out", "OUT"],
 ]

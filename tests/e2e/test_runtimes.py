@@ -38,12 +38,13 @@ def test_all_runtimes_end_with_the_same_bits(task: str, tmp_path: Path) -> None:
         summaries[runtime] = runner(runtime)(config, CLUSTER, out, target_accuracy=0.05)
         models[runtime] = torch.load(out / "model.pt", weights_only=True)
         _check_files(out, summaries[runtime], runtime)
-    virtual, local = models[Runtime.VIRTUAL], models[Runtime.LOCAL]
-    assert list(local) == list(virtual)
-    for name, tensor in virtual.items():
-        assert torch.equal(local[name], tensor), f"{name} differs"
-    for figure in ("accuracy", "loss", "samples", "bytes_up", "bytes_down", "rounds"):
-        assert summaries[Runtime.LOCAL][figure] == summaries[Runtime.VIRTUAL][figure], figure
+    virtual = models[Runtime.VIRTUAL]
+    for runtime in (Runtime.FLOWER, Runtime.LOCAL):
+        assert list(models[runtime]) == list(virtual)
+        for name, tensor in virtual.items():
+            assert torch.equal(models[runtime][name], tensor), f"{name} differs in {runtime}"
+        for figure in ("accuracy", "loss", "samples", "bytes_up", "bytes_down", "rounds"):
+            assert summaries[runtime][figure] == summaries[Runtime.VIRTUAL][figure], figure
     sizes = {silo["name"]: silo["batch_size"] for silo in summaries[Runtime.LOCAL]["silos"]}
     # By hand: 96 samples in the ratio 3 : 2 : 1.
     assert sizes == dict(zip(SPEEDS, [48, 32, 16], strict=True))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.flower.process_environment import flower_environment
+from fedsync.flower.process_environment import flower_environment, flower_in_this_process
 from tests.proxy import as_httpx_goes
 
 URLS = ["http://127.0.0.1:9092", "https://127.0.0.1:9092", "https://localhost:9092", "https://[::1]:9092"]
@@ -25,3 +25,5 @@ def test_flowers_processes(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert as_httpx_goes({}, url, monkeypatch) == "proxy.example.org:3128", "this is what is to be kept from them"
     assert as_httpx_goes(flower_environment(tmp_path), url, monkeypatch) is None
     assert as_httpx_goes(flower_environment(tmp_path), "https://wandb.example.org", monkeypatch) is not None
+    with flower_in_this_process(tmp_path):
+        assert as_httpx_goes({}, url, monkeypatch) is None

@@ -290,6 +290,7 @@ def test_the_files_in_the_folder_are_the_configuration_that_is_resumed(tmp_path:
     ("arguments", "problem"),
     [
         (["--resume", "x", "--runtime", "virtual"], "leaves nothing behind to go on from"),
+        (["--resume", "x", "--runtime", "flower"], "leaves nothing behind to go on from"),
         (["fedavg", "--resume", "x"], "the folder says what is run"),
         (["--resume", "x", "--seed", "3"], "the folder says what is run"),
         (["--resume", "x", "--silos", "hetero"], "the folder says what is run"),

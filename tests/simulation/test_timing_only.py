@@ -124,6 +124,7 @@ def test_ten_thousand_silos_take_seconds_and_no_torch(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"runtime": Runtime.LOCAL}, "--timing-only: the local runtime takes real time"),
+        ({"runtime": Runtime.FLOWER}, "--timing-only: the flower runtime takes real time"),
         ({"target_accuracy": 0.9}, "--target-accuracy: there is no accuracy without training"),
         ({"timing_only": False, "journal": False}, "--no-journal: only for runs without training"),
         ({"timing_only": False, "model_bytes": 8}, "--model-bytes: only for runs without training"),

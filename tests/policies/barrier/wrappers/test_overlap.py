@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedsync.common.errors import ConfigError
+from fedsync.config.compatibility import simulated
 from fedsync.core.actions import Discard, Dispatch
 from fedsync.core.events import UpdateArrived
 from fedsync.core.orders import WorkOrder
@@ -211,6 +213,12 @@ def test_overlap_does_not_go_with_masks_nor_a_start_further_on_with_a_mixture() 
     with pytest.raises(ValidationError, match="carry: 0"):
         strategy(barrier={**BSP, "carry": 0.5}, aggregation={"kind": "fedasync"})
     strategy(barrier=BSP, cipher={"kind": "bfv"})
+
+
+def test_flowers_simulation_engine_refuses_it() -> None:
+    simulated(strategy())
+    with pytest.raises(ConfigError, match=r"one message at a time.*--runtime local or --runtime virtual"):
+        simulated(strategy(barrier=BSP))
 
 
 def test_the_end_of_a_run_discards_the_order_in_work_and_the_queued_one(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Runner of FedSync in Flower's own simulation engine, in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedsync.common.errors import FedSyncError, RunError, not_installed
+from fedsync.common.run_claim import Claim, claimed
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.compatibility import simulated
+from fedsync.config.strategy import StrategyConfig
+from fedsync.flower.process_environment import flower_in_this_process
+from fedsync.observe.recorder import Listener, add_to_summary
+from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
+from fedsync.silo.owner.model_export import export_model
+from fedsync.silo.owner.privacy_ledger import kept_tallies, spent_by
+from fedsync.silo.session.trainer_client import stop_trainers
+
+
+def run_simulation(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path | Claim,
+    *,
+    target_accuracy: float | None = None,
+    listeners: Sequence[Listener] = (),
+) -> dict[str, Any]:
+    """Run a strategy on Flower's simulation engine (Ray), with one throttled actor per silo; return the summary.
+
+    Args:
+        out: folder for the run's files, claimed already or not.
+
+    Raises:
+        ConfigError: strategy and silos do not fit together, or Ray is not installed.
+        RunError: the run could not reach its end.
+    """
+    config = simulated(config)
+    with (
+        claimed(out) as run,
+        tempfile.TemporaryDirectory(prefix="fedsync-") as home,
+        flower_in_this_process(Path(home)),
+    ):
+        return _run(config, cluster, run, Path(home), target_accuracy, listeners)
+
+
+def _run(
+    config: StrategyConfig,
+    cluster: ClusterConfig,
+    out: Path,
+    home: Path,
+    target_accuracy: float | None,
+    listeners: Sequence[Listener],
+) -> dict[str, Any]:
+    try:
+        import ray
+    except ImportError as error:
+        raise not_installed("--runtime flower", "Ray", "sim") from error
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation as run_flower_simulation
+
+    from fedsync.flower.client_app import app as client_app
+    from fedsync.flower.flower_strategy import FedSync
+
+    rings = emulated_rings(config, cluster, home)
+    if rings is not None:
+        os.environ[KEYS] = str(rings[0])
+    strategy = FedSync(
+        config,
+        cluster,
+        out=out,
+        runtime="flower",
+        target_accuracy=target_accuracy,
+        listeners=listeners,
+        keys=None if rings is None else rings[1],
+        checkpoints=0,  # its silos end with this process, so the run cannot be resumed
+    )
+    errors: list[FedSyncError] = []
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        # Flower replaces exceptions of a ServerApp by its own, which say less.
+        try:
+            strategy.run(grid)
+        except FedSyncError as error:
+            errors.append(error)
+
+    # Flower's log has a line per round at INFO; FedSync reports progress itself.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    silos = len(cluster.silos)
+    try:
+        run_flower_simulation(
+            server_app,
+            client_app,
+            num_supernodes=silos,
+            backend_config={
+                "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                # Ray counts one processor per actor: actors only wait for the trainers of their silos.
+                "init_args": {"num_cpus": silos, "_temp_dir": str(home / "ray")},
+            },
+        )
+    finally:
+        os.environ.pop(KEYS, None)
+        stop_trainers(home / "state")
+        ray.shutdown()
+    if errors:
+        raise errors[0]
+    if strategy.run_summary is None:
+        raise RunError("Flower's simulation engine ended without running the strategy; see the log above")
+    files = {} if rings is None else export_model(home / "state", out)
+    if rings is None and config.privacy is None:
+        return strategy.run_summary
+    return add_to_summary(out, files, spent_by(kept_tallies(home / "state")))
