@@ -33,6 +33,7 @@ from fedsync.flower.own_loop import unexpected
 from fedsync.flower.result import BestModel, EvaluateFn, FinalModel, RunResult, ServerEvaluation, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
+from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import CommonForm, PartsError
@@ -91,7 +92,10 @@ class FedSync(Shipped):
         cluster: machines that the silos emulate, by partition; None in a real federation.
         policies: ready policies by section, as in ``{"barrier": MyBarrier()}``; they need not be registered.
         on_round: function of the round, from 1, that returns settings of its orders: ``learning_rate``, and entries of
-            ``train_config``.
+            ``train_config``. A subclass may override `configure_train` instead.
+        train_metrics_aggr_fn: combines the silos' training metrics of a commit into one record, for the result of
+            `start`.
+        evaluate_metrics_aggr_fn: combines the silos' evaluations of a version into one record.
         out: folder for the run's files; by default a new temporary folder.
         runtime: name of the runtime in the summary.
         target_accuracy: accuracy for ``seconds_to_target``; by default the target of the stop rules.
@@ -113,6 +117,8 @@ class FedSync(Shipped):
         *,
         policies: Mapping[str, Policy] | None = None,
         on_round: Callable[[int], Mapping[str, Scalar]] | None = None,
+        train_metrics_aggr_fn: MetricsAggrFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggrFn | None = None,
         out: str | Path | None = None,
         runtime: str = "flower",
         target_accuracy: float | None = None,
@@ -129,6 +135,7 @@ class FedSync(Shipped):
         self._refuse_overridden()
         by_round = {} if on_round is None else {"on_round": Called.of(on_round)}
         self.config = config = config.with_policies({**(policies or {}), **by_round})
+        self._aggregates = train_metrics_aggr_fn, evaluate_metrics_aggr_fn
         self.cluster = cluster
         self.out = Path(out if out is not None else tempfile.mkdtemp(prefix="fedsync-"))
         self.run_summary: dict[str, Any] | None = None
@@ -195,7 +202,7 @@ class FedSync(Shipped):
             raise unexpected("FedSync.start", word, (ours | theirs) - {"self", "later"})
         self._refuse_overridden()
         config, timing = self._adjusted(num_rounds, timeout)
-        config = config.told(train_config or {}, evaluate_config or {})
+        config = self._configured(grid, config.told(train_config or {}, evaluate_config or {}))
         with claimed(self.out, self._existing), way_to_silos(grid, self.out) as silos:
             result, final = self._driven(silos, config, timing, evaluate_fn, initial_arrays)[:2]
         if final is not None:
@@ -249,7 +256,8 @@ class FedSync(Shipped):
             raise ConfigError(
                 "evaluation.cross_site", "silos of an encrypted run forget the model that was given", remedy
             )
-        policies = run.policies()
+        policies, metrics = run.policies(), SiloMetrics(*self._aggregates)
+        policies = metrics.joined(policies, sealed=plan is not None and plan.seal_metrics)
         coordinator, keys = Coordinator(policies), self._server_keys(plan)
         first = None if given is None else begin.model
         aggregator = run.aggregator(layout, begin.model, policies, plan, keys, first, spec.run, keeper)
@@ -310,6 +318,7 @@ class FedSync(Shipped):
                 logger.info("files of the run: %s", self.out)
         recorder.check_silos()
         fill_metrics(result, recorder.out)
+        metrics.fill(result)
         if final is None:
             logger.info("the final model is at the silos; the server never had it")
         return result, final, begin.origin, aggregator

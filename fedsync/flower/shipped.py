@@ -9,14 +9,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.field_docs import meanings
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
 from fedsync.flower.own_loop import OwnLoop, unexpected
+from fedsync.flower.silo_metrics import MetricsAggrFn
 from fedsync.policies.schema import Policy
 
 
@@ -68,6 +68,12 @@ class Options(TypedDict, total=False):
     on_round: Callable[[int], Mapping[str, bool | int | float | str]]
     """Settings of a round's orders, as in `FedSync`."""
 
+    train_metrics_aggr_fn: MetricsAggrFn
+    """Function that combines the silos' training metrics of a round into one record, as in `flwr`'s strategies."""
+
+    evaluate_metrics_aggr_fn: MetricsAggrFn
+    """Function that combines the silos' evaluations of a version into one record."""
+
     out: str | Path
     """Folder for the run's files; by default a new temporary folder."""
 
@@ -79,27 +85,6 @@ class Options(TypedDict, total=False):
 
     overwrite: bool
     """Whether to replace an existing run in ``out``; by default, such a folder is refused."""
-
-    interval_s: float
-    """Length of a round [s], of `fsp` and the strategies that combine it."""
-
-    sync_ratio: float
-    """Share of a round's samples that is enough to end the round, of `a_bsp` and `lb_a_bsp`."""
-
-    server_rate: float
-    """Factor on each update, of `asp`, `ssp`, `pbsp` and `pssp`; 1 / number of silos is the usual choice."""
-
-    staleness: int
-    """Maximum lead of a silo [orders]: over the slowest silo with `ssp`, over a random sample with `pssp`."""
-
-    sample_size: int
-    """Number of silos in the sample of `pbsp` and `pssp`."""
-
-    size: int
-    """Number of updates in a commit of `fedbuff`."""
-
-    mixing: float
-    """Share of a fresh silo's model in the new model of `fedasync`."""
 
 
 _PLACES = {
@@ -114,132 +99,194 @@ _PLACES = {
 
 _OWN_PLACES = {
     "interval_s": "barrier.interval.interval_s",
-    "sync_ratio": "barrier.sync_ratio",
     "server_rate": "aggregation.server_rate",
-    "staleness": "barrier.staleness",
-    "sample_size": "barrier.sample_size",
-    "size": "barrier.size",
     "mixing": "aggregation.mixing",
 }
-"""Keys of a strategy file by keyword of single strategies."""
+"""Keys by keyword of single strategies; all others are of the barrier."""
 
 _PASSED_ON = {"out", "keys", "resume", "overwrite", "policies", "on_round"}
+_PASSED_ON |= {"train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"}
 """Keywords that are passed to `FedSync`."""
 
 _LEAST = 2
 """Minimum number of silos in a round, as in Flower's strategies."""
 
 
-S_co = TypeVar("S_co", bound="Shipped", covariant=True)
-
-
-class Constructor(Protocol[S_co]):
-    """Class method that makes the strategy of a shipped file, with the caller's settings."""
-
-    def __call__(self, **options: Unpack[Options]) -> S_co: ...
-
-
-class ShippedFile:
-    """Descriptor of a class method by the name of its file: ``lb_bsp`` for ``lb-bsp.yaml``.
-
-    Args:
-        own: keywords of this strategy alone.
-        of_steps: settings of the barrier that follow from ``local_steps``.
-    """
-
-    def __init__(self, *own: str, of_steps: Callable[[int], Mapping[str, int]] | None = None) -> None:
-        self._own, self._of_steps = own, of_steps
-
-    def __set_name__(self, owner: type[Shipped], name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type[S_co]) -> Constructor[S_co]:
-        def construct(**options: Unpack[Options]) -> S_co:
-            steps = options.get("local_steps")
-            of_steps = {} if steps is None or self._of_steps is None else self._of_steps(steps)
-            return owner._shipped(self._name, options, self._own, of_steps)
-
-        construct.__doc__ = meanings(Shipped)[self._name]
-        return construct
-
-
 class Shipped(OwnLoop):
     """Constructors of `FedSync`, one for each shipped strategy. All take `Options`; no argument is required."""
 
-    fedavg: ShippedFile = ShippedFile()
-    """FedAvg: all silos do the same work, and each round waits for the slowest silo."""
-
-    bsp: ShippedFile = ShippedFile()
-    """BSP: FedAvg under the name that the papers use."""
-
-    lb_bsp: ShippedFile = ShippedFile()
-    """LB-BSP: batch sizes follow each silo's predicted speed, so that all silos finish together."""
-
-    lb_bsp_gpu: ShippedFile = ShippedFile()
-    """LB-BSP for step times that are not proportional to the batch, as on GPUs."""
-
-    lb_bsp_he: ShippedFile = ShippedFile()
-    """LB-BSP under encryption: the server adds updates that it cannot read. Requires ``keys``."""
-
-    elastic: ShippedFile = ShippedFile(of_steps=lambda steps: {"lookahead": 2 * steps, "floor": max(steps // 2, 1)})
-    """Elastic BSP (ZipLine): each silo gets a number of steps with which all are predicted to finish together. The
-    number is between half and twice ``local_steps``."""
-
-    fsp: ShippedFile = ShippedFile("interval_s")
-    """FSP: every silo trains until the time of the round is over, for any number of steps."""
-
-    fsp_he: ShippedFile = ShippedFile("interval_s")
-    """FSP under encryption; see `fsp` and `lb_bsp_he`."""
-
-    a_bsp: ShippedFile = ShippedFile("sync_ratio")
-    """A-BSP: the first silo that finishes ends the round for all, once enough samples are processed."""
-
-    asp: ShippedFile = ShippedFile("server_rate")
-    """ASP: no silo waits, and each update is committed as it arrives."""
-
-    ssp: ShippedFile = ShippedFile("staleness", "server_rate")
-    """SSP: as `asp`, but a silo may be ahead of the slowest silo only by a bound."""
-
-    pbsp: ShippedFile = ShippedFile("sample_size", "server_rate")
-    """pBSP: a silo waits for a random sample of other silos instead of for all."""
-
-    pssp: ShippedFile = ShippedFile("sample_size", "staleness", "server_rate")
-    """pSSP: as `ssp`, but with the bound on the lead over a random sample of other silos."""
-
-    pssp_he: ShippedFile = ShippedFile()
-    """pSSP under encryption; see `pssp` and `lb_bsp_he`."""
-
-    auto: ShippedFile = ShippedFile()
-    """`lb_bsp` with one local step per order and the server optimizer ``cautious-adam``."""
-
-    lb_a_bsp: ShippedFile = ShippedFile("sync_ratio")
-    """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round, as in `a_bsp`."""
-
-    lb_fsp: ShippedFile = ShippedFile("interval_s")
-    """LB-BSP and FSP: balanced batches in rounds of fixed time."""
-
-    lb_fsp_psp: ShippedFile = ShippedFile("interval_s")
-    """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
-
-    fedbuff: ShippedFile = ShippedFile("size")
-    """FedBuff: commit whenever ``size`` updates have arrived, from any silos."""
-
-    fedasync: ShippedFile = ShippedFile("mixing")
-    """FedAsync: each arrival is mixed into the model, with less weight the staler it is."""
-
-    fedcompass: ShippedFile = ShippedFile(of_steps=lambda most: {"max_steps": most, "min_steps": max(most // 5, 1)})
-    """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
-
-    deadline: ShippedFile = ShippedFile()
-    """BSP that does not wait for silos whose order takes longer than orders usually do."""
+    @classmethod
+    def fedavg(cls, **options: Unpack[Options]) -> Self:
+        """FedAvg: all silos do the same work, and each round waits for the slowest silo."""
+        return cls._shipped("fedavg", options)
 
     @classmethod
-    def _shipped(cls, name: str, options: Options, own: Sequence[str], of_steps: Mapping[str, int]) -> Self:
-        """Build the strategy of a shipped file, with the caller's settings; `TypeError` for an unknown keyword."""
-        here, allowed = f"FedSync.{name}", Options.__annotations__.keys() - (_OWN_PLACES.keys() - set(own))
-        if unknown := options.keys() - allowed:
-            raise unexpected(here, min(unknown), allowed)
-        file = YamlFile.read(locate(name.replace("_", "-")))
+    def bsp(cls, **options: Unpack[Options]) -> Self:
+        """BSP: FedAvg under the name that the papers use."""
+        return cls._shipped("bsp", options)
+
+    @classmethod
+    def lb_bsp(cls, **options: Unpack[Options]) -> Self:
+        """LB-BSP: batch sizes follow each silo's predicted speed, so that all silos finish together."""
+        return cls._shipped("lb-bsp", options)
+
+    @classmethod
+    def lb_bsp_gpu(cls, **options: Unpack[Options]) -> Self:
+        """LB-BSP for step times that are not proportional to the batch, as on GPUs."""
+        return cls._shipped("lb-bsp-gpu", options)
+
+    @classmethod
+    def lb_bsp_he(cls, **options: Unpack[Options]) -> Self:
+        """LB-BSP under encryption: the server adds updates that it cannot read. Requires ``keys``."""
+        return cls._shipped("lb-bsp-he", options)
+
+    @classmethod
+    def elastic(cls, **options: Unpack[Options]) -> Self:
+        """Elastic BSP (ZipLine): each silo gets a number of steps with which all are predicted to finish together.
+
+        The number is between half and twice ``local_steps``.
+        """
+        steps = options.get("local_steps")
+        own = {} if steps is None else {"lookahead": 2 * steps, "floor": max(steps // 2, 1)}
+        return cls._shipped("elastic", options, **own)
+
+    @classmethod
+    def fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
+        """FSP: every silo trains until the time of the round is over, for any number of steps.
+
+        Args:
+            interval_s: length of a round [s].
+        """
+        return cls._shipped("fsp", options, interval_s=interval_s)
+
+    @classmethod
+    def fsp_he(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
+        """FSP under encryption; see `fsp` and `lb_bsp_he`."""
+        return cls._shipped("fsp-he", options, interval_s=interval_s)
+
+    @classmethod
+    def a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
+        """A-BSP: the first silo that finishes ends the round for all, once enough samples are processed.
+
+        Args:
+            sync_ratio: share of the round's samples that is enough.
+        """
+        return cls._shipped("a-bsp", options, sync_ratio=sync_ratio)
+
+    @classmethod
+    def asp(cls, *, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
+        """ASP: no silo waits, and each update is committed as it arrives.
+
+        Args:
+            server_rate: factor on each update; 1 / number of silos is the usual choice.
+        """
+        return cls._shipped("asp", options, server_rate=server_rate)
+
+    @classmethod
+    def ssp(cls, *, staleness: int | None = None, server_rate: float | None = None, **options: Unpack[Options]) -> Self:
+        """SSP: as `asp`, but a silo may be ahead of the slowest silo only by a bound.
+
+        Args:
+            staleness: maximum lead of a silo [orders].
+            server_rate: as in `asp`.
+        """
+        return cls._shipped("ssp", options, staleness=staleness, server_rate=server_rate)
+
+    @classmethod
+    def pbsp(
+        cls, *, sample_size: int | None = None, server_rate: float | None = None, **options: Unpack[Options]
+    ) -> Self:
+        """pBSP: a silo waits for a random sample of other silos instead of for all.
+
+        Args:
+            sample_size: number of silos in the sample.
+            server_rate: as in `asp`.
+        """
+        return cls._shipped("pbsp", options, sample_size=sample_size, server_rate=server_rate)
+
+    @classmethod
+    def pssp(
+        cls,
+        *,
+        sample_size: int | None = None,
+        staleness: int | None = None,
+        server_rate: float | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """pSSP: as `ssp`, but with the bound on the lead over a random sample of other silos.
+
+        Args:
+            sample_size: number of silos in the sample.
+            staleness: maximum lead over the sample [orders].
+            server_rate: as in `asp`.
+        """
+        return cls._shipped(
+            "pssp",
+            options,
+            sample_size=sample_size,
+            staleness=staleness,
+            server_rate=server_rate,
+        )
+
+    @classmethod
+    def pssp_he(cls, **options: Unpack[Options]) -> Self:
+        """pSSP under encryption; see `pssp` and `lb_bsp_he`."""
+        return cls._shipped("pssp-he", options)
+
+    @classmethod
+    def auto(cls, **options: Unpack[Options]) -> Self:
+        """`lb_bsp` with one local step per order and the server optimizer ``cautious-adam``."""
+        return cls._shipped("auto", options)
+
+    @classmethod
+    def lb_a_bsp(cls, *, sync_ratio: float | None = None, **options: Unpack[Options]) -> Self:
+        """LB-BSP and A-BSP: balanced batches, and the first silo that finishes ends the round, as in `a_bsp`."""
+        return cls._shipped("lb-a-bsp", options, sync_ratio=sync_ratio)
+
+    @classmethod
+    def lb_fsp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
+        """LB-BSP and FSP: balanced batches in rounds of fixed time ``interval_s`` [s]."""
+        return cls._shipped("lb-fsp", options, interval_s=interval_s)
+
+    @classmethod
+    def lb_fsp_psp(cls, *, interval_s: float | None = None, **options: Unpack[Options]) -> Self:
+        """LB-BSP, FSP and PSP: as `lb_fsp`, but the end of a round waits for a random sample of silos."""
+        return cls._shipped("lb-fsp-psp", options, interval_s=interval_s)
+
+    @classmethod
+    def fedbuff(cls, *, size: int | None = None, **options: Unpack[Options]) -> Self:
+        """FedBuff: commit whenever ``size`` updates have arrived, from any silos."""
+        return cls._shipped("fedbuff", options, size=size)
+
+    @classmethod
+    def fedasync(cls, *, mixing: float | None = None, **options: Unpack[Options]) -> Self:
+        """FedAsync: each arrival is mixed into the model, with less weight the staler it is.
+
+        Args:
+            mixing: share of a fresh silo's model in the new model.
+        """
+        return cls._shipped("fedasync", options, mixing=mixing)
+
+    @classmethod
+    def fedcompass(cls, **options: Unpack[Options]) -> Self:
+        """FedCompass: step counts make silos arrive in groups; ``local_steps`` is the maximum number of steps."""
+        most = options.get("local_steps")
+        own = {} if most is None else {"max_steps": most, "min_steps": max(most // 5, 1)}
+        return cls._shipped("fedcompass", options, **own)
+
+    @classmethod
+    def deadline(cls, **options: Unpack[Options]) -> Self:
+        """BSP that does not wait for silos whose order takes longer than orders usually do."""
+        return cls._shipped("deadline", options)
+
+    @classmethod
+    def _shipped(cls, name: str, options: Options, **own: object) -> Self:
+        """Build the strategy of a shipped file, with the caller's settings; None keeps the file's value."""
+        here = f"FedSync.{name.replace('-', '_')}"
+        unknown = options.keys() - Options.__annotations__.keys()
+        if unknown:
+            raise unexpected(here, min(unknown), Options.__annotations__.keys() | own.keys())
+        file = YamlFile.read(locate(name))
         part = options.get("fraction_train")
         least = options.get("min_train_nodes") or _LEAST
         within = part is not None and part != 1
@@ -254,9 +301,9 @@ class Shipped(OwnLoop):
         if optimizer is not None:
             chosen = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
             file.put("server_optimizer", chosen, f"{here}, server_optimizer")
-        given = {**options, **of_steps}
-        for key, place in {**_PLACES, **_OWN_PLACES, **{key: f"barrier.{key}" for key in of_steps}}.items():
-            value = given.get(key)
+        places = _PLACES | {key: _OWN_PLACES.get(key, f"barrier.{key}") for key in own}
+        for key, place in places.items():
+            value = own.get(key, options.get(key))
             if value is not None:
                 inside = place.replace("barrier.", "barrier.inner.", 1) if within else place
                 file.put(inside, value, f"{here}, {key}")

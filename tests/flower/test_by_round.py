@@ -1,16 +1,19 @@
-"""Settings by round as a function, and a user's own feature, in runs on Flower."""
+"""What users of Flower's strategies do in each round: change the configuration, and make metrics of the silos'."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
 from fedsync import FeaturePolicy, FedSync
-from fedsync.common.errors import ConfigError
+from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.extension import Extension
+from fedsync.flower.silo_metrics import SiloMetrics
 from fedsync.server.timeouts import Timeouts
 from tests.client.stock_app import stock_app
 from tests.client.test_stock_app import CHANGES, FIXED, cluster, strategy_of
@@ -25,11 +28,27 @@ def quick(*overrides: str) -> StrategyConfig:
     return StrategyConfig.load("fedavg", [*QUICK, "local.learning_rate=0.4", *overrides])
 
 
+class Halving(FedSync):
+    """As Flower's documentation changes the learning rate."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["lr"] = float(config["lr"]) / server_round  # type: ignore[arg-type]
+        config["round"] = server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+
 def rates(out: Path) -> dict[int, tuple[float, str]]:
     return {each["base_version"]: (each["learning_rate"], each.get("config", "")) for each in orders_of(out)}
 
 
-def test_a_function_changes_the_configuration(tmp_path: Path) -> None:
+def test_a_subclass_configures_training_as_with_flowers_strategies(tmp_path: Path) -> None:
+    Halving(quick(), out=tmp_path, timing=TIMING).start(DirectGrid(2), train_config=ConfigRecord({"mix": 1}))
+    assert rates(tmp_path) == {0: (0.4, '{"round": 1}'), 1: (0.2, '{"lr": 0.2, "round": 2}')}
+
+
+def test_a_function_does_the_same(tmp_path: Path) -> None:
     FedSync(quick(), out=tmp_path, timing=TIMING, on_round=lambda n: {"learning_rate": 0.4 / n, "n": n}).start(
         DirectGrid(2)
     )
@@ -45,6 +64,85 @@ def test_a_clientapp_finds_it_in_its_configuration(tmp_path: Path) -> None:
     )
     result = strategy.start(DirectGrid(3))
     assert [result.train_metrics_clientapp[n]["told"] for n in (1, 2)] == [1.0, 2.0]
+
+
+class Messages(FedSync):
+    def configure_train(self, *arguments: Any) -> Iterable[Message]:
+        return []
+
+
+class Less(FedSync):
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        del config["lr"]
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Messages, "messages of its own"), (Less, "it takes lr away")])
+def test_what_configure_train_cannot_do_is_refused(kind: type[FedSync], told: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.configure_train: .*{told}"):
+        kind(quick(), out=tmp_path, timing=TIMING).start(DirectGrid(2))
+
+
+def test_it_is_said_in_one_place_and_called_by_the_run_alone(tmp_path: Path) -> None:
+    strategy = Halving(quick("on_round={kind: decay}"), out=tmp_path, timing=TIMING)
+    with pytest.raises(ConfigError, match=r"on_round: Halving\.configure_train says it too"):
+        strategy.start(DirectGrid(2))
+    with pytest.raises(FedSyncError, match="drives its own loop"):
+        strategy.configure_train(1, ArrayRecord(), ConfigRecord({"lr": 1.0}), DirectGrid(2))
+
+
+def largest(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Makes one record of the silos'."""
+    metrics = [record.metric_records["metrics"] for record in records]
+    told = {name: max(each[name] for each in metrics) for name in metrics[0]}  # type: ignore[type-var]
+    return MetricRecord({**told, "silos-asked": len(records), "weighted": sum(each[weighted_by] for each in metrics)})  # type: ignore[misc]
+
+
+def test_metrics_of_single_silos_are_for_functions_of_ones_own(tmp_path: Path) -> None:
+    result = FedSync(
+        quick(), out=tmp_path, timing=TIMING, train_metrics_aggr_fn=largest, evaluate_metrics_aggr_fn=largest
+    ).start(DirectGrid(2))
+    for round in (1, 2):
+        trained, tested = result.train_metrics_clientapp[round], result.evaluate_metrics_clientapp[round]
+        assert trained["silos-asked"] == tested["silos-asked"] == 2
+        assert trained["train_loss"] > 0 and trained["weighted"] > trained["num-examples"] > 0  # type: ignore[operator]
+        assert 0 <= tested["accuracy"] <= 1 and tested["loss"] > 0 and "seconds" in trained  # type: ignore[operator]
+
+
+def test_the_functions_go_on_with_a_run_that_goes_on(tmp_path: Path) -> None:
+    rounds: list[int] = []
+
+    def dies(records: list[RecordDict], weighted_by: str) -> MetricRecord:
+        rounds.append(len(records))
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+        return MetricRecord({"call": len(rounds)})
+
+    def strategy(**more: Any) -> FedSync:
+        return FedSync(quick(), out=tmp_path, timing=TIMING, train_metrics_aggr_fn=dies, **more)
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy().start(DirectGrid(2))
+    result = strategy(resume=True).start(DirectGrid(2))
+    assert result.train_metrics_clientapp[1]["call"] == 1
+    assert result.train_metrics_clientapp[2]["call"] == len(rounds) >= 3
+
+
+def test_what_a_function_returns_is_looked_at(tmp_path: Path) -> None:
+    def none(*arguments: object) -> Any:
+        return {}
+
+    with pytest.raises(ConfigError, match="train_metrics_aggr_fn: it returned dict"):
+        FedSync(quick(), out=tmp_path, timing=TIMING, train_metrics_aggr_fn=none).start(DirectGrid(2))
+
+
+def test_sealed_metrics_are_for_no_function() -> None:
+    policies = quick().policies()
+    with pytest.raises(ConfigError, match="silos of this run seal the metrics"):
+        SiloMetrics(None, largest).joined(policies, sealed=True)
+    assert SiloMetrics(None, None).joined(policies, sealed=True) is policies
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def _never(*arguments: object, **more: object) -> None:
     raise AssertionError
 
 
-HOOKS = ["configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate"]
+HOOKS = ["aggregate_train", "configure_evaluate", "aggregate_evaluate"]
 OLDER = ["configure_fit", "aggregate_fit", "initialize_parameters", "evaluate", "num_fit_clients"]
 
 
@@ -42,7 +42,7 @@ def test_the_refusal_names_the_way_that_exists(tmp_path: Path) -> None:
     for name, way in [
         ("aggregate_train", "aggregation"),
         ("evaluate", "evaluate_fn"),
-        ("configure_train", "on_round"),
+        ("configure_fit", "configure_train"),
     ]:
         with pytest.raises(ConfigError) as caught:
             type("Mine", (FedSync,), {name: _never})(config, out=tmp_path)
