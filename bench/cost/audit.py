@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+from unittest.mock import patch
 
 import numpy as np
 
 from bench.common import print_table, write_json
-from fedsync.common.environment import environment
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.core.orders import WorkOrder
 from fedsync.silo.owner.audit import audit_answer
@@ -75,7 +75,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         allowed = {"audit": {"folder": str(Path(folder) / AUDIT), "asks": "fl.example.org:9092"}}
-        with environment({ALLOWED: json.dumps(allowed)}):
+        with patch.dict(os.environ, {ALLOWED: json.dumps(allowed)}):
             rows = [measure(Path(folder), parameters, options.entries) for parameters in options.parameters]
     print_table(
         f"An entry of the audit log, medians of {options.entries}",

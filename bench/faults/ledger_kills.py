@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import tempfile
 import time
@@ -22,11 +23,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
 from bench.common import print_table
-from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
@@ -98,7 +99,7 @@ def train(folder: Path, number: int, server: Connection) -> None:
     home.mkdir(parents=True, exist_ok=True)
     identity = Identity(spec(number).dump(), 0, "silo-a")
     identity.save(home)
-    with environment(owner_environment(SiloStartConfig.load(folder / "silo.yaml"))):
+    with patch.dict(os.environ, owner_environment(SiloStartConfig.load(folder / "silo.yaml"))):
         service = TrainerService(identity, home)
         server.send("ready")
         while True:

@@ -54,23 +54,6 @@ class MarkovConfig(Section):
     """Mean time until the next use by others, exponentially distributed [s]."""
 
 
-class PeriodicConfig(Section):
-    """Load that follows the time of day: a sine, in 64 steps per period.
-
-    The speed is multiplied by ``1 - amplitude (1 + sin(2 pi (t / period_s + phase))) / 2``.
-    """
-
-    kind: Literal["periodic"]
-    period_s: Positive
-    """Time from one peak to the next [s]."""
-
-    amplitude: Annotated[float, Field(ge=0, lt=1)] = 0.5
-    """Share of the speed that is lost at the peak of the load."""
-
-    phase: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Position in the period at time 0, as a share of the period; 0.25 is the peak."""
-
-
 class CrashesConfig(Section):
     """Random crashes: exponential times between a return and the next crash, and of repair."""
 
@@ -157,10 +140,7 @@ class SiloConfig(SparingSection):
     """CSV file with the columns ``seconds, factor``: speed multipliers as a step function of time."""
 
     contention: MarkovConfig | None = None
-    """Random changes of speed."""
-
-    load: PeriodicConfig | None = None
-    """Changes of speed with the time of day. The factors of trace, contention and load are multiplied."""
+    """Random changes of speed. The factors of trace and contention are multiplied."""
 
     crashes: CrashesConfig | None = None
     """Random crashes and returns. An order in progress is lost; the silo's position in its data is kept."""

@@ -230,7 +230,7 @@ class StrategyConfig(StrategySections):
         sizing = self.balancer.sizing(LocalWork(local.steps, local.batch_size, local.learning_rate))
         return Policies(
             seed=self.seed,
-            predictor=self.predictor.loaded(),
+            predictor=self.predictor,
             predicts=sizing.balances or sizing.certain or self.barrier.needs_forecasts or self.predictor.learns,
             sizing=replace(sizing, within=self.work_ratio),
             barrier=MinimumSilos(Resting(self.barrier if least == 1 else OpenableSums(self.barrier, least)), quorum),

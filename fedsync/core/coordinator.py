@@ -125,10 +125,6 @@ class Coordinator:
     def unlearned(self) -> bool:
         return self._policies.predicts and self._state.forecasts.unlearned
 
-    @property
-    def learned(self) -> dict[str, Any] | None:
-        return self._state.forecasts.export()
-
     def state(self) -> Mapping[str, Any]:
         return {**named(self._state, COORDINATOR), "extensions": self._state.extensions.states()}
 

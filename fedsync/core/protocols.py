@@ -76,9 +76,6 @@ class Predictor(Protocol[S]):
     def reuse(self, state: S, donor: S) -> S:
         """Return ``state`` with the learned parameters of ``donor`` (another silo) as the start of its training."""
 
-    def export(self, state: S) -> dict[str, Any] | None:
-        """Return the learned parameters as plain JSON values, for use in another run; None if nothing was learned."""
-
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

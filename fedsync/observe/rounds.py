@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, overload
+from typing import Literal, NamedTuple, overload
 
 from fedsync.core.orders import MISSIZED, UpdateMeta, WorkOrder, WorkReport, fast_dataclass
 
@@ -57,14 +57,6 @@ class MetricPool:
         return {name: total / weight for name, (total, weight) in sorted(self._parts.copy().items())}
 
 
-class _Reported(Protocol):
-    @property
-    def metrics(self) -> Mapping[str, float]: ...
-
-    @property
-    def samples(self) -> int: ...
-
-
 def with_tested(
     metrics: Mapping[str, float], tested: dict[str, int], evaluation: Mapping[str, tuple[float, int]]
 ) -> dict[str, float]:
@@ -82,7 +74,7 @@ def with_tested(
     return means
 
 
-def pooled(parts: Iterable[_Reported]) -> dict[str, float]:
+def pooled(parts: Iterable[WorkReport | SiloShare]) -> dict[str, float]:
     pool = MetricPool()
     for part in parts:
         if part.metrics:

@@ -167,7 +167,6 @@ class FlowerDriver:
                     if isinstance(action, Stop):
                         if action.failed:
                             raise RunError(action.reason)
-                        self._recorder.keep("predictor.json", self._coordinator.learned)
                         return
 
     def _now_s(self) -> float:

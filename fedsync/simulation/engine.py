@@ -161,7 +161,6 @@ class VirtualDriver:
         self._loop()
         if self._stop is not None and self._stop.failed:
             raise RunError(self._stop.reason)
-        self._recorder.keep("predictor.json", self._coordinator.learned)
 
     def _loop(self) -> None:
         quiet, most_quiet = 0, QUIET_ENTRIES + 10 * len(self._machines)

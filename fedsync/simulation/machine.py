@@ -20,15 +20,12 @@ from numpy.typing import NDArray
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
-from fedsync.config.cluster import CrashesConfig, MarkovConfig, PeriodicConfig, SiloConfig, WindowsConfig
+from fedsync.config.cluster import CrashesConfig, MarkovConfig, SiloConfig, WindowsConfig
 from fedsync.core.orders import Window, WorkOrder
 from fedsync.core.report_checks import MAX_WINDOWS
 
 Floats = NDArray[np.float64]
 Piece: TypeAlias = tuple[float, float]
-
-PERIOD_PIECES = 64
-"""Pieces of a period; each has the sine's mean over the piece, so whole periods are exact."""
 
 MOST_FACTOR = 1000.0
 """Largest factor of a trace. Larger values are probably speeds or per cent instead of multipliers."""
@@ -103,15 +100,6 @@ def markov(config: MarkovConfig, silo: str, seed: int) -> Iterator[Piece]:
             yield now_s, config.factor if on else 1.0
             now_s += draw * (config.on_s if on else config.off_s)
             on = not on
-
-
-def periodic(config: PeriodicConfig) -> Iterator[Piece]:
-    """Yield ``1 - amplitude (1 + sin(2 pi (t / period + phase))) / 2`` in `PERIOD_PIECES` steps a period, for ever."""
-    edges = 2 * np.pi * (np.arange(PERIOD_PIECES + 1) / PERIOD_PIECES + config.phase)
-    sines = -np.diff(np.cos(edges)) * PERIOD_PIECES / (2 * np.pi)
-    factors = (1 - config.amplitude * (1 + sines) / 2).tolist()
-    for number in itertools.count():
-        yield number * config.period_s / PERIOD_PIECES, factors[number % PERIOD_PIECES]
 
 
 def product(loads: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
@@ -255,8 +243,6 @@ def _loads(config: SiloConfig, seed: int) -> list[Iterator[Piece]]:
         loads.append(Trace.load(Path(config.trace)).pieces())
     if config.contention is not None:
         loads.append(markov(config.contention, config.name, seed))
-    if config.load is not None:
-        loads.append(periodic(config.load))
     return loads
 
 

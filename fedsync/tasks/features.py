@@ -63,9 +63,9 @@ def read_column(table: Table, name: str, rule: ColumnRule, *, named: bool, by_ro
     found = [np.nan if cell in wrong else _value(rule, kind, cell) for cell in cells]
     values = np.array(found, dtype=np.float64)[codes]
     known = np.flatnonzero(~np.isnan(values))
-    row = int(table.cells.index[known[0]]) + 1 if known.size else 0
+    line = int(table.cells.index[known[0]]) if known.size else 0
     width = {"number": 1, "category": len(rule.categories), "text": BUCKETS}[kind]
-    return Column(name, kind, values, width, ColumnForm.of(name, kind, rule, row))
+    return Column(name, kind, values, width, ColumnForm.of(name, kind, rule, line))
 
 
 def encode(

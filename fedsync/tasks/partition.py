@@ -21,11 +21,10 @@ from fedsync.policies.schema import DataPart, Positive, PositiveInt, register
 
 Rows = NDArray[np.int64]
 
-DEALT = ("iid", "dirichlet", "dual-dirichlet", "pathological", "shards")
+DEALT = ("iid", "dirichlet", "pathological", "shards")
 """Kinds of partitions for any data."""
 
 _SMALLEST_PART = 10
-_DRAWS = 10
 _BY_LABEL = {"partition_by": "label", "shuffle": False}
 
 
@@ -151,48 +150,6 @@ class Shards(Partition):
             )
         options = {"num_shards_per_partition": self.shards_per_silo, "seed": derive_seed(seed, Stream.PARTITION)}
         return _deal("ShardPartitioner", labels, count, seed, **_BY_LABEL, **options)
-
-
-@register("dual-dirichlet")
-@dataclass(frozen=True, slots=True)
-class DualDirichlet(Partition):
-    """Two Dirichlet draws: the amount of data of each silo (``size_alpha``), and its classes (``class_alpha``).
-
-    With size shares q and class shares p_i of silo i, the rows of class k are divided in proportion to ``q_i p_ik``.
-    All rows are assigned, so sizes follow q approximately. Every silo gets at least one row; ten draws are tried.
-
-    flwr-datasets has no such partitioner: its InnerDirichletPartitioner needs the sizes, and divides by zero when a
-    silo's classes are used up. Experiments with FedCompass (arXiv:2309.14675) use two draws of this kind.
-    """
-
-    size_alpha: Positive = 2.0
-    """Concentration of the sizes; a large value makes silos of equal size."""
-
-    class_alpha: Positive = 0.5
-    """Concentration of the classes; a small value leaves each silo few classes."""
-
-    def split(self, labels: NDArray[np.int64], count: int, seed: int) -> list[Rows]:
-        _check_count(len(labels), count)
-        rng = generator(seed, Stream.PARTITION)
-        classes = np.unique(labels)
-        for _ in range(_DRAWS):
-            sizes = rng.dirichlet(np.full(count, self.size_alpha))
-            mixes = rng.dirichlet(np.full(len(classes), self.class_alpha), size=count)
-            parts: list[list[Rows]] = [[] for _ in range(count)]
-            for index, label in enumerate(classes):
-                rows = rng.permutation(np.flatnonzero(labels == label))
-                weights = sizes * mixes[:, index] + np.finfo(np.float64).tiny
-                cuts = np.rint(np.cumsum(weights / weights.sum())[:-1] * len(rows)).astype(np.int64)
-                for part, piece in zip(parts, np.split(rows, cuts), strict=True):
-                    part.append(piece)
-            dealt = [np.sort(np.concatenate(part)) for part in parts]
-            if all(len(part) for part in dealt):
-                return dealt
-        raise ConfigError(
-            "task.partition",
-            f"in each of {_DRAWS} draws one of {count} silos was left without data",
-            "Raise size_alpha and class_alpha, or use fewer silos",
-        )
 
 
 @register("natural")

@@ -5,12 +5,14 @@ server, and the way to ask silos. What is the silos' alone (`Victim.session`) on
 gained. An attack asserts that gain, not that something was raised.
 """
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,6 @@ from fedsync.cipher.keys.keyring import open_ring
 from fedsync.cipher.keys.material import GroupKey
 from fedsync.cipher.server.sealed_aggregator import EncryptedAggregator
 from fedsync.cipher.silo.replica import EncryptedReplica
-from fedsync.common.environment import environment
 from fedsync.common.run_claim import EVIDENCE
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
@@ -77,7 +78,7 @@ class Victim:
         self._environment = owner_environment(owner)
         self.folder = folder
         self._failure = ""
-        with environment(self._environment):
+        with patch.dict(os.environ, self._environment):
             try:
                 self.service = TrainerService(identity, folder)
             except Exception as error:  # what its process answers from then on, until it ends
@@ -86,7 +87,7 @@ class Victim:
     def ask(self, request: Request, payload: Payload | None = None) -> Heard:
         if self._failure:
             return Heard(read_reply(self._failure, self.name), None, self._failure)
-        with environment(self._environment):
+        with patch.dict(os.environ, self._environment):
             words, answer = self.service.ask(write_request(request), payload)
         return Heard(read_reply(words, self.name, 2**20), answer, words)
 

@@ -4,12 +4,13 @@ The gain is an answer that is no refusal by one word, the same each time.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
-from fedsync.common.environment import environment
 from fedsync.config.run_spec import RunSpec
 from fedsync.ops.approval_summary import summary
 from fedsync.silo.owner.approvals import APPROVALS, MOST_WAITING, Approvals, check_approved
@@ -57,7 +58,10 @@ def test_a_specification_that_is_swapped_after_the_approval_waits_anew(federatio
         assert silo(federation, other).ask(Describe()).reply == SILENT
     text = spec.dump()  # the same to a parser, and not what was confirmed
     for same in (f" {text}", text.replace('"seed":', '"seed":1,"seed":', 1)):
-        with environment(owner_environment(federation.config("silo-a", approve="ask"))), pytest.raises(OwnerRefusal):
+        with (
+            patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
+            pytest.raises(OwnerRefusal),
+        ):
             check_approved(Identity(same, 0, "silo-a"))
 
 
@@ -65,7 +69,7 @@ def test_a_flood_of_runs_fills_neither_disk_nor_list_and_undoes_no_decision(fede
     spec = federation.spec("run-a")
     silo(federation, spec)
     approvals(federation).decide(approvals(federation).waiting()[0].digest, approve=True)
-    with environment(owner_environment(federation.config("silo-a", approve="ask"))):
+    with patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))):
         for number in range(60):
             with pytest.raises(OwnerRefusal):
                 check_approved(Identity(f"{spec.dump()}{number}", 0, "silo-a"))
@@ -95,7 +99,7 @@ def test_no_field_is_hidden_behind_a_long_value(said: dict[str, Any], federation
     """The owner would confirm what he has not seen."""
     text = json.loads(federation.spec("run-a").dump()) | said
     with (
-        environment(owner_environment(federation.config("silo-a", approve="ask"))),
+        patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
         pytest.raises(OwnerRefusal),
     ):
         check_approved(Identity(json.dumps(text, separators=(",", ":")), 0, "silo-a"))
@@ -106,7 +110,7 @@ def test_no_field_is_hidden_behind_a_long_value(said: dict[str, Any], federation
 def test_no_setting_is_hidden_behind_a_long_one(federation: Federation) -> None:
     settings = json.dumps({"a": "x" * 2500, "zz": "hidden"})
     with (
-        environment(owner_environment(federation.config("silo-a", approve="ask"))),
+        patch.dict(os.environ, owner_environment(federation.config("silo-a", approve="ask"))),
         pytest.raises(OwnerRefusal),
     ):
         check_approved(Identity(federation.spec("run-a").dump(), 0, "silo-a", run_config=settings))

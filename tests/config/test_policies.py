@@ -1,7 +1,6 @@
 """What strategy files say of predictors, balancers, barriers and aggregations, and what is said when it is wrong."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,12 +365,6 @@ def test_aggregations_are_built_from_parts() -> None:
     assert load(hinge).policies().weigher == Toward(Scaled(Stale(WeightedMean(), Hinge(2.0, 3)), 0.4))
     plain = load("aggregation={kind: fedbuff, staleness: {kind: constant}}").policies().weigher
     assert plain == WeightedMean("silo"), "eta_g = 1 and s = 1 change nothing"
-
-
-def test_a_warm_start_that_is_none_is_refused_before_the_run(tmp_path: Path) -> None:
-    config = load(f"predictor={{kind: mixture, experts: [{{kind: narx, warm_start: {tmp_path}/none.json}}]}}")
-    with pytest.raises(ConfigError, match=r"predictor\.warm_start"):
-        config.policies()
 
 
 def test_stop_rules_are_read() -> None:

@@ -14,7 +14,7 @@ from fedsync.extras.readers.idx import IdxSource
 from fedsync.observe.run_builder import measuring
 from fedsync.policies.schema import kinds
 from fedsync.tasks.neural import ImagesTask
-from fedsync.tasks.partition import DualDirichlet, Own
+from fedsync.tasks.partition import Dirichlet, Own
 from fedsync.tasks.readers.npz import NpzSource, RatingsNpz
 
 FILE = """\
@@ -108,14 +108,14 @@ def test_paths_are_relative_to_the_file_where_something_is_there(tmp_path: Path,
 
 
 def test_what_a_file_says_is_built(tmp_path: Path) -> None:
-    data, partition = "{kind: idx, folder: far/away, first_class: 1}", "{kind: dual-dirichlet, class_alpha: 0.3}"
+    data, partition = "{kind: idx, folder: far/away, first_class: 1}", "{kind: dirichlet, alpha: 0.3}"
 
     task = load(
         tmp_path, f"{{kind: images, model: cnn, norm: batch, data: {data}, partition: {partition}}}"
     ).task.build()
 
     source = IdxSource("far/away", first_class=1)
-    assert task == ImagesTask(source, DualDirichlet(2.0, 0.3), 0.2, network_name="cnn", norm="batch")
+    assert task == ImagesTask(source, Dirichlet(0.3), 0.2, network_name="cnn", norm="batch")
 
 
 def test_no_kind_of_task_is_known_by_importing_torch() -> None:

@@ -35,9 +35,6 @@ class Pupil:
     def reuse(self, state: dict[str, Any], donor: dict[str, Any]) -> dict[str, Any]:
         return {**state, "epochs": donor["epochs"]}
 
-    def export(self, state: dict[str, Any]) -> dict[str, Any]:
-        return {"epochs": state["epochs"]}
-
 
 REPORT = WorkReport(base_version=0, steps=1, samples=100, compute_s=1.0, loss=1.0)
 
@@ -83,7 +80,6 @@ def test_a_silo_begins_with_what_the_one_with_most_samples_has_learned(most: str
     forecasts.observe("c", REPORT, 1.0)
     learned = {"a": 10, "b": 3}
     assert epochs(forecasts) == {**learned, "c": learned[most]}
-    assert forecasts.export() == {"epochs": learned[most]}
 
 
 def test_a_forecast_gets_the_newest_drivers_and_a_sample_those_of_its_forecast() -> None:

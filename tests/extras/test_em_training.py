@@ -13,7 +13,7 @@ from fedsync.extras.tasks.clustering import FuzzyTask, KMeansTask
 from fedsync.extras.tasks.em_training import StatisticsTask
 from fedsync.extras.tasks.factorisation import FactorisationTask
 from fedsync.extras.tasks.gaussian_mixture import MixtureTask
-from fedsync.tasks.partition import DualDirichlet, Iid, Pathological
+from fedsync.tasks.partition import Dirichlet, Iid, Pathological
 from fedsync.tasks.samples import Samples
 from fedsync.train.weights import initial_model
 from tests.tasks.given import Given, average, slot, trainers
@@ -156,7 +156,7 @@ kinds = pytest.mark.parametrize("kind", CENTRAL)
 
 
 @kinds
-@pytest.mark.parametrize("partition", [Iid(), Pathological(1), DualDirichlet(1.0, 0.5)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("partition", [Iid(), Pathological(1), Dirichlet(0.5)], ids=lambda p: type(p).__name__)
 def test_a_round_on_all_data_is_an_iteration_of_em_on_the_data_of_all(kind: str, partition: Any) -> None:
     silos = trainers(task(kind, partition), 3)
     # Kept in the order of silos; EM does not care.

@@ -22,7 +22,7 @@ def test_orders_have_their_times_and_what_was_trained_in_them(tmp_path: Path) ->
     assert spans == {("a", at, at + 1.0, 1.0, True) for at in begins} | {
         ("b", at, at + 2.5, 2.0, True) for at in begins
     }
-    assert [(point.round, point.at_s) for point in run.points] == [(1, 2.5), (2, 5.0), (3, 7.5)]
+    assert [point.at_s for point in run.points] == [2.5, 5.0, 7.5]
     assert run.summary["wait_fraction"] == pytest.approx((3 * 1.5) / (2 * 7.5))
     assert run.ended
 
@@ -54,7 +54,7 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_went(tmp_path: Path) -> No
     run = read_run(tmp_path)
     assert not run.ended
     assert run.summary["strategy"] == "fake"
-    assert [point.round for point in run.points] == [1, 2]
+    assert len(run.points) == 2
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run, read_runs
+from fedsync.observe.report.data import OrderSpan, RunData, read_run, read_runs
 from fedsync.observe.report.drawing import draw
 from fedsync.observe.report.drawing.timeline import timeline
 from fedsync.observe.report.report_page import page
 from fedsync.observe.report.results import amount
 from fedsync.observe.report.style import COLOURS, GRID, HATCHES, INK, PAPER, inline, series, thin, to_svg, write_picture
+from fedsync.observe.rounds import RoundPoint
 from tests.observe.runs import two_silos
 
 VOID = {"meta", "link", "br"}
@@ -159,7 +160,7 @@ def test_a_run_that_has_not_ended_says_so(runs: list[RunData], pages: dict[int, 
 @pytest.mark.slow
 def test_a_long_run_is_thinned_and_says_so(runs: list[RunData]) -> None:
     spans = tuple(OrderSpan("ab"[i % 2], i, i + 1.0, 8 + i % 5, True, 0.5) for i in range(20_000))
-    points = tuple(Point(i, float(i), 1.0 / (i + 1), i / 20_000) for i in range(20_000))
+    points = tuple(RoundPoint(float(i), 1.0 / (i + 1), i / 20_000) for i in range(20_000))
     long = replace(runs[0], label="long", orders=spans, points=points)
     text = page([long])
     assert len(text.encode()) < 2_000_000
@@ -193,11 +194,11 @@ def test_a_timeline_without_orders_is_none(runs: list[RunData]) -> None:
 
 
 def test_losses_stand_in_where_nothing_was_evaluated(runs: list[RunData]) -> None:
-    blind = replace(runs[0], points=tuple(replace(point, accuracy=None) for point in runs[0].points))
+    blind = replace(runs[0], points=tuple(point._replace(accuracy=None) for point in runs[0].points))
     picture = draw.progress([blind])
     assert picture is not None
     assert picture.title == "Training loss against time"
-    idle = replace(blind, points=tuple(replace(point, loss=0.0) for point in blind.points))
+    idle = replace(blind, points=tuple(point._replace(loss=0.0) for point in blind.points))
     assert draw.progress([idle]) is None, "as in a run that trains nothing"
     assert draw.progress([replace(blind, points=())]) is None
 

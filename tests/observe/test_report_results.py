@@ -11,11 +11,12 @@ import pytest
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.metrics.named import NAMES
 from fedsync.observe.report.card import result_rows
-from fedsync.observe.report.data import OrderSpan, Point, RunData, read_run
+from fedsync.observe.report.data import OrderSpan, RunData, read_run
 from fedsync.observe.report.drawing.draw_results import over_rounds
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.report_page import MEANINGS, page, section
 from fedsync.observe.report.results import Estimate, Findings, RoundNumbers, fairness
+from fedsync.observe.rounds import RoundPoint
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
 from tests.observe.test_report_page import Reader
@@ -231,7 +232,7 @@ def test_twenty_silos_and_five_hundred_rounds_stay_below_five_megabytes(tmp_path
         for at in range(500)
         for place, silo in enumerate(silos)
     )
-    points = tuple(Point(at + 1, float(at + 1), 1.0 / (at + 1), at / 500) for at in range(500))
+    points = tuple(RoundPoint(float(at + 1), 1.0 / (at + 1), at / 500) for at in range(500))
     rounds = {
         name: [
             RoundNumbers(

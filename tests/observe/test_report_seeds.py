@@ -1,4 +1,4 @@
-"""Runs of several seeds in one report."""
+"""Tables over runs of several seeds."""
 
 import csv
 from dataclasses import replace
@@ -9,14 +9,11 @@ import pytest
 from fedsync.extras.papers.paper import files_beside
 from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.drawing import draw_results
-from fedsync.observe.report.report_page import section
-from fedsync.observe.report.results import Estimate, Findings, Results, RoundNumbers
+from fedsync.observe.report.results import Estimate, Findings, Results
 from fedsync.observe.terminal import Terminal
 from tests.extras.papers.test_paper import check_latex
 from tests.observe.evaluations import METRICS, add_results
 from tests.observe.runs import two_silos
-from tests.observe.test_report_page import Reader
 
 ACCURACIES = {"one": [0.5, 0.6, 0.7], "two": [0.6, 0.8, 1.0]}
 
@@ -42,16 +39,11 @@ def test_runs_that_differ_in_their_seeds_alone_belong_together(runs: list[RunDat
     assert seeds.groups([runs[0], runs[0], runs[1]]) == [], "one seed twice"
 
 
-def test_the_page_has_means_and_tests(runs: list[RunData]) -> None:
-    """By hand: 0.1, 0.2, 0.3 have the mean 0.2 and the interval 0.2 +- 4.303 x 0.1 / sqrt(3); t = 2 sqrt(3)."""
-    words = " ".join(" ".join(Reader(section("seeds", runs)).words).split())
-    assert "one 3 0.600 [0.352, 0.848] two 3 0.800 [0.303, 1.297]" in words
-    assert "two 3 0.200 [-0.048, 0.448] 0.0742 0.0742 0.25" in words
-    assert "A p-value says how often" in words
-
-
 def test_the_terminal_has_the_tests_of_accuracy_and_of_times(runs: list[RunData]) -> None:
-    """As in the page. The second takes a second less; where one run missed the target, there is no test."""
+    """By hand: 0.1, 0.2, 0.3 have the mean 0.2 and the interval 0.2 +- 4.303 x 0.1 / sqrt(3); t = 2 sqrt(3).
+
+    The second takes a second less; where one run missed the target, there is no test.
+    """
     timed = [replace(run, summary={**run.summary, "seconds_to_target": 4.0 - at // 3}) for at, run in enumerate(runs)]
     lines = {}
     for given in (timed, [replace(timed[0], summary=runs[0].summary), *timed[1:]]):
@@ -65,27 +57,23 @@ def test_the_terminal_has_the_tests_of_accuracy_and_of_times(runs: list[RunData]
     assert "seconds to target two 0 - not tested: 0 pairs; a test needs 3 - -" in lines[1]
 
 
-def test_every_metric_has_a_table(tmp_path: Path) -> None:
+def test_every_metric_has_a_mean(tmp_path: Path) -> None:
     """By hand: pooled AUROC is the base less 0.03, so 0.84 and 0.86."""
     for seed, base in ((7, 0.87), (8, 0.89)):
         two_silos(tmp_path / str(seed), seed=seed)
         add_results(tmp_path / str(seed), ["a", "b"], base=base)
-    words = " ".join(" ".join(Reader(section("seeds", [read_run(tmp_path / seed) for seed in "78"])).words).split())
-    assert all(f"{name} over seeds" in words for name in ("accuracy", "seconds", *METRICS))
-    assert "auroc over seeds strategy runs mean [95 % interval] fake 2 0.850 [" in words
+    (group,) = groups = seeds.groups([read_run(tmp_path / seed) for seed in "78"])
+    assert seeds.figures(groups) == ["accuracy", "seconds", *(name for name in METRICS if name != "accuracy")]
+    assert seeds.mean_of(group, "auroc").startswith("0.850 [")
 
 
 def test_two_pairs_are_not_tested(runs: list[RunData]) -> None:
-    words = " ".join(" ".join(Reader(section("seeds", [*runs[:2], *runs[3:5]])).words).split())
-    assert "not tested: 2 pairs; a test needs 3" in words
-
-
-def test_runs_of_one_seed_have_no_such_section(runs: list[RunData]) -> None:
-    assert section("seeds", [runs[0], runs[3]]) == ""
+    (row,) = seeds.tests(seeds.groups([*runs[:2], *runs[3:5]]), "accuracy")
+    assert row[3] == "not tested: 2 pairs; a test needs 3"
 
 
 def test_tables_over_seeds_are_beside_the_page(runs: list[RunData]) -> None:
-    """As in the page, by hand; the CSV has every run."""
+    """By hand, as above; the CSV has every run."""
     files = files_beside(runs)
     assert files.keys() == {"seeds.tex", "seeds.md", "seeds.csv"}
     assert "| one | 3 | 0.600 \\[0.352, 0.848\\] |" in files["seeds.md"]
@@ -107,25 +95,6 @@ def test_metrics_are_those_of_the_test_split_where_it_was_asked(runs: list[RunDa
     groups = seeds.groups([replace(run, results=found) for run in runs[:2]])
     assert groups[0].values("accuracy") == {7: 0.9, 8: 0.9}
     assert seeds.judged(groups) == "best version, test split"
-
-
-def test_the_line_is_the_mean_over_seeds_and_the_band_their_range(runs: list[RunData]) -> None:
-    """At round 2 one has 0.5, 0.6 and 0.7; a round that only some runs came to is left out."""
-    numbers = [RoundNumbers(1, 0.4, {}), RoundNumbers(2, 0.5, {})]
-    learnt = [
-        replace(run, results=replace(run.results, rounds={"auroc": [numbers[0], replace(numbers[1], pooled=value)]}))
-        for run, value in zip(runs, ACCURACIES["one"], strict=False)
-    ]
-    more = Results(rounds={"auroc": [*numbers, RoundNumbers(3, 0.9, {})]})
-    picture = draw_results.over_seeds(seeds.groups([replace(learnt[0], results=more), *learnt[1:]]), "auroc")
-    assert picture is not None
-    (ax,) = picture.figure.axes
-    assert ax.lines[0].get_xdata().tolist() == [1, 2]
-    assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.4, 0.6])
-    (band,) = ax.collections
-    ends = band.get_paths()[0].get_extents()
-    assert (ends.y0, ends.y1) == pytest.approx((0.4, 0.7))
-    assert "one 3" in picture.caption and "lowest seed to the highest" in picture.caption
 
 
 def test_times_to_a_target_that_a_run_missed_are_not_compared(runs: list[RunData]) -> None:

@@ -6,10 +6,10 @@ import stat
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from fedsync.common.environment import environment
 from fedsync.common.errors import ConfigError, LimitReached, OwnerRefusal
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
@@ -148,7 +148,7 @@ def test_the_server_hears_one_word_and_asks_again(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     state = {"name": "berlin", "server": "x:1", "insecure": True, "state": str(tmp_path)}
     config = SiloStartConfig.model_validate({**state, "approve": "ask", "limits": {"samples": 1}})
-    with environment(owner_environment(config)):
+    with patch.dict(os.environ, owner_environment(config)):
         with pytest.raises(AwaitsApproval) as caught:
             TrainerService(ASKED)
         said = refuse(caught.value)
@@ -168,7 +168,7 @@ def test_the_server_hears_one_word_and_asks_again(tmp_path: Path) -> None:
 def test_an_owner_who_says_nothing_is_not_asked(tmp_path: Path) -> None:
     config = SiloStartConfig(name="berlin", server="x:1", insecure=True, state=str(tmp_path))
     assert OwnerPolicy.of(config).approvals is None
-    with environment(owner_environment(config)):
+    with patch.dict(os.environ, owner_environment(config)):
         TrainerService(ASKED)
     assert not (tmp_path / APPROVALS).exists()
 

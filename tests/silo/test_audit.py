@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from fedsync.common.environment import environment
 from fedsync.common.errors import SERVER, ConfigError, IntegrityError, OwnerRefusal
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.core.orders import Evaluation, WorkOrder
@@ -43,7 +43,7 @@ def test_what_leaves_is_put_down_and_nothing_of_the_data(place: AuditPlace, monk
     monkeypatch.setenv(STATE, str(state))
     allowed = {"audit": {"folder": place.folder, "asks": place.asks}}
     update = np.full(1000, float(MARK), np.float32)
-    with environment({ALLOWED: json.dumps(allowed)}):
+    with patch.dict(os.environ, {ALLOWED: json.dumps(allowed)}):
         audit_answer(WHO, write_request(Train(ORDER)), 4000, write_reply(InProgress(1, 8)), update)
         audit_answer(WHO, write_request(Describe()), 0, write_reply(Evaluation(8, float(MARK), float(MARK))), None)
         for error in (
@@ -205,7 +205,7 @@ def test_nothing_leaves_without_a_head_elsewhere_where_the_owner_demands_it(tmp_
 def test_whatever_a_server_says_a_line_is_short(place: AuditPlace) -> None:
     nasty = "\N{OLD PERSIAN SIGN A}" * 5000
     allowed = {"audit": {"folder": place.folder, "asks": place.asks}}
-    with environment({ALLOWED: json.dumps(allowed)}):
+    with patch.dict(os.environ, {ALLOWED: json.dumps(allowed)}):
         for spec in (json.dumps({"run": nasty}), "[" * 100_000, nasty):
             asked = write_request(Collect(nasty))
             audit_answer(Identity(spec, 0, "berlin"), asked, 0, write_reply(InProgress(0, 0)), None)

@@ -1,11 +1,7 @@
 """Predictors that train, under the virtual clock: the journal says when, and a replay does the same."""
 
-import json
 from pathlib import Path
 
-import pytest
-
-from fedsync.common.errors import ConfigError
 from fedsync.core.events import Spare
 from fedsync.observe.replay import replay
 from fedsync.simulation.engine import SPARE_EPOCHS
@@ -26,22 +22,3 @@ def test_a_run_with_narx_trains_after_commits_and_replays(tmp_path: Path) -> Non
 
 def test_without_a_predictor_that_learns_there_is_no_spare_time(tmp_path: Path) -> None:
     assert simulate(tmp_path, SILOS, strategy()).events(Spare) == []
-    assert not (tmp_path / "predictor.json").exists()
-
-
-def test_a_run_leaves_its_weights_for_another_to_begin_with(tmp_path: Path) -> None:
-    simulate(tmp_path / "first", SILOS, strategy(predictor=NARX, stop={"rounds": 6}))
-    left = tmp_path / "first" / "predictor.json"
-    assert json.loads(left.read_text())["kind"] == "narx"
-    again = strategy(predictor={**NARX, "samples": 200, "warm_start": str(left)}, stop={"rounds": 6})
-    first, second = (simulate(tmp_path / name, SILOS, again).events(Spare) for name in ("a", "b"))
-    assert first == second != []
-
-
-@pytest.mark.parametrize("content", [None, "{}", "[]", "no JSON"])
-def test_a_bad_warm_start_is_the_users_mistake(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "predictor.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=r"predictor\.warm_start"):
-        strategy(predictor={**NARX, "warm_start": str(path)}).policies()

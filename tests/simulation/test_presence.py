@@ -271,7 +271,7 @@ def test_silos_that_come_and_go_without_work_do_not_keep_a_run_alive(tmp_path: P
 
 EVERYTHING = machines(
     {"speed": 300.0, "contention": {"kind": "markov", "factor": 0.3, "on_s": 3.0, "off_s": 6.0}},
-    {"speed": 200.0, "load": {"kind": "periodic", "period_s": 10.0}, "jitter": 0.2},
+    {"speed": 200.0, "jitter": 0.2},
     {"speed": 200.0, "crashes": {"mtbf_s": 15.0, "repair_s": 3.0}, "latency_s": 0.1, "bandwidth_mbps": 0.001},
     {"speed": 100.0, "joins_at_s": 5.0, "leaves_at_s": 60.0, "faults": [{"at_s": 20.0, "down_s": 4.0}]},
 )

@@ -136,6 +136,8 @@ def test_declared_texts_agree_though_cells_do_not(tmp_path: Path) -> None:
         ("age,sick\n1,0\n2,2\n", r"a\.csv, line 3, column 2 \('sick'\): .*not one of the classes 0 to 1"),
         ("age,sick\n1,0.5\n", r"a\.csv, line 2, column 2 \('sick'\): .*not one of the classes 0 to 1"),
         ("sick\n1\n", r"task\.ignore: .*no column left"),
+        ('age,sick\n1,0\n\n"2,0\n3,1\n', r"a\.csv, line 4: a quotation mark opens a cell that never ends"),
+        ('age,sick\n1,0\n"2" in,0\n', r"a\.csv, line 3: quotation marks do not enclose a whole cell"),
         ("age,sick\n\x001,0\n", None),
     ],
 )

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.partition import ByOwner, Dirichlet, DualDirichlet, Iid, Partition, Pathological, Shards, _deal
+from fedsync.tasks.partition import ByOwner, Dirichlet, Iid, Partition, Pathological, Shards, _deal
 
 LABELS = np.repeat(np.arange(10), 60)
 
 
 @pytest.mark.parametrize(
     "partition",
-    [Iid(), Dirichlet(0.3), Dirichlet(100), DualDirichlet(2, 0.5), Pathological(2), Pathological(10), ByOwner()],
+    [Iid(), Dirichlet(0.3), Dirichlet(100), Pathological(2), Pathological(10), ByOwner()],
 )
 @pytest.mark.parametrize("count", [5, 7])
 def test_parts_are_sorted_disjoint_and_cover_all(partition: Partition, count: int) -> None:
@@ -26,7 +26,7 @@ def test_parts_are_sorted_disjoint_and_cover_all(partition: Partition, count: in
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
 
 
-@pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.3), DualDirichlet(2, 0.5), Pathological(4), Shards(2)])
+@pytest.mark.parametrize("partition", [Iid(), Dirichlet(0.3), Pathological(4), Shards(2)])
 def test_the_seed_decides(partition: Partition) -> None:
     first, again, other = (partition.split(LABELS, 10, seed) for seed in (1, 1, 2))
     assert all(np.array_equal(left, right) for left, right in zip(first, again, strict=True))
@@ -84,7 +84,6 @@ def test_classes_need_not_be_numbered_from_zero() -> None:
         (Iid(), LABELS, 0, "cannot be dealt to 0", "fewer silos"),
         (Dirichlet(0.001), LABELS, 40, "nearly without data", "Raise alpha"),
         (Shards(200), LABELS, 4, "more shards than the 600 samples", "Write fewer"),
-        (DualDirichlet(0.01, 0.01), LABELS, 40, "left without data", "Raise size_alpha"),
         (ByOwner(), LABELS, 11, "10 owners are to go to 11 silos", "fewer silos"),
         (Pathological(11), LABELS, 5, "more than the 10 classes", "Write fewer"),
         (Pathological(1), np.array([0, 1, 1]), 3, "fewer samples than the silos", "fewer silos"),
@@ -107,22 +106,6 @@ def test_rows_that_fill_no_shard_are_left_over() -> None:
     parts = Shards(2).split(LABELS, 7, seed=3)
     assert [len(part) for part in parts] == [2 * (600 // 14)] * 7
     assert len(np.unique(np.concatenate(parts))) == 14 * (600 // 14)
-
-
-def test_two_draws_decide_sizes_and_classes() -> None:
-    def spread(partition: DualDirichlet) -> tuple[float, float]:
-        parts = partition.split(LABELS, 5, seed=3)
-        counts = np.array([np.bincount(LABELS[part], minlength=10) for part in parts])
-        sizes = counts.sum(axis=1)
-        return float(sizes.std() / sizes.mean()), float((counts / sizes[:, None]).std())
-
-    even, unlike_sizes, unlike_classes = (
-        spread(DualDirichlet(*alphas)) for alphas in ((1e4, 1e4), (1.0, 1e4), (1e4, 0.3))
-    )
-    assert max(even) < 0.05
-    assert unlike_sizes[0] > 0.3
-    assert unlike_sizes[1] < 0.1
-    assert unlike_classes[1] > 0.1
 
 
 def test_owners_are_dealt_whole() -> None:

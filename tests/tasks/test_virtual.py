@@ -19,7 +19,7 @@ RUNS = {
     "cnn": (f"{{kind: images, model: cnn, norm: batch, {IMAGES}, partition: {{kind: shards}}}}", 0.02, 3),
     "resnet20": (f"{{kind: images, model: resnet20, {IMAGES}}}", 0.01, 1),
     "lstm": ("{kind: sequences, hidden: 8, data: {kind: keywords, samples: 120, words: 3, frames: 8}}", 1.0, 6),
-    "mlp": (f"{{kind: mlp, hidden: [8], {BLOBS}, partition: {{kind: dual-dirichlet}}}}", 0.05, 3),
+    "mlp": (f"{{kind: mlp, hidden: [8], {BLOBS}, partition: {{kind: dirichlet}}}}", 0.05, 3),
     "logistic": (f"{{kind: linear, data: {SPARSE}}}}}", 2.0, 3),
     "svm": (f"{{kind: linear, loss: hinge, l2: 0.001, data: {SPARSE}}}}}", 0.5, 3),
     "lasso": (f"{{kind: linear, loss: squared, l1: 0.001, data: {SPARSE}, target: number}}}}", 0.5, 3),

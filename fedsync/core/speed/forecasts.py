@@ -90,10 +90,6 @@ class Forecasts:
                 self._states[name] = predictor.learn(self._states[name], turn)
                 self._last, epochs = name, epochs - turn
 
-    def export(self) -> dict[str, Any] | None:
-        donor = self._donor()
-        return None if donor is None else self.predictor.export(donor)
-
     def _begin(self) -> Any:
         state, donor = self.predictor.init(), self._donor()
         return state if donor is None else self.predictor.reuse(state, donor)

@@ -23,7 +23,7 @@ from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
-from fedsync.observe.rounds import EndedOrder
+from fedsync.observe.rounds import EndedOrder, RoundPoint
 from fedsync.observe.tail import Tail
 
 
@@ -45,16 +45,6 @@ class OrderSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One commit; ``accuracy`` is the share of correct answers, or the task's own score, if evaluated."""
-
-    round: int
-    at_s: float
-    loss: float | None
-    accuracy: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunData:
     """Report data of one run.
 
@@ -69,7 +59,7 @@ class RunData:
     summary: Mapping[str, Any]
     config: str
     silos: tuple[str, ...] = ()
-    points: tuple[Point, ...] = ()
+    points: tuple[RoundPoint, ...] = ()
     orders: tuple[OrderSpan, ...] = ()
     ended: bool = True
     results: Results = field(default_factory=Results)
@@ -175,7 +165,6 @@ class _Books:
         }
         sealed = (settings.get("cipher") or {}).get("metrics") == "sealed"
         silos = tuple(sorted(ledger.silos, key=natural))
-        points = tuple(Point(row.round, row.at_s, row.loss, row.accuracy) for row in ledger.rounds)
         books = ledger.summary()
         if settings.get("evaluation", {}).get("metrics", ()) is None:
             books["notes"] = [*books["notes"], UNASKED]
@@ -184,7 +173,7 @@ class _Books:
             {**identity, **books},
             config,
             silos,
-            points,
+            tuple(ledger.rounds.points()),
             tuple(self._spans),
             ledger.stopped is not None,
             examples={} if sealed else {name: self._facts[name].examples for name in silos},

@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from fedsync import __version__
 from fedsync.common.foreign import escape
-from fedsync.observe.report import seeds
 from fedsync.observe.report.data import RunData
 from fedsync.observe.report.drawing import draw, draw_results
 from fedsync.observe.report.drawing.timeline import timeline
@@ -41,7 +40,6 @@ _SECTIONS = {
     "accuracy": "Accuracy",
     "timeline": "Timeline",
     "results": "Results",
-    "seeds": "Over seeds",
     "cross-site": "Every model at every silo",
     "curves": "ROC and calibration",
     "learning": "Metrics over rounds",
@@ -107,13 +105,13 @@ def section(key: str, runs: Sequence[RunData]) -> str:
 
 
 def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
-    groups, ids = seeds.groups(runs), count(1)
+    ids = count(1)
 
     def svg(picture: Picture) -> Markup:
         return Markup(inline(to_svg(picture.figure), f"f{next(ids)}", escape(picture.alt)))  # all text is escaped
 
     learnt = distinct(run.results.rounds for run in runs)
-    if not groups and any(point.accuracy is not None for run in runs for point in run.points):
+    if any(point.accuracy is not None for run in runs for point in run.points):
         learnt = [name for name in learnt if name != "accuracy"]  # section "Accuracy" shows it
     macros = (
         templates()
@@ -123,16 +121,11 @@ def _sections(runs: Sequence[RunData]) -> Callable[[str], str]:
                 "runs": runs,
                 "several": len(runs) > 1,
                 "columns": ["", *(run.label for run in runs)],
-                "groups": groups,
                 "svg": svg,
-                "averaged": bool(groups) and any("accuracy" in run.results.rounds for run in runs),
                 "summary_rows": [(title, *(show(run.summary) for run in runs)) for title, show in _ROWS],
                 "timeline_of": partial(timeline, most_orders=max(TIMELINE_ORDERS // len(runs), 200)),
                 "learnt": learnt,
-                "over_rounds": lambda names: [
-                    draw_results.over_seeds(groups, name) if groups else draw_results.over_rounds(runs, name)
-                    for name in names
-                ],
+                "over_rounds": lambda names: [draw_results.over_rounds(runs, name) for name in names],
                 "differences": lambda: _differences(runs),
             }
         )
@@ -159,7 +152,6 @@ def templates() -> Environment:
     made.globals.update(
         draw=draw,
         draw_results=draw_results,
-        seed_tables=seeds,
         fairness=fairness,
         fairness_head=HEAD,
         meanings=MEANINGS,

@@ -14,7 +14,6 @@ from fedsync.observe.report.data import RunData
 from fedsync.observe.report.results import SUBJECTS, number_of, short
 from fedsync.observe.tables import new_table
 
-HEAD_MEANS = ("strategy", "runs", "mean [95 % interval]")
 HEAD_TESTS = ("strategy", "pairs", "difference [95 % interval]", "t-test p", "after Holm", "Wilcoxon p")
 
 TO_TARGET = "seconds to target"
@@ -78,10 +77,6 @@ def judged(all_groups: Sequence[SeedGroup]) -> str:
     mains = [run.results.main for group in all_groups for run in group.runs.values()]
     kinds = {f"{SUBJECTS.get(main.subject, main.subject)}, {main.split} split" for main in mains if main is not None}
     return "; ".join(sorted(kinds)) or "last version that was scored"
-
-
-def means(all_groups: Sequence[SeedGroup], figure: str) -> list[tuple[str, ...]]:
-    return [(group.label, str(len(group.values(figure))), mean_of(group, figure)) for group in all_groups]
 
 
 def mean_of(group: SeedGroup, figure: str) -> str:

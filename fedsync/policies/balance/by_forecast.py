@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,16 +71,6 @@ Sizes = NDArray[np.int64]
 Seconds = NDArray[np.float64]
 
 
-class Times(Protocol):
-    """Step times of n silos as non-decreasing functions of their sizes."""
-
-    def seconds(self, sizes: Sizes) -> Seconds:
-        """Seconds of each silo, float64 [n], for sizes int64 [n]."""
-
-    def largest(self, seconds: float) -> Sizes:
-        """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative if no size does."""
-
-
 @register("equalise")
 @dataclass(frozen=True, slots=True)
 class EqualisingBalancer(ForecastBalancer):
@@ -96,7 +86,7 @@ class EqualisingBalancer(ForecastBalancer):
         return minimise_slowest(CurveTimes.of(curves), total, bounds)
 
 
-def minimise_slowest(times: Times, total: int, bounds: Bounds) -> Sizes:
+def minimise_slowest(times: CurveTimes, total: int, bounds: Bounds) -> Sizes:
     """Sizes within bounds that sum to ``total`` and whose slowest silo takes least; O(n log) vector operations.
 
     Ties: each silo gets all that it can do in less time than the slowest takes. The rest goes to the silos that can
@@ -152,10 +142,11 @@ class CurveTimes:
         return cls(*table.T.copy())
 
     def seconds(self, sizes: Sizes) -> Seconds:
-        """As `Curve.step_s`, to the last bit."""
+        """Seconds of each silo, float64 [n], for sizes int64 [n]; as `Curve.step_s`, to the last bit."""
         return self.launch_s + np.maximum(sizes, self.saturation) / self.speed
 
     def largest(self, seconds: float) -> Sizes:
+        """Largest size of each silo that takes at most ``seconds``, int64 [n]; negative if no size does."""
         # The division may be off by a rounding error, so `seconds` decides among the neighbours.
         guess = np.clip((seconds - self.launch_s) * self.speed, -1.0, _MOST)
         sizes = np.floor(guess).astype(np.int64)

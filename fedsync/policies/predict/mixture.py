@@ -78,9 +78,6 @@ class Mixture(PredictorPolicy[MixtureState]):
     def learns(self) -> bool:
         return any(expert.learns for expert in self.experts)
 
-    def loaded(self) -> Mixture:
-        return replace(self, experts=tuple(expert.loaded() for expert in self.experts))
-
     def init(self) -> MixtureState:
         return MixtureState(tuple(expert.init() for expert in self.experts), (), (False,) * len(self.experts))
 
@@ -118,13 +115,6 @@ class Mixture(PredictorPolicy[MixtureState]):
     def reuse(self, state: MixtureState, donor: MixtureState) -> MixtureState:
         pairs = zip(self.experts, state.states, donor.states, strict=True)
         return replace(state, states=tuple(expert.reuse(inner, other) for expert, inner, other in pairs))
-
-    def export(self, state: MixtureState) -> dict[str, Any] | None:
-        for expert, inner in zip(self.experts, state.states, strict=True):
-            learned = expert.export(inner)
-            if learned is not None:
-                return learned
-        return None
 
     def weights(self, state: MixtureState) -> tuple[float, ...]:
         return tuple(self._weights(state.errors))

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedsync.common.errors import ConfigError
 from fedsync.common.rng import Stream, generator
 from fedsync.core.protocols import MachineLoad, SpeedSample
 from fedsync.policies.predict.predictor_base import Hidden, Memory, PredictorPolicy
@@ -73,7 +68,7 @@ class NarxState:
         average: moving average of the orders' speeds, used until there is a model; None before the first.
         rows: newest windows, float64 [n, 3]: speed, cpu, memory.
         seen: number of observed windows.
-        start: initial parameters from another silo or run, or None.
+        start: initial parameters from another silo, or None.
         correction: addition to the model's output [samples/s].
         errors: recent mean squared errors of model and average.
         normal: mean and scale of the inputs of ``training``.
@@ -112,7 +107,7 @@ class Narx(PredictorPolicy[NarxState]):
       that last longer than two windows (a hot processor, another machine). The rate of the correction is chosen on the
       held-out samples; a single error counts up to three standard deviations.
     - *Trust*: the moving average forecasts before there are ``samples`` windows (a fifth of that if training begins
-      with another model's weights), and whenever its own recent error is less than the model's.
+      with another silo's weights), and whenever its own recent error is less than the model's.
     - *Guard*: each speed stays within a factor of 1.5 of the range of nearly all remembered speeds and the last two.
 
     Training continues after ``renew`` more windows. It stops early on the newest fifth of the remembered windows, which
@@ -133,33 +128,10 @@ class Narx(PredictorPolicy[NarxState]):
     renew: PositiveInt = 50
     """Number of windows between two trainings."""
 
-    warm_start: str | None = None
-    """Path of the ``predictor.json`` of an earlier run, relative to the server's working directory. Training starts
-    with its parameters, after fewer windows."""
-
     learns = True
 
-    @property
-    def start(self) -> tuple[float, ...] | None:
-        return None
-
-    def loaded(self) -> Narx:
-        if self.warm_start is None:
-            return self
-        try:
-            content = json.loads(Path(self.warm_start).read_text(encoding="utf-8"))
-            start = load(content if isinstance(content, dict) else {}, self.hidden)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                "predictor.warm_start",
-                f"{self.warm_start}: {error}",
-                "Name the predictor.json in the folder of a run whose narx has the same `hidden`, or leave it out",
-            ) from error
-        return WarmNarx(self.samples, self.hidden, self.memory, self.renew, self.warm_start, start)
-
     def init(self) -> NarxState:
-        start = None if self.start is None else np.array(self.start)
-        return NarxState(None, np.empty((0, 3)), 0, 1, start, None, 0.0, (0.0, 0.0), None, None, self._first(start))
+        return NarxState(None, np.empty((0, 3)), 0, 1, None, None, 0.0, (0.0, 0.0), None, None, self._first(None))
 
     def observe(self, state: NarxState, sample: SpeedSample) -> NarxState:
         average, errors, correction = state.average, state.errors, state.correction
@@ -209,11 +181,6 @@ class Narx(PredictorPolicy[NarxState]):
     def promise(self, state: NarxState) -> float | None:
         """Recent squared error of the model relative to the average's; at first on the held-out windows."""
         return None if state.model is None else state.errors[0] / max(state.errors[1], 1e-300)
-
-    def export(self, state: NarxState) -> dict[str, Any] | None:
-        if state.model is None:
-            return None
-        return {"kind": "narx", "hidden": self.hidden, "parameters": state.model.parameters.tolist()}
 
     def _first(self, start: Floats | None) -> int:
         fewest = self.samples if start is None else self.samples // 5
@@ -271,27 +238,6 @@ class Narx(PredictorPolicy[NarxState]):
             normal=None,
             due=state.seen + self.renew,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class WarmNarx(Narx):
-    """`Narx` with the parameters from the file ``warm_start``."""
-
-    start: tuple[float, ...] | None = None
-
-
-def load(content: Mapping[str, Any], hidden: int) -> tuple[float, ...]:
-    """Read the output of `Narx.export`; raises `ValueError` for other content, or a hidden layer of another size."""
-    expected = hidden * (_INPUTS + 2) + _INPUTS + 1
-    parameters = content.get("parameters")
-    if content.get("kind") != "narx" or not isinstance(parameters, list):
-        raise ValueError("not the weights of a narx predictor")
-    if content.get("hidden") != hidden or len(parameters) != expected:
-        raise ValueError(f"weights for a hidden layer of {content.get('hidden')}, not of {hidden}")
-    numbers = tuple(float(number) for number in parameters)
-    if not all(math.isfinite(number) for number in numbers):
-        raise ValueError("weights that are not finite")
-    return numbers
 
 
 def _rows(sample: SpeedSample) -> Floats:

@@ -29,10 +29,6 @@ class PredictorPolicy(Policy, Generic[S]):
     def learns(self) -> bool:
         return False
 
-    def loaded(self) -> PredictorPolicy[S]:
-        """Return the predictor with the files that its fields name, read once before a run; raises `ConfigError`."""
-        return self
-
     @abstractmethod
     def init(self) -> S: ...
 
@@ -56,9 +52,6 @@ class PredictorPolicy(Policy, Generic[S]):
 
         None without a model or without held-out samples.
         """
-        return None
-
-    def export(self, state: S) -> dict[str, Any] | None:
         return None
 
 

@@ -1,8 +1,4 @@
-"""Readers of tables: CSV for texts and numbers, with errors that name the line, and Parquet for numbers.
-
-Pandas reads the cells as text and pads a row that has too few cells. Padding would look like missing values, so the
-cells of rows with an empty last cell are counted again.
-"""
+"""Readers of tables: CSV for texts and numbers, with errors that name the line, and Parquet for numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +33,7 @@ class Table:
 
     Args:
         columns: names in the header, in the file's order.
-        cells: a pandas frame with these columns; the index is the row number in the file, where the header is 0.
+        cells: a pandas frame with these columns; the index is the line number in the file, from 1.
         first: position of the first column in the file, from 1; 2 if row numbers precede it.
     """
 
@@ -46,17 +41,13 @@ class Table:
     columns: tuple[str, ...]
     cells: Any
     first: int
-    separator: str
 
     def __len__(self) -> int:
         return len(self.cells)
 
     def place(self, name: str, row: int, *, named: bool = False) -> str:
         """Place of a cell for messages; quotes nothing of the file, except a name that the run has ``named``."""
-        with _table(self.file) as stream:
-            lines = (line for line, _ in _records(stream, self.separator))
-            line = next(line for number, line in enumerate(lines) if number == self.cells.index[row])
-        return f"{self.file}, line {line}, {self.column(name, named=named)}"
+        return f"{self.file}, line {self.cells.index[row]}, {self.column(name, named=named)}"
 
     def column(self, name: str, *, named: bool = False) -> str:
         number = self.columns.index(name) + self.first
@@ -87,27 +78,23 @@ def read_table(file: str, *, header: bool = False) -> Table:
     """
     import pandas as pd
 
-    with _table(file) as stream:
-        blank, head = next(((n, line) for n, line in enumerate(iter(stream.readline, "")) if line.strip()), (0, ""))
-        separator = max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", head).count)
-        stream.seek(0)
-        read = pd.read_csv(
-            stream, sep=separator, header=None, dtype=str, na_filter=False, index_col=False, skip_blank_lines=False,
-            nrows=blank + 1 if header else None,
-        )  # fmt: skip
-        read = read.apply(lambda column: column.str.strip())
-        read = read[(read != "").any(axis=1)]
-        if not header and (read.iloc[:, -1] == "").any():
-            stream.seek(0)
-            _check_lengths(file, stream, separator, read.shape[1])
-    if read.empty:
+    lines, rows = list[int](), list[list[str]]()
+    for line, row in _records(file):
+        if rows and len(row) != len(rows[0]):
+            problem = f"{len(row)} cells, the header has {len(rows[0])}"
+            raise ConfigError(f"{file}, line {line}", problem, "Mend or remove the row")
+        lines.append(line)
+        rows.append(row)
+        if header:
+            break
+    if not rows:
         raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out")
-    first = 1 + (read.iat[0, 0] in _UNNAMED)
-    columns = _header(f"{file}, line {read.index[0] + 1}", tuple(read.iloc[0, first - 1 :]), first)
-    cells = read.iloc[1:, first - 1 :].set_axis(columns, axis=1)
-    if not header and cells.empty:
+    first = 1 + (rows[0][0] in _UNNAMED)
+    columns = _header(f"{file}, line {lines[0]}", tuple(rows[0][first - 1 :]), first)
+    if not header and len(rows) == 1:
         raise ConfigError(file, "the file has a header but no rows", "Give the silo data, or leave it out")
-    return Table(file, columns, cells, first, separator)
+    cells = pd.DataFrame(rows[1:], index=lines[1:], columns=range(len(rows[0])), dtype=object).iloc[:, first - 1 :]
+    return Table(file, columns, cells.set_axis(columns, axis=1), first)
 
 
 def check_column(place: str, name: str, columns: Sequence[str], file: str) -> None:
@@ -117,50 +104,31 @@ def check_column(place: str, name: str, columns: Sequence[str], file: str) -> No
         raise ConfigError(place, f"{file} has no column {name!r}", remedy)
 
 
-@contextmanager
-def _table(file: str) -> Iterator[io.TextIOWrapper]:
-    """Open a file as text; convert its errors to `ConfigError`, because pandas' own errors may quote cells."""
-    from pandas.errors import EmptyDataError, ParserError
-
+def _records(file: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not blank, each with the number of its first line, from 1; raises `ConfigError`."""
+    line = 1
     try:
         with (
             reading(file, "task.files"),
             open_data(file) as content,
             io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as stream,
         ):
-            yield stream
-    except EmptyDataError as error:
-        raise ConfigError(f"{file}, line 1", "the file is empty", "Give the silo data, or leave it out") from error
-    except ParserError as error:
-        raise _malformed(file, str(error)) from error
-    except (ValueError, OverflowError, csv.Error) as error:  # includes UnicodeError
+            head = next((text for text in iter(stream.readline, "") if text.strip()), "")
+            separator = max(_SEPARATORS, key=re.sub(r'"[^"]*"', "", head).count)
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=separator, strict=True)
+            for row in reader:
+                cells = [cell.strip() for cell in row]
+                if any(cells):
+                    yield line, cells
+                line = reader.line_num + 1
+    except csv.Error as error:
+        problem, remedy = "quotation marks do not enclose a whole cell", "Double a mark within a cell"
+        if "unexpected end" in str(error):
+            problem, remedy = "a quotation mark opens a cell that never ends", "Close it, or remove it"
+        raise ConfigError(f"{file}, line {line}", problem, remedy) from None
+    except ValueError as error:  # includes UnicodeError
         raise ConfigError(file, "not a CSV file in UTF-8", "Export it as one") from error
-
-
-def _malformed(file: str, error: str) -> ConfigError:
-    if long := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", error):
-        return _other_length(file, int(long[2]), int(long[3]), int(long[1]))
-    if open_quote := re.search(r"EOF inside string starting at row (\d+)", error):
-        place = f"{file}, line {int(open_quote[1]) + 1}"
-        return ConfigError(place, "a quotation mark opens a cell that never ends", "Close it, or remove it")
-    return ConfigError(file, "not a CSV file", "Export it as one, in UTF-8")
-
-
-def _other_length(file: str, line: int, found: int, width: int) -> ConfigError:
-    return ConfigError(f"{file}, line {line}", f"{found} cells, the header has {width}", "Mend or remove the row")
-
-
-def _records(stream: io.TextIOWrapper, separator: str) -> Iterator[tuple[int, list[str]]]:
-    reader, line = csv.reader(stream, delimiter=separator), 1
-    for row in reader:
-        yield line, row
-        line = reader.line_num + 1
-
-
-def _check_lengths(file: str, stream: io.TextIOWrapper, separator: str, width: int) -> None:
-    for line, row in _records(stream, separator):
-        if any(map(str.strip, row)) and len(row) != width:
-            raise _other_length(file, line, len(row), width)
 
 
 def _header(place: str, columns: tuple[str, ...], first: int) -> tuple[str, ...]:

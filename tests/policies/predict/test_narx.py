@@ -1,7 +1,5 @@
 """NARX: what it learns, when it is used, and what it never does."""
 
-import json
-import math
 import pickle
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 from fedsync.core.orders import Window
 from fedsync.core.protocols import MachineLoad, SpeedSample
-from fedsync.policies.predict.narx import Narx, NarxState, WarmNarx, load
+from fedsync.policies.predict.narx import Narx, NarxState
 from fedsync.policies.predict.predictor_base import Ema
 
 DRAW = np.random.default_rng(5)
@@ -131,17 +129,3 @@ def test_a_silo_begins_with_what_another_has_learned_and_sooner() -> None:
         heir = narx.observe(heir, SpeedSample(3 * speed(cpu), cpu, 0.5))
     heir = taught(narx, heir)
     assert narx.forecast(heir, MachineLoad(0.5, 0.5)) == pytest.approx(3 * speed(0.5), rel=0.05)
-
-
-def test_weights_survive_a_file() -> None:
-    narx = Narx(samples=100, hidden=3)
-    assert narx.export(narx.init()) is None
-    state = taught(narx, seen(narx, 100))
-    content = json.loads(json.dumps(narx.export(state)))
-    assert state.model is not None
-    start = load(content, 3)
-    assert start == tuple(state.model.parameters)
-    assert WarmNarx(samples=100, hidden=3, start=start).init().due == 22
-    for bad in ({}, {**content, "hidden": 4}, {**content, "parameters": [math.nan] * len(start)}):
-        with pytest.raises(ValueError):
-            load(bad, 3)

@@ -37,7 +37,6 @@ def test_it_begins_with_nothing() -> None:
     assert (state.start, state.model, state.training, state.normal) == (None, None, None, None)
     assert (state.correction, state.errors) == (0.0, (0.0, 0.0))
     assert Narx(samples=300).promise(state) is None
-    assert Narx(samples=300).export(state) is None
     assert Narx(samples=5).init().due == 22  # twenty, and the two to look back on
 
 

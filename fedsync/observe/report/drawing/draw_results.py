@@ -9,7 +9,6 @@ import numpy as np
 
 from fedsync.observe.report.data import RunData, natural
 from fedsync.observe.report.results import Findings, RoundNumbers, short
-from fedsync.observe.report.seeds import SeedGroup
 from fedsync.observe.report.style import (
     COLOURS,
     INK,
@@ -59,35 +58,6 @@ def over_rounds(runs: Sequence[RunData], metric: str) -> Picture | None:
     alt = f"Line chart of {metric} against rounds, pooled over all silos. At the end: {ends}."
     thinned = any(len(rows) == MOST_POINTS for _, rows in told)
     caption = "All silos evaluate on one shared split." if shared else _caption(runs, silos, thinned)
-    return Picture(metric, alt, caption, figure)
-
-
-def over_seeds(groups: Sequence[SeedGroup], metric: str) -> Picture | None:
-    """Draw mean and range of a pooled metric over each strategy's seeds; None if no version has the metric."""
-    told = []
-    for group in groups:
-        runs = [{row.round: row.pooled for row in run.results.rounds.get(metric, ())} for run in group.runs.values()]
-        common = sorted(set.intersection(*(set(run) for run in runs)))
-        if common:
-            drawn = thin(common, MOST_POINTS)
-            told.append((group.label, len(runs), drawn, np.array([[run[at] for at in drawn] for run in runs])))
-    if not told:
-        return None
-    with canvas() as (figure, ax):
-        for index, (label, _, at, values) in enumerate(told):
-            style = {**marked(index, len(at)), "zorder": 3}
-            ax.plot(at, values.mean(axis=0), label=name_of(label), **style)
-            if len(told) <= MOST_BANDS:
-                low, high = values.min(axis=0), values.max(axis=0)
-                ax.fill_between(at, low, high, color=COLOURS[index % SERIES], alpha=0.18, linewidth=0)
-        ax.set_xlabel("round (commits)")
-        ax.set_ylabel(name_of(metric))
-        legend_above(figure, ax)
-    ends = ", ".join(f"{label} {short(float(values[:, -1].mean()))}" for label, _, _, values in told)
-    alt = f"Line chart of {metric} against rounds, mean over seeds. At the end: {ends}."
-    seeds = ", ".join(f"{label} {count}" for label, count, _, _ in told)
-    band = " Bands: from the lowest seed to the highest." if len(told) <= MOST_BANDS else ""
-    caption = f"Pooled over all silos' samples, mean over seeds ({seeds}), of rounds that all seeds have.{band}"
     return Picture(metric, alt, caption, figure)
 
 
