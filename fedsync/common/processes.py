@@ -35,7 +35,7 @@ OWNER = "FEDSYNC_OWNER_PID"
 
 
 class Child(Protocol):
-    """Process that this process has started, or has had forked; see `fedsync.common.forking`."""
+    """Process that this process has started, or has had forked; see `fedsync.common.fork_server`."""
 
     @property
     def pid(self) -> int: ...

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
-from fedsync.common.forking import Nursery
+from fedsync.common.fork_server import fork
 from fedsync.common.locks import taken
 from fedsync.common.log_times import QuietFile
 from fedsync.common.processes import Child, end_processes
@@ -53,9 +53,9 @@ class LoggedProcess:
         environment: Mapping[str, str],
         folder: Path,
         limits: LogsConfig,
-        nursery: Nursery | None = None,
+        fork_server: Path | None = None,
     ) -> None:
-        self._process, self._output = _started(program.command, {**environment, **program.environment}, nursery)
+        self._process, self._output = _started(program.command, {**environment, **program.environment}, fork_server)
         self._last: deque[str] = deque(maxlen=_LAST_LINES)
         handler = QuietFile(folder / f"{program.role}.log", limits.bytes, limits.keep, level=False)
         self._pump = threading.Thread(target=self._copy, args=(handler,), daemon=True)
@@ -89,12 +89,12 @@ class LoggedProcess:
                     handler.emit(logging.makeLogRecord({"msg": line}))
 
 
-def _started(command: Sequence[str], environment: Mapping[str, str], nursery: Nursery | None) -> tuple[Child, BinaryIO]:
+def _started(command: Sequence[str], environment: Mapping[str, str], server: Path | None) -> tuple[Child, BinaryIO]:
     """Start a process in its own group, so that Ctrl-C reaches only the supervisor, which ends processes in order."""
     reading, writing = os.pipe()
     output = os.fdopen(reading, "rb")
     try:
-        child: Child | None = None if nursery is None else nursery.fork(command, environment, writing)
+        child: Child | None = None if server is None else fork(server, command, environment, writing)
         if child is None:
             child = subprocess.Popen(
                 list(command),
