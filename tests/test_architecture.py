@@ -57,7 +57,6 @@ DOORS = {
     "cross_site": {"observe/recorder.py", "ops/site_evaluation.py", "commands/evaluate.py"},
     "exporters": {"observe/run_builder.py", "commands/export.py"},
     "papers": {"cli.py", "commands/report.py"},
-    "predictors": {"commands/predict.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/trace.py"},
     "relays": {

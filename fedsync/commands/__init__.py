@@ -10,7 +10,6 @@ from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
 from fedsync.commands.page import page, watch
-from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics, survival
@@ -24,7 +23,6 @@ def register(app: typer.Typer) -> None:
     app.command()(export)
     app.command()(new)
     app.command()(page)
-    app.command()(predict)
     app.command()(probe)
     app.command()(report)
     app.command()(schema)

@@ -281,7 +281,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
 def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path))
-    monkeypatch.delenv(NURSERY, raising=False)
+    monkeypatch.delenv(FORK_SERVER, raising=False)
 
     def start(*arguments: object, **options: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")
