@@ -58,6 +58,18 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
+def listen_error(host: str, port: int) -> OSError | None:
+    """Return the error with which a program would fail to listen on a TCP port, or None."""
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        return error
+    return None
+
+
 def raise_file_limit() -> int:
     """Raise the open-file limit of this process and its children to at most `MOST_FILES`; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

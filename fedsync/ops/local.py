@@ -35,8 +35,7 @@ from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
+from fedsync.ops.supervisor import LOGS_FOLDER, LoggedProcess, Program
 from fedsync.server.checkpoints import digest, newest_version, prepare
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.silo.agent.joins import stop_agent

@@ -26,8 +26,7 @@ from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.card import plain
 from fedsync.observe.report.report_page import templates
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import LoggedProcess
+from fedsync.ops.supervisor import LoggedProcess, Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
