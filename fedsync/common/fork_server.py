@@ -140,7 +140,7 @@ def start_fork_server(
         )
 
 
-class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+class _Forks(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     max_children = sys.maxsize
 
     def __init__(self, listener: int, parent: int) -> None:
@@ -158,7 +158,7 @@ class _Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
 class _Fork(socketserver.BaseRequestHandler):
     """Handler of one request, in a process forked for it."""
 
-    server: _Server
+    server: _Forks
 
     def handle(self) -> None:
         self.server.socket.close()
@@ -225,7 +225,7 @@ def main(listener: int, modules: Sequence[str]) -> None:
     os.waitpid(number, 0)
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         sys.exit("the imported libraries have threads; programs are started by themselves")
-    _Server(listener, parent).serve_forever()
+    _Forks(listener, parent).serve_forever()
 
 
 if __name__ == "__main__":
