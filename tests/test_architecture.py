@@ -54,10 +54,10 @@ BESIDE = {
 }
 # Rooms of `extras`, and who may load them, on demand; `policies.schema` and `zipline` name the others in tables.
 DOORS = {
-    "cross_site": {"observe/recorder.py", "ops/site_evaluation.py", "commands/evaluate.py"},
+    "cross_site": {"observe/recorder.py", "commands/evaluate.py"},
     "exporters": {"observe/run_builder.py", "commands/export.py"},
+    "page": {"commands/page.py"},
     "papers": {"cli.py", "commands/report.py"},
-    "predictors": {"commands/predict.py"},
     "survival": {"config/tasks/task_kinds.py", "config/tasks/survival_task.py", "commands/statistics.py"},
     "tracing": {"observe/run_builder.py", "cipher/server/sealed_aggregator.py", "commands/trace.py"},
     "relays": {
@@ -85,8 +85,8 @@ HEAVY: dict[str, tuple[set[str], set[str]]] = {
     "pyarrow": ({"tasks"}, set()),
     "ray": ({"flower"}, set()),
     "tenseal": ({"cipher"}, {"cipher"}),
-    "starlette": ({"transport", "ops"}, {"transport", "ops"}),
-    "uvicorn": ({"transport", "silo", "ops"}, {"transport", "silo", "ops"}),
+    "starlette": ({"transport", "extras"}, {"transport", "extras"}),
+    "uvicorn": ({"transport", "silo", "extras"}, {"transport", "silo", "extras"}),
     "httpx": ({"transport", "silo"}, {"transport", "silo"}),
     "matplotlib": ({"observe", "commands"}, set()),
     "pandas": ({"tasks", "extras"}, {"tasks", "extras"}),

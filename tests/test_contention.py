@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.papers.backtest import read_trace
 from bench.papers.contention import Contention, contention_trace
-from fedsync.extras.predictors.backtest import read_trace
 
 QUIET = Contention(speed=80.0, arrivals=0.0, spikes=0.0, drift=0.0, noise=0.0, reading=0.0)
 

@@ -49,7 +49,7 @@ SILO_WORDS = (
     "launch supernode",
     "fedsync.silo.agent.agent",
     "fedsync.silo.session.resident_trainer",
-    "fedsync.common.nursery",
+    "fedsync.common.fork_server",
 )
 """Words in the command lines of processes of the server, and of silos."""
 

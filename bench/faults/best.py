@@ -24,8 +24,8 @@ import psutil
 
 from bench.common import print_table
 from fedsync.core.orders import Cursor, Split, Subject
+from fedsync.extras.cross_site.site_evaluation import sites_of_run
 from fedsync.observe.quality.kept_models import BEST, best_of
-from fedsync.ops.site_evaluation import sites_of_run
 from fedsync.train.weights import load_model
 
 SILOS = "silos:\n- {name: a, speed: 2000.0}\n- {name: b, speed: 1200.0}\n"

@@ -85,7 +85,7 @@ class ContentionTrace:
     memory: Floats
 
     def write(self, path: Path) -> None:
-        """Write a CSV file with the columns that ``fedsync predict`` reads."""
+        """Write a CSV file with the columns that `bench.papers.backtest` reads."""
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["step", "speed", "cpu", "memory"])

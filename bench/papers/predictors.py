@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from bench.common import in_parallel, print_table, write_json
+from bench.papers.backtest import BacktestErrors, Step, backtest
 from bench.papers.contention import Contention, contention_trace
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.extras.predictors.backtest import BacktestErrors, Step, backtest
 from fedsync.policies.balance.by_forecast import ProportionalBalancer
 from fedsync.policies.predict.predictor_base import predictors
 

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bench.common import print_table, write_json
+from bench.papers.backtest import Step, backtest
 from fedsync.core.orders import Cursor, WorkOrder
-from fedsync.extras.predictors.backtest import Step, backtest
 from fedsync.policies.predict.predictor_base import predictors
 from fedsync.tasks.digits import DigitsTask
 from fedsync.tasks.partition import Iid

@@ -12,11 +12,11 @@ from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
 
-from fedsync.commands.report import FigureName, report
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.observe.report.data import RunData, read_run
-from fedsync.observe.report.style import COLOURS, INK, PAPER
+from fedsync.observe.report.drawing.timeline import timeline
+from fedsync.observe.report.style import COLOURS, INK, PAPER, to_svg
 from fedsync.simulation.timing_only import run_timing
 
 HERE = Path(__file__).parent
@@ -81,7 +81,9 @@ def draw(name: str, path: Path) -> None:
         # A picture's title has the name of the run's folder.
         folder = Path(above) / name
         run(name, folder, TIMELINES[name])
-        report([folder], out=path, figure=FigureName.TIMELINE)
+        picture = timeline(read_run(folder))
+        assert picture is not None
+        path.write_text(to_svg(picture.figure, PAPER, picture.alt), encoding="utf-8")
 
 
 COMPARISON = "fedavg-lb-bsp"

@@ -10,35 +10,21 @@ from fedsync.commands.evaluate import evaluate
 from fedsync.commands.export import export
 from fedsync.commands.new import new
 from fedsync.commands.page import page, watch
-from fedsync.commands.predict import predict
 from fedsync.commands.probe import probe
 from fedsync.commands.report import report
 from fedsync.commands.statistics import statistics, survival
 from fedsync.commands.tune import tune
 from fedsync.commands.validate import schema, validate
 
+COMMANDS = (doctor, evaluate, export, new, page, probe, report, schema, statistics, survival, tune, validate, watch)
+GROUPS = {"certs": certs, "code": code, "keys": keys, "server": server, "silo": silo, "steer": steer}
+
 
 def register(app: typer.Typer) -> None:
-    app.command()(doctor)
-    app.command()(evaluate)
-    app.command()(export)
-    app.command()(new)
-    app.command()(page)
-    app.command()(predict)
-    app.command()(probe)
-    app.command()(report)
-    app.command()(schema)
-    app.command()(statistics)
-    app.command()(survival)
-    app.command()(tune)
-    app.command()(validate)
-    app.command()(watch)
+    for command in COMMANDS:
+        app.command()(command)
     keys.app.command()(trace.consent)
     keys.app.command()(trace.trace)
     server.app.command()(trace.disclose)
-    app.add_typer(certs.app, name="certs")
-    app.add_typer(code.app, name="code")
-    app.add_typer(keys.app, name="keys")
-    app.add_typer(server.app, name="server")
-    app.add_typer(silo.app, name="silo")
-    app.add_typer(steer.app, name="steer")
+    for name, group in GROUPS.items():
+        app.add_typer(group.app, name=name)

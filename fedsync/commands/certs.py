@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from fedsync.identity.certificates import CertificateFacts
-
 app = typer.Typer(help="Certificates and node keys, which identify server and silos.", no_args_is_help=True)
-
-WARN_DAYS = 30
 
 
 @app.command()
@@ -73,43 +66,3 @@ def silo(
     say(f"{key.private}: secret; it stays here, as node_key in silo.yaml")
     say(f"{key.public}: to the server's operator, who names it in server.yaml:")
     say(f"  silos: {{{name}: nodes/{key.public.name}}}")
-
-
-@app.command()
-def show(folder: Annotated[Path, typer.Argument(help="Folder with certificates or node keys.")]) -> None:
-    """Describe the certificates and node keys in a folder, and check that they match and are valid."""
-    from datetime import UTC, datetime
-
-    from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
-    from fedsync.identity.node_keys import read_node_keys
-
-    authority, server = Authority.at(folder), ServerCertificate.at(folder)
-    paths = [path for path in (authority.certificate, server.certificate) if path.exists()]
-    nodes = read_node_keys(folder)
-    if not paths and not nodes:
-        remedy = "Make some with `fedsync certs init` or `fedsync certs silo`"
-        raise ConfigError(str(folder), "there are no certificates and no node keys here", remedy)
-    for path in paths:
-        for line in describe(path, read_certificate(path), datetime.now(UTC)):
-            say(line)
-    if len(paths) == 2:
-        check_server_certificate(authority.certificate, server)
-    for key in nodes:
-        kind, path = ("node key", key.private) if key.private.exists() else ("public node key", key.public)
-        say(f"{path}: {kind} of {key.name}, {key.fingerprint}")
-
-
-def describe(path: Path, facts: CertificateFacts, now: datetime) -> list[str]:
-    """Describe a certificate in lines; the last line is a warning if it expires within `WARN_DAYS`."""
-    hosts = f", for {', '.join(facts.hosts)}" if facts.hosts else ""
-    lines = [f"{path}: {facts.subject}{hosts}, until {facts.expires:%Y-%m-%d %H:%M} UTC"]
-    left = facts.days_left(now)
-    if left < WARN_DAYS:
-        when = f"expired {-left:.0f} days ago" if left < 0 else f"expires in {left:.0f} days"
-        remedy = (
-            "make another authority, for all silos"
-            if facts.authority
-            else f"run `fedsync certs init {path.parent} --renew`"
-        )
-        lines.append(f"warning: {path} {when}; {remedy}")
-    return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -39,7 +40,7 @@ def doctor(
         os.environ[NAMED_BY] = at_silo.passphrase_env
 
     def all_checks() -> Iterator[Check]:
-        now = checks.utc_now()
+        now = datetime.now(UTC)
         if at_silo is not None:
             yield from checks.check_silo(at_silo, wanted, now)
         if at_server is not None:

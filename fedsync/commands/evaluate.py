@@ -15,7 +15,7 @@ from fedsync.observe.tables import new_table
 from fedsync.observe.terminal import Terminal
 
 if TYPE_CHECKING:
-    from fedsync.ops.site_evaluation import Site
+    from fedsync.extras.cross_site.site_evaluation import Site
 
 
 def evaluate(
@@ -38,8 +38,8 @@ def evaluate(
 ) -> None:
     """Evaluate models on the test data of a run's silos, or of a single real silo."""
     from fedsync.extras.cross_site.cross_site_matrix import ModelRow
-    from fedsync.ops.site_evaluation import evaluate as evaluated
-    from fedsync.ops.site_evaluation import models_of_run
+    from fedsync.extras.cross_site.site_evaluation import evaluate as evaluated
+    from fedsync.extras.cross_site.site_evaluation import models_of_run
 
     named, out = out is not None, out or (None if folder is None else folder / "evaluated.json")
     if out is not None:
@@ -64,7 +64,7 @@ def evaluate(
 
 
 def _sites(folder: Path | None, silos: list[str], run: str | None) -> list[Site]:
-    from fedsync.ops.site_evaluation import site_here, sites_of_run
+    from fedsync.extras.cross_site.site_evaluation import site_here, sites_of_run
 
     files = [Path(each) for each in silos if Path(each).is_file()]
     if files:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedsync.common.errors import ConfigError
 from fedsync.common.files import check_result, write_result
 from fedsync.observe.terminal import Terminal
-
-
-class FigureName(StrEnum):
-    """Figure that can be written alone."""
-
-    TIMELINE = "timeline"
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option("--out", help="File to write.")] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    figure: Annotated[
-        FigureName | None, typer.Option("--figure", help="Write this figure alone, as .svg or .png.")
-    ] = None,
 ) -> None:
     """Write one self-contained HTML page about a run, or about several runs side by side.
 
@@ -33,31 +22,17 @@ def report(
     model card and the results as tables for a paper are written beside it.
     """
     from fedsync.extras.papers.paper import files_beside
-    from fedsync.observe.report.data import read_run, read_runs
-    from fedsync.observe.report.drawing.timeline import timeline
+    from fedsync.observe.report.data import read_runs
     from fedsync.observe.report.report_page import page
-    from fedsync.observe.report.style import write_picture
 
-    others: dict[str, str] = {}
     if out is not None:
         check_result(out, "--out")
-    if figure is not None:
-        if len(folders) != 1:
-            raise ConfigError("--figure", f"{len(folders)} runs, but a figure shows one", "Name one folder")
-        picture = timeline(read_run(folders[0]))
-        if picture is None:
-            raise ConfigError(
-                str(folders[0]), "no order in its journal, so there is nothing to draw", "Name another run"
-            )
-        path = out or folders[0] / f"{figure}.svg"
-        write_picture(picture, path, named=out is not None)
-    else:
-        path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
-        runs = read_runs(folders)
-        write_result(path, page(runs).encode(), named=out is not None)
-        others = files_beside(runs)
-        for name, text in others.items():
-            write_result(path.with_name(name), text.encode(), named=False)
+    path = out or (folders[0] if len(folders) == 1 else Path()) / "report.html"
+    runs = read_runs(folders)
+    write_result(path, page(runs).encode(), named=out is not None)
+    others = files_beside(runs)
+    for name, text in others.items():
+        write_result(path.with_name(name), text.encode(), named=False)
     Terminal().print(f"Report: {path}", soft_wrap=True)
     if others:
         Terminal().print(f"Beside it: {', '.join(others)}", soft_wrap=True)

@@ -32,17 +32,6 @@ def start(file: File) -> None:
 
 
 @app.command()
-def serve(file: File) -> None:
-    """Load the trainer of the silo's newest run before a message asks for it, for example after a restart."""
-    config = SiloStartConfig.load(file)
-    from fedsync.ops.start import serve_silo
-
-    log_with_times()
-    output_may_be_lost()
-    serve_silo(config)
-
-
-@app.command()
 def export(
     file: File,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for model.pt, which is replaced.")],

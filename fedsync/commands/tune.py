@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -46,7 +44,6 @@ def tune(
     silos: Annotated[
         Path | None, typer.Option("--silos", metavar="FILE", help="Silo file to write: the machines as fitted.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="JSON file with all figures.")] = None,
 ) -> None:
     """Fit simulated machines to a run's journal, report how well they reproduce the run, and rank strategies on them.
 
@@ -57,7 +54,7 @@ def tune(
     from fedsync.simulation.twin.records import read_record
     from fedsync.simulation.twin.twin import MapPlace, Twin
 
-    for path, option in ((apply, "--apply"), (silos, "--silos"), (out, "--out")):
+    for path, option in ((apply, "--apply"), (silos, "--silos")):
         if path is not None:
             check_result(path, option)
     record = read_record(folder)
@@ -80,19 +77,6 @@ def tune(
     console.print(_ranking(ranked, target if not note else None))
     said = note or (f"ranked by time to {target:g}" if target is not None else "ranked by samples a second")
     console.print(said)
-    figures: dict[str, Any] = {
-        "silos": [fit.report() for fit in twin.fits],
-        "map": asdict(place),
-        "replay": {
-            "strategy": twin.config.name,
-            "actual_s": twin.actual_s,
-            "predicted_s": replayed.round_s.mean,
-            "low_s": replayed.round_s.low,
-            "high_s": replayed.round_s.high,
-        },
-        "ranked_by": said,
-        "candidates": [_row(one) for one in ranked],
-    }
     if silos is not None:
         files = twin.write(silos)
         console.print(f"Silo file: {', '.join(map(str, files))}")
@@ -102,9 +86,6 @@ def tune(
         text = search.strategy_file(ranked[0], _why(ranked[0], said))
         write_result(apply, text.encode())
         console.print(f"Strategy file: {apply}")
-    if out is not None:
-        write_result(out, (json.dumps(figures, indent=2) + "\n").encode())
-        console.print(f"File: {out}")
 
 
 def _rank(
@@ -165,22 +146,6 @@ def _ranking(ranked: Sequence[Ranked], target: float | None) -> Table:
             "-" if predicted is None else f"{predicted.samples_a_second:.0f}",
         )
     return table
-
-
-def _row(one: Ranked) -> dict[str, Any]:
-    candidate = one.candidate
-    return {
-        "strategy": candidate.strategy,
-        "steps": candidate.steps,
-        "interval_s": candidate.interval_s,
-        "server_optimizer": candidate.optimizer or None,
-        "seconds_to_target": None if one.seconds is None else asdict(one.seconds),
-        "round_s": None if one.predicted is None else asdict(one.predicted.round_s),
-        "samples_a_second": None if one.predicted is None else one.predicted.samples_a_second,
-        "once_s": one.once_s,
-        "accuracy": one.accuracy,
-        "problem": one.problem or None,
-    }
 
 
 def _why(best: Ranked, said: str) -> str:

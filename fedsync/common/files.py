@@ -240,7 +240,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_DIGEST_BYTES = 32
+DIGEST_BYTES = 32
 
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -265,5 +265,5 @@ def digested(body: bytes) -> bytes:
 
 def undigested(data: Data) -> Data | None:
     """Return the body, or None if it does not match its digest."""
-    body = data[_DIGEST_BYTES:]
-    return body if hashlib.sha256(body).digest() == data[:_DIGEST_BYTES] else None
+    body = data[DIGEST_BYTES:]
+    return body if hashlib.sha256(body).digest() == data[:DIGEST_BYTES] else None

@@ -35,7 +35,7 @@ OWNER = "FEDSYNC_OWNER_PID"
 
 
 class Child(Protocol):
-    """Process that this process has started, or has had forked; see `fedsync.common.forking`."""
+    """Process that this process has started, or has had forked; see `fedsync.common.fork_server`."""
 
     @property
     def pid(self) -> int: ...
@@ -56,6 +56,18 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def listen_error(host: str, port: int) -> OSError | None:
+    """Return the error with which a program would fail to listen on a TCP port, or None."""
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        return error
+    return None
 
 
 def raise_file_limit() -> int:

@@ -1,4 +1,4 @@
-"""Launcher of Flower's programs, by their entry points, as children that end with their parent.
+"""Launcher of Flower's programs, by their entry points, as processes that end with their owner.
 
 Usage: ``python -m fedsync.flower.launch superlink|supernode|superexec [--room HOME INBOX] [options of the program]``
 
@@ -11,12 +11,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
 
-from fedsync.common.processes import INTERPRETER, exit_with_owner, exit_with_parent, free_ports
+from fedsync.common.processes import INTERPRETER, exit_with_owner, free_ports
 from fedsync.common.proxies import way_to
 from fedsync.identity.certificates import what_is_between
 from fedsync.silo.agent.joins import enter
@@ -44,16 +42,16 @@ def main(arguments: list[str]) -> None:
         # Existing threads are outside the room; executing the program anew ends them.
         os.execv(sys.executable, [*INTERPRETER, "fedsync.flower.launch", own.program, *options])
     sys.argv = [f"flower-{own.program}", *options]
-    _program(own.program)()
+    entry_point(own.program).load()()
     # The programs serve until they are stopped, and exit themselves. A SuperNode returns after a connection error that
     # it takes for permanent, such as an interrupted TLS handshake. Its other threads would keep the process alive, and
     # nothing would restart it.
     os._exit(1)
 
 
-def _program(name: str) -> Any:
+def entry_point(name: str) -> EntryPoint:
     (found,) = entry_points(group="console_scripts", name=f"flower-{name}")
-    return found.load()
+    return found
 
 
 def _stop_before_a_proxy(options: list[str]) -> None:
@@ -68,17 +66,6 @@ def _stop_before_a_proxy(options: list[str]) -> None:
             sys.exit(problem)
 
 
-def prepare() -> Callable[[], bool]:
-    _program("supernode")
-    return lambda: True
-
-
-def forked(arguments: list[str]) -> None:
-    """Run `main` in a process forked by a nursery; the nursery may end before it."""
-    exit_with_owner()
-    main(arguments)
-
-
 if __name__ == "__main__":
-    exit_with_parent(os.getppid())
+    exit_with_owner()
     main(sys.argv[1:])

@@ -78,9 +78,6 @@ class CertificateFacts:
     authority: bool
     fingerprint: str = ""
 
-    def days_left(self, now: datetime) -> float:
-        return (self.expires - now) / timedelta(days=1)
-
 
 def make_authority(
     folder: Path, name: str = "FedSync authority", days: int = AUTHORITY_DAYS, now: datetime | None = None

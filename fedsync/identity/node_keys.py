@@ -16,12 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsync.common.errors import ConfigError
-from fedsync.common.files import ANYBODY_FILE, private_folder, read_input, read_private, write_atomically, write_private
+from fedsync.common.files import ANYBODY_FILE, private_folder, read_private, write_atomically, write_private
 from fedsync.common.names import check_silo_name
 
 _MAX_KEY_BYTES = 2**16
-_P384, _P384_POINT = bytes.fromhex("3076301006072a8648ce3d020106052b81040022036200"), 97
-"""First bytes of the DER form of a public key on P-384, and the number of bytes of the point that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +57,12 @@ def make_node_key(name: str, folder: Path) -> NodeKey:
     return NodeKey(name, private, public, line_fingerprint(line))
 
 
-def read_node_keys(folder: Path) -> list[NodeKey]:
-    """Read a folder's node keys, sorted by name; raises `ConfigError` for a damaged key or one others can access."""
-    found = []
-    for name in sorted(
-        {path.name.removesuffix(".pub") for path in (*folder.glob("*.node"), *folder.glob("*.node.pub"))}
-    ):
-        private, public = folder / name, folder / f"{name}.pub"
-        line = node_public_line(private) if private.exists() else public_line_of(public)
-        found.append(NodeKey(private.stem, private, public, line_fingerprint(line)))
-    return found
-
-
-def public_line_of(path: Path) -> bytes:
-    """Return type and public key (OpenSSH) of a silo's file; raises `ConfigError` for no elliptic-curve key."""
-    try:
-        key = serialization.load_ssh_public_key(read_input(path, _MAX_KEY_BYTES))
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        remedy = "Have the silo send the NAME.node.pub that `fedsync certs silo` makes"
-        raise ConfigError(str(path), "not a public key on an elliptic curve in OpenSSH form", remedy)
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-
-
 def node_key_fingerprint(private: Path) -> str:
     return line_fingerprint(node_public_line(private))
 
 
 def sign_by_node(private: Path, message: bytes) -> bytes:
-    """Sign a message with the node key, ECDSA with SHA-384; raises `ConfigError` as `read_node_keys`.
+    """Sign a message with the node key, ECDSA with SHA-384; raises `ConfigError` if others can access the key.
 
     Flower makes nodes sign the time with the same key, so a message must begin with a text that states its purpose.
     """
@@ -108,7 +82,7 @@ def is_signed_by_node(public: bytes, message: bytes, signature: bytes) -> bool:
 
 
 def node_public_line(private: Path) -> bytes:
-    """Return type and public key in OpenSSH format; raises `ConfigError` as `read_node_keys`."""
+    """Return type and public key in OpenSSH format; raises `ConfigError` as `sign_by_node`."""
     public = _private_key(private).public_key()
     return public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
 

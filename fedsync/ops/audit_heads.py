@@ -32,7 +32,6 @@ from fedsync.identity.node_keys import (
     make_node_key,
     node_key_fingerprint,
     node_public_line,
-    read_node_keys,
     sign_by_node,
 )
 from fedsync.silo.owner.audit import AuditLog
@@ -222,12 +221,12 @@ def rotate_node_key(config: SiloStartConfig) -> NodeKey:
         remedy = "There is nothing to do: with insecure: true no node proves who it is"
         raise ConfigError("silo.yaml, node_key", "the silo has no node key", remedy)
     private = Path(config.node_key)
-    name = private.stem
-    fresh = make_node_key(name, private.parent / _NEXT)
+    public = private.with_name(f"{private.name}.pub")
+    fresh = make_node_key(private.stem, private.parent / _NEXT)
     private_folder(Path(config.state))
     AuditLog(audit_place(config)).add(ROTATED, rotation(config.name, private, fresh.private))
     write_private(private.with_name(f"{private.name}.old"), read_private(private, _MOST_BYTES))
     fresh.private.replace(private)
-    fresh.public.replace(private.with_name(f"{private.name}.pub"))
+    fresh.public.replace(public)
     fresh.private.parent.rmdir()
-    return next(key for key in read_node_keys(private.parent) if key.name == name)
+    return replace(fresh, private=private, public=public)

@@ -16,7 +16,7 @@ from typing import Any
 from fedsync.common import foreign
 from fedsync.common.errors import RunError
 from fedsync.common.files import OWNER_FOLDER, private_folder
-from fedsync.common.forking import NURSERY, Nursery, start_nursery
+from fedsync.common.fork_server import FORK_SERVER, start_fork_server
 from fedsync.common.processes import Child, end_processes, free_ports, tail
 from fedsync.common.run_claim import Claim, Existing, claimed
 from fedsync.config.cluster import ClusterConfig
@@ -24,6 +24,7 @@ from fedsync.config.server_start import HubConfig, ServerStartConfig
 from fedsync.config.silo_start import LogsConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.journal import JOURNAL
+from fedsync.flower.launch import entry_point
 from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import register_each
 from fedsync.identity.certificates import make_authority, make_server_certificate
@@ -34,8 +35,7 @@ from fedsync.observe.run_builder import measuring
 from fedsync.observe.tail import Tail
 from fedsync.ops.programs import CONNECTION, server_programs, supernode_command, supernode_trust
 from fedsync.ops.runs import RUNS, authority_of, connect, hand_over, prepare_run
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import LOGS_FOLDER, LoggedProcess
+from fedsync.ops.supervisor import LOGS_FOLDER, LoggedProcess, Program
 from fedsync.server.checkpoints import digest, newest_version, prepare
 from fedsync.server.run_folder import ERROR_FILE, PID_FILE, Phase, end_process, ends, phase, read_error
 from fedsync.silo.agent.joins import stop_agent
@@ -43,7 +43,7 @@ from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.owner.model_export import export_model
 from fedsync.silo.owner.privacy_ledger import kept_tallies, spent_by
 from fedsync.silo.protocol import STATE_FOLDER as STATE
-from fedsync.silo.session.trainer_client import stop_trainers
+from fedsync.silo.session.trainer_client import SHARED_MODULES, stop_trainers
 
 logger = foreign.logger(__name__)
 
@@ -111,12 +111,12 @@ def _carry_out(
         control.mkdir(parents=True)
         processes, over = _Processes(out / LOGS_FOLDER, flower_environment(home)), False
         try:
-            nurseries = _start_nurseries(processes, home, config, len(cluster.silos))
+            fork_servers = _start_fork_servers(processes, home, config, len(cluster.silos))
             rings = emulated_rings(config, cluster, home / STATE)
             server = _server(home, secure=secure)
             nodes = _start_server(processes, server, [silo.name for silo in cluster.silos])
             environment = {} if rings is None else {KEYS: str(rings[0])}
-            _start_silos(processes, server, nodes, len(cluster.silos), environment, nurseries)
+            _start_silos(processes, server, nodes, len(cluster.silos), environment, fork_servers)
             keys = "" if rings is None else str(rings[1])
             settings = prepare_run(
                 control, out, config, cluster,
@@ -149,21 +149,21 @@ class _Processes:
     logs: Path
     environment: Mapping[str, str]
     _groups: list[dict[str, LoggedProcess]] = field(default_factory=list)
-    _nurseries: list[Child] = field(default_factory=list)
+    _fork_servers: list[Child] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.logs.mkdir(mode=OWNER_FOLDER, exist_ok=True)
 
-    def start_nursery(self, path: Path, module: str, arguments: Sequence[str] = ()) -> Nursery:
-        """Start a nursery; its end does not end the run, because programs can also start without a nursery."""
+    def start_fork_server(self, path: Path, modules: Sequence[str]) -> Path:
+        """Start a fork server; its end does not end the run, because programs can also start without it."""
         log = self.logs / f"{path.name}.log"
-        self._nurseries.append(start_nursery(path, module, arguments, self.environment, log))
-        return Nursery(path)
+        self._fork_servers.append(start_fork_server(path, modules, self.environment, log))
+        return path
 
-    def start(self, programs: Sequence[Program], nursery: Nursery | None = None) -> None:
+    def start(self, programs: Sequence[Program], fork_server: Path | None = None) -> None:
         self._groups.append({})
         for program in programs:
-            started = LoggedProcess(program, self.environment, self.logs, LogsConfig(), nursery)
+            started = LoggedProcess(program, self.environment, self.logs, LogsConfig(), fork_server)
             self._groups[-1][program.role] = started
         self.check()
 
@@ -185,21 +185,21 @@ class _Processes:
         for group in reversed(self._groups):
             for process in reversed(group.values()):
                 process.end()
-        end_processes(self._nurseries)
+        end_processes(self._fork_servers)
 
 
-def _start_nurseries(
+def _start_fork_servers(
     processes: _Processes, home: Path, config: StrategyConfig, silos: int
-) -> tuple[Nursery, Nursery] | None:
-    """Start nurseries that fork SuperNodes and trainers, so imports happen only once, while the server starts.
+) -> tuple[Path, Path] | None:
+    """Start the fork servers of SuperNodes and trainers, so imports happen only once, while the server starts.
 
     None for a single silo, where nothing can be shared.
     """
     if silos < 2:
         return None
     return (
-        processes.start_nursery(home / "supernodes", "fedsync.flower.launch"),
-        processes.start_nursery(home / "trainers", "fedsync.silo.session.trainer_preload", config.task.libraries),
+        processes.start_fork_server(home / "supernodes", [entry_point("supernode").module]),
+        processes.start_fork_server(home / "trainers", [*SHARED_MODULES, *config.task.libraries]),
     )
 
 
@@ -247,12 +247,12 @@ def _start_silos(
     nodes: Sequence[NodeKey],
     silos: int,
     environment: Mapping[str, str],
-    nurseries: tuple[Nursery, Nursery] | None,
+    fork_servers: tuple[Path, Path] | None,
 ) -> None:
-    """Start the SuperNodes with ``environment``; nurseries fork the SuperNodes and their trainers."""
-    supernodes, trainers = nurseries or (None, None)
+    """Start the SuperNodes with ``environment``; the fork servers fork SuperNodes and their trainers."""
+    supernodes, trainers = fork_servers or (None, None)
     if trainers is not None:
-        environment = {**environment, NURSERY: str(trainers.path)}
+        environment = {**environment, FORK_SERVER: str(trainers)}
     programs, authority = [], authority_of(server)
     for index in range(silos):
         trust = ["--insecure"] if authority is None else supernode_trust(authority, nodes[index].private)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 
 from fedsync.common import foreign
-from fedsync.common.errors import ConfigError, RunError
-from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
-from fedsync.common.processes import raise_file_limit
+from fedsync.common.errors import ConfigError
+from fedsync.common.files import OWNER_FILE, write_atomically
+from fedsync.common.processes import listen_error, raise_file_limit
 from fedsync.common.proxies import split
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.silo_start import SiloStartConfig
-from fedsync.flower.process_environment import flower_environment, trainer_environment
+from fedsync.flower.process_environment import flower_environment
 from fedsync.flower.registration import Registered, register_each, revoke_keys
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate
 from fedsync.ops.audit_heads import HeadKeeper
@@ -28,22 +27,10 @@ from fedsync.ops.programs import CONNECTION, STRUCK_FILE, server_programs, silo_
 from fedsync.ops.registration_loop import DONE, REGISTERED_FILE, RegistrationLoop, note_registered, read_registered
 from fedsync.ops.run_watchdog import RunWatchdog
 from fedsync.ops.runs import authority_of, connect, resume_run
-from fedsync.ops.supervisor_loop import alone_in, stop_on_signals, supervise
-from fedsync.silo.owner.owner_policy import owner_environment
-from fedsync.silo.owner.refusals import MEANINGS, last_refusals
-from fedsync.silo.protocol import (
-    IDENTITY,
-    STATE,
-    STATE_FOLDER,
-    Describe,
-    Hello,
-    Identity,
-    Refusal,
-    Refused,
-    exchange,
-)
+from fedsync.ops.supervisor import alone_in, stop_on_signals, supervise
+from fedsync.silo.protocol import STATE_FOLDER
 from fedsync.silo.session.liveness import Trainers
-from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
+from fedsync.silo.session.trainer_client import stop_trainers
 from fedsync.silo.session.trainer_folder import tidy
 
 logger = foreign.logger(__name__)
@@ -90,52 +77,6 @@ def start_silo(config: SiloStartConfig) -> None:
             heads.tend(last=True)
 
 
-def serve_silo(config: SiloStartConfig, link: Callable[[Identity], TrainerClient] = TrainerClient) -> None:
-    """Run the trainer of the silo's newest run until its idle timeout, SIGTERM or SIGINT.
-
-    The trainer keeps task, data and model in memory, in their last state. `fedsync silo start` with the same state
-    folder uses this trainer for new messages, and starts no other trainer. Raises `ConfigError` if no run has reached
-    this silo yet, and `RunError` if the trainer refuses, for example because data or device became unusable.
-    """
-    state = private_folder(Path(config.state))
-    identity = _newest(state / STATE_FOLDER)
-    os.environ.update({**trainer_environment(state), **owner_environment(config)})
-    with stop_on_signals() as stop:
-        trainer = _ready(identity, link, stop)
-        while trainer is not None and trainer.alive and not stop.wait(_LOOK_S):
-            pass
-
-
-def _ready(
-    identity: Identity, link: Callable[[Identity], TrainerClient], stop: threading.Event
-) -> TrainerClient | None:
-    """Wait until the trainer has loaded; None if ``stop`` is set first. The trainer ends with this process."""
-    while not stop.is_set():
-        trainer = link(identity)
-        match exchange(trainer.ask, Describe()):
-            case Refused(Refusal.LOADING), _:
-                logger.info("its trainer still loads")
-            case Refused(code), _:
-                notes = last_refusals(Path(os.environ[STATE]))
-                raise RunError(f"the trainer refuses, {code.name}: {notes[-1].reason if notes else MEANINGS[code][0]}")
-            case hello, _:
-                if isinstance(hello, Hello):
-                    logger.info("the trainer of %s is ready: %d examples", hello.silo, hello.facts.examples)
-                return trainer
-    return None
-
-
-def _newest(trainers: Path) -> Identity:
-    found = sorted(trainers.glob(f"*/{IDENTITY}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found:
-        try:
-            return Identity.load(path.parent)
-        except (OSError, ValueError) as error:
-            logger.warning("%s is passed over: %s", path, error)
-    remedy = "A run has to reach it once; its first message starts the trainer"
-    raise ConfigError(str(trainers), "no run has reached this silo yet", remedy)
-
-
 def start_server(config: ServerStartConfig) -> None:
     """Run a server until SIGTERM or SIGINT, then end all of its processes.
 
@@ -177,18 +118,11 @@ def _check_port(config: ServerStartConfig) -> None:
     `ConfigError` if another program uses the port, or this machine does not have the address.
     """
     end_s = time.monotonic() + _LEFT_S  # the SuperLink of a just killed supervisor may still exit
-    while True:
-        try:
-            for family, kind, _, _, address in socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM):
-                with socket.socket(family, kind) as probe:
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind(address)
-            return
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() >= end_s:
-                problem = f"nobody can listen on {config.host}:{config.port}: {error.strerror or error}"
-                remedy = f"End the program that `ss -ltnp sport = :{config.port}` shows, or write another host or port"
-                raise ConfigError("server.yaml, port", problem, remedy) from None
+    while (error := listen_error(config.host, config.port)) is not None:
+        if error.errno != errno.EADDRINUSE or time.monotonic() >= end_s:
+            problem = f"nobody can listen on {config.host}:{config.port}: {error.strerror or error}"
+            remedy = f"End the program that `ss -ltnp sport = :{config.port}` shows, or write another host or port"
+            raise ConfigError("server.yaml, port", problem, remedy)
         time.sleep(_LOOK_S)
 
 

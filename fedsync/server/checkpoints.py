@@ -37,11 +37,14 @@ from fedsync import __version__
 from fedsync.common import foreign
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.common.files import (
+    DIGEST_BYTES,
     OWNER_FILE,
+    digested,
     private_folder,
     read_private,
     remove_unfinished,
     settle_file,
+    undigested,
     write_atomically,
 )
 from fedsync.common.run_claim import CHECKPOINTS
@@ -65,7 +68,6 @@ KEPT = 3
 FORMAT = 19
 """Format of the files; others are refused. Raise it also if a server optimizer changes its steps for the same state."""
 
-_DIGEST_BYTES = 32
 _SUFFIX, _TORN = ".ckpt", ".torn"
 
 
@@ -321,14 +323,14 @@ def _write(arrays: ArrayFiles, folder: Path, checkpoint: Checkpoint, *, settle: 
     head = json.dumps({**about, "arrays": [[name.dtype, name.shape, name.sha256] for name in names]})
     body = head.encode() + b"\n" + pickled
     path = folder / f"{checkpoint.moment.version}{_SUFFIX}"
-    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE, settle=settle)
+    write_atomically(path, digested(body), OWNER_FILE, settle=settle)
     return names
 
 
 def _read(path: Path, config: str) -> Checkpoint:
     data = memoryview(read_private(path, path.stat().st_size))
-    body = data[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:
+    body = undigested(data)
+    if body is None:
         raise Damaged("torn or corrupt")
     line, _, pickled = bytes(body).partition(b"\n")
     head = json.loads(line)
@@ -348,7 +350,7 @@ def _read(path: Path, config: str) -> Checkpoint:
 def _named_in(file: Path) -> list[ArrayName]:
     """Return the arrays of a checkpoint; none if it is damaged."""
     with file.open("rb") as opened:
-        opened.seek(_DIGEST_BYTES)
+        opened.seek(DIGEST_BYTES)
         try:
             return _names(json.loads(opened.readline()))
         except (ValueError, KeyError):

@@ -12,8 +12,7 @@ import pytest
 
 from fedsync.common import foreign
 from fedsync.config.silo_start import LogsConfig
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import LoggedProcess
+from fedsync.ops.supervisor import LoggedProcess, Program
 from fedsync.silo.agent import agent
 from fedsync.silo.agent.joins import JoinedRun, drop, name_of
 from fedsync.silo.room.process_start import _log

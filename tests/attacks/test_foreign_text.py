@@ -26,8 +26,7 @@ from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.card import plain
 from fedsync.observe.report.report_page import templates
 from fedsync.observe.terminal import Terminal, WordsColumn, say, words
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import LoggedProcess
+from fedsync.ops.supervisor import LoggedProcess, Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [path for path in sorted((ROOT / "fedsync").rglob("*.py")) if "templates" not in path.parts]
@@ -157,7 +156,7 @@ def test_the_logs_of_processes(tmp_path: Path) -> None:
 # Own text for machines: JSON, a silo file, keys in hex.
 WRITES_OWN_TEXT = {"fedsync/commands/validate.py": 1, "fedsync/commands/keys.py": 2, "fedsync/commands/probe.py": 1}
 PRINTS = {
-    "fedsync/common/nursery.py": "its own name, before libraries of terminals are there",
+    "fedsync/common/fork_server.py": "why a program ends, as Python does",
     "fedsync/flower/flwr_calls.py": "JSON for its parent, and an error into a file that becomes a part of that",
 }
 OTHER_LOGGERS = ("'fedsync'", "'flwr'", "'httpx'")

@@ -92,14 +92,13 @@ IMPORTERS = {
     "fedsync/__init__.py": "names of a table of its own",
     "fedsync/common/sandbox/named_code.py": "the resolver, which asks the owner",
     "fedsync/common/sandbox/code_review.py": "modules of the resolver's folder, as source that was confirmed",
-    "fedsync/common/nursery.py": "the module of its own command line",
+    "fedsync/common/fork_server.py": "the modules of its own command line",
     "fedsync/common/codec.py": "text made of the fields of a class of ours",
     "fedsync/core/extension.py": "features of a table of its own",
     "fedsync/core/orders.py": "text made of the fields of a class of ours",
     "fedsync/flower/flwr_calls.py": "Flower's own command",
     "fedsync/flower/launch.py": "Flower's own programs, as the supervisor names them",
     "fedsync/policies/schema.py": "packages of a table of its own",
-    "fedsync/silo/session/trainer_preload.py": "libraries of a task's class",
 }
 IMPORTS = {
     "import_module", "__import__", "resolve_name", "spec_from_file_location", "module_from_spec", "exec_module",

@@ -31,7 +31,7 @@ LIBRARIES = [
 ]
 PROGRAMS = {
     "trainer": [*INTERPRETER, "fedsync.silo.session.resident_trainer", "nowhere"],
-    "nursery": [*INTERPRETER, "fedsync.common.nursery", "fedsync.silo.session.trainer_preload", "x"],
+    "fork server": [*INTERPRETER, "fedsync.common.fork_server", "0", "fedsync.silo.session.service", "x"],
     "SuperNode, SuperLink, SuperExec": [*INTERPRETER, "fedsync.flower.launch", "supernode", "--help"],
     "agent": [*INTERPRETER, "fedsync.silo.agent.agent"],
     "Flower's command line": [*INTERPRETER, "fedsync.flower.flwr_calls"],

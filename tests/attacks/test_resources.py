@@ -14,7 +14,7 @@ import pytest
 
 from fedsync.common.errors import FedSyncError, LimitReached
 from fedsync.common.sandbox.path_sandbox import ALLOWED
-from fedsync.ops.page import page_server as page
+from fedsync.extras.page import page_server as page
 from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session import trainer_client as client
 from fedsync.silo.session.trainer_client import MOST_TRAINERS, TrainerClient, stop_trainers

@@ -40,32 +40,21 @@ def test_open_shows_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert shown == [(tmp_path / "mine.html").as_uri()]
 
 
-def test_a_figure_can_be_had_alone(tmp_path: Path) -> None:
-    two_silos(tmp_path)
-    call("report", tmp_path, "--figure", "timeline", "--out", tmp_path / "one.svg")
-    assert "commit" in (tmp_path / "one.svg").read_text()
-    with pytest.raises(ConfigError, match="a figure shows one"):
-        call("report", tmp_path, tmp_path, "--figure", "timeline")
+def test_a_file_that_cannot_be_written_is_refused_before_the_runs_are_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder"):
-        call("report", tmp_path, "--out", tmp_path / "nowhere" / "x.html")
-
-
-def test_a_folder_as_the_file_is_refused_before_the_runs_are_read(tmp_path: Path) -> None:
+        call("report", tmp_path / "none", "--out", tmp_path / "nowhere" / "x.html")
     with pytest.raises(ConfigError, match=r"^--out: .* is a folder\. Name a file in it"):
         call("report", tmp_path / "none", "--out", tmp_path)
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("arguments", [[], ["--figure", "timeline"]])
-def test_a_report_stays_whole_where_the_disk_is_full(
-    tmp_path: Path, arguments: list[str], request: pytest.FixtureRequest
-) -> None:
+def test_a_report_stays_whole_where_the_disk_is_full(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     two_silos(tmp_path)
-    out = tmp_path / "out.svg"
+    out = tmp_path / "out.html"
     out.write_text("old")
     request.getfixturevalue("full_disk")
     with pytest.raises(ConfigError, match="No space left on device"):
-        call("report", tmp_path, *arguments, "--out", out)
+        call("report", tmp_path, "--out", out)
     assert out.read_text() == "old"
 
 

@@ -16,7 +16,6 @@ from tests.commands.call import call
     "arguments",
     [
         ["silo", "start", "--silo", "nowhere.yaml"],
-        ["silo", "serve", "--silo", "nowhere.yaml"],
         ["silo", "export", "--out", "out", "--silo", "nowhere.yaml"],
         ["server", "start", "--server", "nowhere.yaml"],
         ["server", "register", "--server", "nowhere.yaml"],

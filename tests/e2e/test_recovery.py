@@ -50,7 +50,7 @@ def running(word: str) -> list[psutil.Process]:
 
 
 class _Killer:
-    """Kills after the first round both nurseries and a trainer, and after the third the ServerApp.
+    """Kills after the first round both fork servers and a trainer, and after the third the ServerApp.
 
     Each time once something more is in the journal. Before that the checkpoint may not be written: such a run goes on
     too, but its silos begin anew.
@@ -73,9 +73,9 @@ class _Killer:
     def _kill_what_forks(self) -> None:
         self.forked = running(TRAINER)
         assert len(self.forked) == len(running("launch supernode")) == len(SILOS)
-        nurseries = running("fedsync.common.nursery")
-        assert len(nurseries) == 2 and {each.ppid() for each in self.forked} <= {each.pid for each in nurseries}
-        for each in (*nurseries, self.forked[0]):
+        servers = running("fedsync.common.fork_server")
+        assert len(servers) == 2 and {each.ppid() for each in self.forked} <= {each.pid for each in servers}
+        for each in (*servers, self.forked[0]):
             each.kill()
 
     def _kill_the_server(self) -> None:
@@ -90,7 +90,7 @@ def test_a_run_survives_the_death_of_what_forks_its_silos_of_a_trainer_and_of_it
     killer = _Killer()
     with pytest.raises(RunError, match="the ServerApp died"):
         run_local(config, cluster, tmp_path, listeners=[killer])
-    assert killer.later - set(killer.forked), "no nursery, so a trainer by itself"
+    assert killer.later - set(killer.forked), "no fork server, so a trainer by itself"
     assert not any(each.is_running() for each in killer.forked)
     assert not (tmp_path / "summary.json").exists()
     trainers = sorted(path.parent.name for path in (tmp_path / "state").glob("*/identity.json"))

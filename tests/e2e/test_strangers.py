@@ -19,12 +19,13 @@ import pytest
 
 from fedsync import replay
 from fedsync.common.errors import ConfigError
-from fedsync.common.forking import Nursery, start_nursery
+from fedsync.common.fork_server import fork, start_fork_server
 from fedsync.common.locks import held
 from fedsync.common.processes import INTERPRETER, end_processes, free_ports
 from fedsync.config.server_start import ServerStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.actions import Commit
+from fedsync.flower.launch import entry_point
 from fedsync.flower.process_environment import QUIET, flower_environment
 from fedsync.flower.registration import NODES_FILE, Registered, flwr_command
 from fedsync.identity.certificates import Authority, ServerCertificate, make_authority, make_server_certificate
@@ -45,7 +46,7 @@ class Federation:
     folder: Path
     port: int
     process: subprocess.Popen[bytes]
-    supernodes: Nursery
+    supernodes: Path
 
     @property
     def authority(self) -> Path:
@@ -82,12 +83,13 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     )
     process = fedsync("server", "start", "--server", "server.yaml", cwd=folder)
     # SuperNodes of strangers, of which each would take seconds to import Flower.
-    nursery = start_nursery(folder / "n", "fedsync.flower.launch", [], {**os.environ, **QUIET}, folder / "nursery.log")
+    environment = {**os.environ, **QUIET}
+    forks = start_fork_server(folder / "n", [entry_point("supernode").module], environment, folder / "forks.log")
     try:
         wait_for(lambda: b"registered" in (folder / "server.out").read_bytes(), "the server did not come up")
-        yield Federation(folder, port, process, Nursery(folder / "n"))
+        yield Federation(folder, port, process, folder / "n")
     finally:
-        end_processes([nursery], grace_s=0.0)
+        end_processes([forks], grace_s=0.0)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGTERM)
         code = process.wait(timeout=60)
@@ -101,7 +103,7 @@ def supernode(federation: Federation, port: int, *options: str | Path) -> tuple[
     command += ["--isolation", "process", "--max-retries", "1"]
     environment = {**os.environ, **QUIET, "FLWR_HOME": str(federation.folder / "home")}
     with (federation.folder / "supernode.log").open("w+b") as log:
-        process = federation.supernodes.fork([*command, *map(str, options)], environment, log.fileno())
+        process = fork(federation.supernodes, [*command, *map(str, options)], environment, log.fileno())
         assert process is not None
         wait_for(lambda: process.poll() is not None, "the SuperNode did not end")
         log.seek(0)

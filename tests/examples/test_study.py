@@ -12,7 +12,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fedsync.evaluation.metrics.score_histograms import ScoreCounts, edges
-from fedsync.ops.site_evaluation import Site, sites_of_run
+from fedsync.extras.cross_site.site_evaluation import Site, sites_of_run
 from fedsync.tasks.task_protocol import SiloSlot
 from tests.examples.reader import FOLDER
 

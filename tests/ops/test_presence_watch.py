@@ -14,8 +14,7 @@ from fedsync.config.sections.presence import PresenceConfig
 from fedsync.config.silo_start import LogsConfig, SiloStartConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.ops.owner_window import SETTLE_S, PresenceWatch
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import supervise
+from fedsync.ops.supervisor import Program, supervise
 from fedsync.silo.owner import owner_policy
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 

@@ -1,8 +1,9 @@
 """When a supervisor restarts what, on a clock that the test moves."""
 
 import itertools
+from typing import Any
 
-from fedsync.ops.supervisor import HEALTHY_S, Process, Program, Supervisor
+from fedsync.ops.supervisor import HEALTHY_S, Program, Supervisor
 
 
 class Fake:
@@ -32,7 +33,7 @@ class Stage:
         # 0.5 is the middle of the jitter: pauses as they are without it, times 0.75.
         self.supervisor = Supervisor(programs, self.launch, lambda: 0.5, 0.0)
 
-    def launch(self, program: Program) -> Process:
+    def launch(self, program: Program) -> Any:
         self.count += 1
         self.started[program.role].append(Fake(self.count))
         return self.started[program.role][-1]
@@ -100,7 +101,7 @@ def test_a_node_that_vanished_is_back_within_seconds_of_being_let_in() -> None:
 
 
 def test_a_program_that_is_not_there_is_tried_again() -> None:
-    def launch(program: Program) -> Process:
+    def launch(program: Program) -> Any:
         raise FileNotFoundError("no such program")
 
     supervisor = Supervisor([Program("one", ["1"])], launch, lambda: 0.5, 0.0)

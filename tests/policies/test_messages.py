@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from bench.papers.backtest import Step, backtest
 from fedsync.common.errors import FedSyncError
 from fedsync.core.actions import Commit
 from fedsync.core.protocols import Bounds
 from fedsync.core.speed.curve import Curve
-from fedsync.extras.predictors.backtest import Step, backtest
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.policies.balance.balancer_base import CurvePolicy
 from fedsync.policies.balance.by_forecast import EqualisingBalancer, ProportionalBalancer

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsync.common.forking import NURSERY, start_nursery
+from fedsync.common.fork_server import FORK_SERVER, start_fork_server
 from fedsync.common.processes import OWNER, end_processes
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.silo.owner.key_lookup import KEYS, emulated_rings
 from fedsync.silo.protocol import STATE, Describe, Hello, Identity, exchange
-from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers
+from fedsync.silo.session.trainer_client import SHARED_MODULES, TrainerClient, stop_trainers
 from fedsync.silo.session.trainer_folder import tenant
 from tests.e2e.deployed import SMALL
 
@@ -38,15 +38,13 @@ def greeted(link: TrainerClient, name: str) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[bytes]]:
     """One for all tests, for it imports PyTorch; the last of them ends it."""
     folder = tmp_path_factory.mktemp("n")
     folder.chmod(0o700)
-    started = start_nursery(
-        folder / "n", "fedsync.silo.session.trainer_preload", CONFIG.task.libraries, os.environ, folder / "log"
-    )
+    started = start_fork_server(folder / "n", [*SHARED_MODULES, *CONFIG.task.libraries], os.environ, folder / "log")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(NURSERY, str(folder / "n"))
+        patch.setenv(FORK_SERVER, str(folder / "n"))
         yield started
     end_processes([started], grace_s=0.0)
 
@@ -60,16 +58,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     stop_trainers(tmp_path / "s")
 
 
-def test_a_forked_trainer_that_dies_is_forked_again(root: Path, nursery: subprocess.Popen[bytes]) -> None:
+def test_a_forked_trainer_that_dies_is_forked_again(root: Path, server: subprocess.Popen[bytes]) -> None:
     trainer = greeted(link(0), "a")
     trainer.kill()
     psutil.wait_procs([trainer])
     again = greeted(link(0), "a")
-    assert again != trainer and again.ppid() == nursery.pid
+    assert again != trainer and again.ppid() == server.pid
 
 
 def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
-    root: Path, nursery: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    root: Path, server: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = StrategyConfig.load("fedavg", [SMALL, "cipher={kind: masked}", "min_silos=3"])
     rings = emulated_rings(config, ClusterConfig(silos=SILOS), root)
@@ -82,7 +80,7 @@ def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
         assert greeting is not None
         greetings.append(bytes(greeting))
         process = psutil.Process(tenant(trainer._folder))
-        assert process.ppid() == nursery.pid
+        assert process.ppid() == server.pid
         process.kill()
         psutil.wait_procs([process])
     assert len(greetings[0]) == len(greetings[1]) > 1000
@@ -91,21 +89,21 @@ def test_a_silos_trainers_seal_with_nonces_and_keys_of_their_own(
 
 
 @pytest.mark.slow
-def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_without_it(
-    root: Path, nursery: subprocess.Popen[bytes]
+def test_trainers_are_forked_outlive_their_server_and_start_by_themselves_without_it(
+    root: Path, server: subprocess.Popen[bytes]
 ) -> None:
-    """The last test with the nursery."""
+    """The last test with the server."""
     links = [link(index) for index in range(3)]
     one, two = (greeted(each, name) for each, name in zip(links[:2], "ab", strict=True))
-    assert one.ppid() == two.ppid() == nursery.pid
+    assert one.ppid() == two.ppid() == server.pid
     for each, of in zip((one, two), links[:2], strict=True):
         assert each.cmdline()[-2:] == ["fedsync.silo.session.resident_trainer", str(of._folder)]
         assert os.getsid(each.pid) == each.pid
-    # What nobody writes to is there once: most of what a trainer has is the nursery's.
+    # What nobody writes to is there once: most of what a trainer has is the server's.
     memory = one.memory_full_info()
     assert memory.uss < memory.rss / 2
-    nursery.send_signal(signal.SIGKILL)
-    nursery.wait()
+    server.send_signal(signal.SIGKILL)
+    server.wait()
     assert greeted(links[0], "a") == one, "it goes on"
     one.kill()
     psutil.wait_procs([one])
@@ -117,11 +115,12 @@ def test_trainers_are_forked_outlive_their_nursery_and_start_by_themselves_witho
 def test_what_trainers_share_holds_no_cipher_and_no_thread_and_what_they_train_with_no_compiler() -> None:
     """A library that draws random numbers of its own is imported after the fork, where it seeds itself."""
     code = (
-        "import os, sys; from fedsync.silo.session.trainer_preload import prepare;"
-        "check = prepare('sklearn.datasets', 'no.such');"
-        "assert check() and 'torch' in sys.modules and 'sklearn' in sys.modules;"
+        "import sys; from importlib import import_module;"
+        "from fedsync.silo.session.trainer_client import SHARED_MODULES;"
+        "[import_module(each) for each in (*SHARED_MODULES, 'sklearn.datasets')];"
+        "assert 'torch' in sys.modules;"
         "assert not {'tenseal', 'flwr', 'grpc'} & set(sys.modules);"
-        "import torch; assert not torch.cuda.is_initialized();"
+        "import torch; assert not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork();"
         "from fedsync.core.orders import Cursor;"
         "from tests.train.make import LocalOptions, order, trainer;"
         "from fedsync.train.options import Schedule;"

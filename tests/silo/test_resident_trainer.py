@@ -18,7 +18,7 @@ import fedsync.silo.session.liveness
 import fedsync.silo.session.resident_trainer
 import fedsync.silo.session.trainer_client
 from fedsync.common.errors import ConfigError, FedSyncError
-from fedsync.common.forking import NURSERY, start_nursery
+from fedsync.common.fork_server import FORK_SERVER, start_fork_server
 from fedsync.common.processes import OWNER, end_processes
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.run_spec import RunSpec
@@ -42,7 +42,7 @@ from fedsync.silo.protocol import (
     Train,
     exchange,
 )
-from fedsync.silo.session.trainer_client import TrainerClient, stop_trainers, trainer_folder
+from fedsync.silo.session.trainer_client import SHARED_MODULES, TrainerClient, stop_trainers, trainer_folder
 from fedsync.silo.session.trainer_folder import tenant
 from fedsync.train.weights import initial_model
 from tests.e2e.deployed import SMALL
@@ -64,14 +64,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Trainers are forked, for each would import PyTorch; those of `test_hangs` start by themselves."""
     folder = tmp_path_factory.mktemp("s")
     folder.chmod(0o700)
-    nursery = start_nursery(folder / "n", "fedsync.silo.session.trainer_preload", [], os.environ, folder / "log")
+    server = start_fork_server(folder / "n", SHARED_MODULES, os.environ, folder / "log")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE, str(folder))
         patch.setenv(OWNER, str(os.getpid()))
-        patch.setenv(NURSERY, str(folder / "n"))
+        patch.setenv(FORK_SERVER, str(folder / "n"))
         yield folder
         stop_trainers(folder)
-    end_processes([nursery], grace_s=0.0)
+    end_processes([server], grace_s=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -281,7 +281,7 @@ def test_a_trainer_that_hangs_is_ended_and_the_next_message_starts_another(
 def test_a_folder_that_was_removed_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv(STATE, str(tmp_path))
-    monkeypatch.delenv(NURSERY, raising=False)
+    monkeypatch.delenv(FORK_SERVER, raising=False)
 
     def start(*arguments: object, **options: object) -> None:
         raise OSError(errno.EAGAIN, "no more processes")

@@ -13,10 +13,10 @@ from fedsync.cli import app
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.page.run_view import RunView
 from fedsync.observe.progress import RunProgress
 from fedsync.observe.report.card import model_card
 from fedsync.observe.report.data import read_run
-from fedsync.observe.run_view import RunView
 from fedsync.observe.terminal import Terminal
 from fedsync.simulation.run import run_virtual
 from tests.simulation.lost import CLIENT_APP, SILO_APP, SILOS, run, strategy

@@ -150,13 +150,13 @@ _CHANGES: Changes = {
         ),
         (
             "a-torn-checkpoint-is-loaded",
-            "    if hashlib.sha256(body).digest() != data[:_DIGEST_BYTES]:\n        raise Damaged",
-            "    if False:\n        raise Damaged",
+            "    body = undigested(data)\n",
+            "    body = data[DIGEST_BYTES:]\n",
         ),
         (
             "a-checkpoint-is-written-in-place",
-            "    write_atomically(path, hashlib.sha256(body).digest() + body, OWNER_FILE, settle=settle)",
-            "    path.write_bytes(hashlib.sha256(body).digest() + body)",
+            "    write_atomically(path, digested(body), OWNER_FILE, settle=settle)",
+            "    path.write_bytes(digested(body))",
         ),
         (
             "a-checkpoint-of-another-configuration-is-loaded",

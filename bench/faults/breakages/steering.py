@@ -14,7 +14,7 @@ TESTS = (
     "tests/observe/test_fate.py",
     "tests/observe/test_live.py",
     "tests/observe/test_progress.py",
-    "tests/ops/test_page.py",
+    "tests/extras/page/test_page.py",
 )
 
 _CHANGES: Changes = {
@@ -57,7 +57,7 @@ _CHANGES: Changes = {
             "            pass\n",
         ),
     ),
-    "ops/page/page_server.py": (
+    "extras/page/page_server.py": (
         (
             "the-link-opens-as-often-as-one-likes",
             "        self._token = None\n        return",
@@ -111,7 +111,7 @@ _CHANGES: Changes = {
             "            self._lose(drop.silo, drop.at_s)\n",
         ),
     ),
-    "observe/run_view.py": (
+    "extras/page/run_view.py": (
         ("the-clock-of-a-killed-run-goes-on", "0.0 if cut else time.monotonic()", "time.monotonic()"),
     ),
     "server/operator_requests.py": (

@@ -11,11 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedsync.common.errors import ConfigError, not_installed
-from fedsync.common.files import write_result
+from fedsync.common.errors import not_installed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,20 +148,3 @@ def inline(svg: str, key: str, alt: str) -> str:
     size = box.group(1) if box else "0 0 400 300"
     _, end = body.split(">", 1)
     return f'<svg role="img" aria-label="{alt}" viewBox="{size}" preserveAspectRatio="xMidYMid meet">{end.strip()}'
-
-
-def write_picture(picture: Picture, path: Path, *, named: bool = True) -> None:
-    """Write one picture on a white background; the file extension ``.svg`` or ``.png`` selects the format.
-
-    ``named`` as for `write_result`. Raises `ConfigError` if the extension is unknown, or the file cannot be written.
-    """
-    match path.suffix.lower():
-        case ".svg":
-            data = to_svg(picture.figure, PAPER, picture.alt).encode()
-        case ".png":
-            buffer = io.BytesIO()
-            picture.figure.savefig(buffer, format="png", dpi=160, facecolor=PAPER)
-            data = buffer.getvalue()
-        case other:
-            raise ConfigError("--out", f"{other or 'no ending'!r} is no kind of picture", "End it in .svg or .png")
-    write_result(path, data, named=named)

@@ -12,7 +12,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.ops.audit_check import check_audit
 from fedsync.ops.doctor.machine_checks import Check, guarded
 from fedsync.ops.registration_loop import DONE, read_registered
-from fedsync.ops.supervisor_loop import FRESH_S, HEALTH_FILE
+from fedsync.ops.supervisor import FRESH_S, HEALTH_FILE
 from fedsync.silo.owner.approvals import APPROVALS, Approvals
 from fedsync.silo.owner.refusals import last_refusals
 from fedsync.silo.protocol import STATE_FOLDER

@@ -22,7 +22,7 @@ from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.flower.registration import key_digest, node_public_key
 from fedsync.identity.certificates import Authority, ServerCertificate, check_server_certificate, read_certificate
-from fedsync.identity.node_keys import read_node_keys
+from fedsync.identity.node_keys import node_key_fingerprint
 from fedsync.silo.owner.lockout import Lockout
 
 Arguments = ParamSpec("Arguments")
@@ -132,10 +132,9 @@ def check_authority_key(folder: Path) -> Check:
 
 @guarded("node key")
 def check_node_key(path: Path) -> Check:
-    keys = [key for key in read_node_keys(path.parent) if key.private == path and path.exists()]
-    if not keys:
+    if path.suffix != ".node":
         return Check("node key", False, f"{path} is not named NAME.node", "Make it with `fedsync certs silo`")
-    return Check("node key", True, f"{keys[0].name} {keys[0].fingerprint}")
+    return Check("node key", True, f"{path.stem} {node_key_fingerprint(path)}")
 
 
 @guarded("keys")

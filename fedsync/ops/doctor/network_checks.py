@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from fedsync.common.processes import listen_error
 from fedsync.common.proxies import ProxyRefused, Way, split
 from fedsync.identity.certificates import (
     CertificateReplaced,
@@ -53,7 +53,9 @@ def check_tls(way: Way, authority: Path, now: datetime | None = None) -> Check:
         covers = f"{version}, the certificate covers {way.host}"
         return judge_expiry("TLS", covers, facts.expires, now or datetime.now(UTC), remedy)
     except ssl.SSLCertVerificationError as error:
-        remedy = "Compare ca.crt with the server's, and its hosts and expiry with `fedsync certs show`"
+        remedy = (
+            "Compare ca.crt with the server's; `fedsync doctor --server` shows the hosts and expiry of its certificate"
+        )
         return Check("TLS", False, error.verify_message, remedy)
     except (ProxyRefused, CertificateReplaced) as error:
         return Check("TLS", False, str(error), error.remedy)
@@ -107,14 +109,10 @@ def judge_skew(there_s: float, before_s: float, after_s: float) -> Check:
 
 
 def check_port(host: str, port: int, *, running: bool) -> Check:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if running:
-                return Check("port", True, f"{host}:{port}, this server's")
-            remedy = "End what listens there, or choose another port; below 1024 takes privileges"
-            return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
+    error = listen_error(host, port)
+    if error is not None and running:
+        return Check("port", True, f"{host}:{port}, this server's")
+    if error is not None:
+        remedy = "End what listens there, or choose another port; below 1024 takes privileges"
+        return Check("port", False, f"{host}:{port}: {error.strerror}", remedy)
     return Check("port", True, f"{host}:{port} is free")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from fedsync.common.errors import ConfigError
@@ -91,7 +91,3 @@ def _check_way(found: Callable[[], Way], authority: str | None, now: datetime | 
     if reached.ok and authority is not None:
         yield network.check_tls(way, Path(authority), now)
         yield network.check_clock(way, Path(authority), time.time)
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)

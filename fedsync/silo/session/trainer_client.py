@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from fedsync.common.environment import FLOWER_IDS
 from fedsync.common.errors import ConfigError, LimitReached, RunError
-from fedsync.common.forking import NURSERY, Nursery
+from fedsync.common.fork_server import FORK_SERVER, fork
 from fedsync.common.locks import taken
 from fedsync.common.processes import INTERPRETER, Child, tail
 from fedsync.common.sandbox.path_sandbox import ALLOWED
@@ -32,6 +32,9 @@ from fedsync.silo.protocol import IDENTITY, LOG, SOCKET, STATE, Identity
 from fedsync.silo.session.liveness import LivenessWatch, end
 from fedsync.silo.session.trainer_folder import tenant, tidy
 from fedsync.silo.session.trainer_socket import call, receive, send
+
+SHARED_MODULES = ("fedsync.silo.session.service", "fedsync.silo.session.silo_setup")
+"""Modules of trainers that a fork server imports once for several silos."""
 
 _LOAD_S = 180.0
 """Limit of a message's wait for a loading trainer [s]; the trainer goes on loading."""
@@ -138,11 +141,11 @@ class TrainerClient:
             # One start at a time, because starting trainers count towards the limit.
             starts = self._folder.with_name(f"{self._identity.index}.starting")
             with taken(starts, _LISTEN_S), self._furnished() as output:
-                nursery = os.environ.get(NURSERY)
+                server = os.environ.get(FORK_SERVER)
                 variables = {**os.environ, FLOWER_IDS: asked_for.get()}
                 if app_folder.get():
                     variables[APP] = app_folder.get()
-                forked = Nursery(Path(nursery)).fork(command, variables, output.fileno()) if nursery else None
+                forked = fork(Path(server), command, variables, output.fileno()) if server else None
                 process = forked or subprocess.Popen(
                     command,
                     env=variables,

@@ -162,7 +162,6 @@ class SiloFit:
 
     config: SiloConfig
     orders: int
-    failed: int
     speed_error: float
     overheads: Mapping[str, float]
     overhead_error: float
@@ -175,23 +174,6 @@ class SiloFit:
         if self.states is not None:
             return f"x {self.states.factor:.2f} for {self.states.on_s:.3g} s, then {self.states.off_s:.3g} s without"
         return f"a trace of {len(self.pieces)} pieces" if self.pieces else "-"
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "name": self.config.name,
-            "orders": self.orders,
-            "failed": self.failed,
-            "speed": self.config.speed,
-            "speed_error": self.speed_error,
-            "curve": self.config.curve.model_dump(),
-            "jitter": self.config.jitter,
-            "overhead_s": dict(self.overheads),
-            "bandwidth_mbps": self.config.bandwidth_mbps,
-            "latency_s": self.config.latency_s,
-            "contention": None if self.config.contention is None else self.config.contention.model_dump(),
-            "trace_pieces": len(self.pieces),
-            "crashes": self.crashes,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +219,7 @@ def _fit(name: str, silo: SiloRecord, record: RunRecord) -> SiloFit:
         plain["contention"] = {"kind": "markov", "factor": states.factor, "on_s": states.on_s, "off_s": states.off_s}
     plain |= _presence(silo)
     config = SiloConfig.model_validate(plain)
-    return SiloFit(config, len(silo.overheads), silo.failed, speed.error, kinds, error, states, pieces, len(silo.ups))
+    return SiloFit(config, len(silo.overheads), speed.error, kinds, error, states, pieces, len(silo.ups))
 
 
 def _fit_speed(stretches: Sequence[Stretch]) -> _Speed:

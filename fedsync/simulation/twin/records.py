@@ -10,7 +10,7 @@ from pathlib import Path
 from fedsync.common.errors import FedSyncError
 from fedsync.config.cluster import SiloConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived, WorkFailed
+from fedsync.core.events import Event, SiloJoined, SiloLost, UpdateArrived
 from fedsync.core.journal import JournalEntry, read_journal
 from fedsync.core.orders import SiloFacts, WorkReport
 from fedsync.model.plain_replica import RECEIVED
@@ -62,7 +62,6 @@ class SiloRecord:
     downs: list[float] = field(default_factory=list)
     lost_s: float | None = None
     here_s: float | None = None
-    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +152,8 @@ class _MachineReader:
 
     def settle(self, events: Iterable[Event]) -> None:
         for event in events:
-            match event:
-                case WorkFailed(_, name) if name in self.silos:
-                    self.silos[name].failed += 1
-                case UpdateArrived(_, meta):
-                    self._uploads.pop(meta.update_id, None)
+            if isinstance(event, UpdateArrived):
+                self._uploads.pop(event.meta.update_id, None)
 
     def end(self, ended: EndedOrder) -> None:
         report, silo = ended.report, self.silos[ended.silo]

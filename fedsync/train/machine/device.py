@@ -164,11 +164,6 @@ def free_heap() -> None:
         trim(0)
 
 
-def usable_after_fork() -> bool:
-    """Return whether this forked process can use a GPU; it cannot if CUDA was opened before the fork."""
-    return not torch.cuda._is_in_bad_fork()
-
-
 def free_cache(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedsync.extras.predictors.backtest import Step, backtest
+from bench.papers.backtest import Step, backtest
 from fedsync.policies.predict.predictor_base import Ema
 
 

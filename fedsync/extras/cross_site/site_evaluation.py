@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.names import near_miss
@@ -19,6 +18,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.silo_start import SiloStartConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Cursor, Split, Subject
+from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
 from fedsync.silo.owner.opened_survey import open_survey, surveyed
 from fedsync.silo.owner.owner_policy import OwnerPolicy, act_for_owner
 from fedsync.silo.protocol import STATE_FOLDER, Identity
@@ -29,9 +29,6 @@ from fedsync.silo.session.silo_setup import local_trainer
 from fedsync.simulation.run import surveyed_again
 from fedsync.train.silo_trainer import SiloTrainer
 from fedsync.train.weights import load_model
-
-if TYPE_CHECKING:
-    from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
 
 _FOUND = {"best.pt": Subject.BEST, "last.pt": Subject.LAST}
 _OLDER = "model.pt"
@@ -116,8 +113,6 @@ def site_here(file: Path, run: str | None = None) -> Site:
 
 def models_of_run(folder: Path) -> list[tuple[ModelRow, Path]]:
     """Return a run's model files: best and last, or else ``model.pt``; `ConfigError` if there is none."""
-    from fedsync.extras.cross_site.cross_site_matrix import ModelRow
-
     names = [name for name in _FOUND if (folder / name).is_file()] or [_OLDER]
     if not (folder / names[0]).is_file():
         remedy = "Name a model: --model FILE; of an encrypted run, `fedsync silo export` writes one"
@@ -129,8 +124,6 @@ def evaluate(sites: Sequence[Site], models: Sequence[tuple[ModelRow, Path]]) -> 
     """Evaluate each model at each site, and each silo's own models at their site. Raises `ConfigError` if a file does
     not fit the task, or the data are not on this machine.
     """
-    from fedsync.extras.cross_site.cross_site_matrix import Matrix, ModelRow
-
     spec = sites[0].spec
     matrix = Matrix([site.name for site in sites], spec.evaluation.built(spec.task))
     for site in sites:

@@ -13,7 +13,7 @@ from fedsync.core.actions import Note
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JOURNAL, JournalEntry, JournalWriter
-from fedsync.ops.page.page_server import PageServer
+from fedsync.extras.page.page_server import PageServer
 from fedsync.server.operator_requests import OperatorRequests
 from tests.core.make import answer, joined, orders, policies
 

@@ -18,8 +18,8 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.events import OperatorAsked, WorkFailed
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import DropSilo, OperatorQuestion, PauseRun
-from fedsync.observe.run_view import MOST_DECISIONS, MOST_SPANS, RunView
-from fedsync.ops.page.page_server import HEADERS, MOST_BYTES, PageServer
+from fedsync.extras.page.page_server import HEADERS, MOST_BYTES, PageServer
+from fedsync.extras.page.run_view import MOST_DECISIONS, MOST_SPANS, RunView
 from tests.core.make import answer, joined, orders, policies
 
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -268,7 +268,7 @@ def test_the_policy_lets_nothing_in_but_what_is_served_here() -> None:
 
 
 def test_the_page_has_no_script_of_its_own_and_writes_text_only() -> None:
-    folder = files("fedsync.ops.page")
+    folder = files("fedsync.extras.page")
     html, script = (folder / "page.html").read_text(), (folder / "page.js").read_text()
     assert not re.search(r"<script>|<style|\sstyle=|\son\w+=|javascript:|https?://", html)
     assert not re.search(

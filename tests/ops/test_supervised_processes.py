@@ -13,8 +13,7 @@ import pytest
 
 from fedsync.common.errors import ConfigError
 from fedsync.config.silo_start import LogsConfig
-from fedsync.ops.supervisor import Program
-from fedsync.ops.supervisor_loop import HEALTH_FILE, LoggedProcess, alone_in, supervise
+from fedsync.ops.supervisor import HEALTH_FILE, LoggedProcess, Program, alone_in, supervise
 
 LIMITS = LogsConfig(bytes=10_000, keep=2)
 

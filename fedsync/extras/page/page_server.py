@@ -41,7 +41,7 @@ from starlette.types import Receive, Scope, Send
 from fedsync.common import codec
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.core.operator.operator_commands import OperatorQuestion, said
-from fedsync.observe.run_view import RunView
+from fedsync.extras.page.run_view import RunView
 from fedsync.server.operator_requests import ask, listens
 from fedsync.transport.hub.door import KNOWN
 from fedsync.transport.hub.hub import Deadlines

@@ -1,30 +1,18 @@
-"""What the nurseries of `tests/common/test_nursery.py` fork."""
+"""The program that the fork servers of `tests/common/test_fork_server.py` fork."""
 
 import json
 import os
 import random
 import secrets
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 
-def prepare(how: str = "") -> Callable[[], bool]:
-    # Seeded here, before there are forks.
-    np.random.random()
-    if how == "thread":
-        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-    if how == "slow":
-        time.sleep(3)
-    return lambda: how != "device"
-
-
-def forked(arguments: list[str]) -> None:
+def run(arguments: list[str]) -> None:
     match arguments:
         case ["describe", *_]:
             drawn = random.random(), float(np.random.random()), secrets.token_hex(), uuid.uuid4().hex
@@ -39,10 +27,14 @@ def forked(arguments: list[str]) -> None:
                 "drawn": drawn,
             }))  # fmt: skip
         case ["exit", code]:
-            sys.exit(int(code))
+            sys.exit(int(code) if code.isdecimal() else code)
         case ["fail"]:
             raise ValueError("this program fails")
         case ["touch", path]:
             Path(path).touch()
         case ["stay"]:
             time.sleep(600)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
