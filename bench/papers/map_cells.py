@@ -19,7 +19,7 @@ from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 
 FEDAVG, BALANCED, AUTO = "fedavg", "lb-bsp", "auto"
-OURS = (BALANCED, "elastic", "a-bsp", "fsp")
+OURS = (BALANCED, "elastic", "a-bsp", "fsp", "quorum")
 """Tuned strategies, in the order in which they run."""
 TIMED = ("fsp",)
 """Strategies whose rounds have a duration instead of a number of steps."""

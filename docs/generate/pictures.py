@@ -55,6 +55,7 @@ TIMELINES = {
     "fedbuff": Timeline(),
     "fedcompass": Timeline(),
     "deadline": Timeline(),
+    "quorum": Timeline(),
     "auto": Timeline(seconds=6),
 }
 """By the name of the shipped strategy, in the order of the page."""

@@ -280,6 +280,11 @@ class Shipped(OwnLoop):
         return cls._shipped("deadline", options)
 
     @classmethod
+    def quorum(cls, *, share: float | None = None, **options: Unpack[Options]) -> Self:
+        """BSP whose rounds end when ``share`` of the silos have sent; later updates are part of the next round."""
+        return cls._shipped("quorum", options, share=share)
+
+    @classmethod
     def _shipped(cls, name: str, options: Options, **own: object) -> Self:
         """Build the strategy of a shipped file, with the caller's settings; None keeps the file's value."""
         here = f"FedSync.{name.replace('-', '_')}"

@@ -78,6 +78,7 @@ OWN = [
     ("lb-a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
     ("lb-fsp", "interval_s", 9.0, "barrier.interval.interval_s"),
     ("lb-fsp-psp", "interval_s", 9.0, "barrier.interval.interval_s"),
+    ("quorum", "share", 0.8, "barrier.share"),
     ("a-bsp", "sync_ratio", 0.75, "barrier.sync_ratio"),
     ("asp", "server_rate", 0.125, "aggregation.server_rate"),
     ("ssp", "staleness", 5, "barrier.staleness"),
