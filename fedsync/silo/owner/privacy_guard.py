@@ -140,12 +140,6 @@ class PrivacyGuard(SessionExtension):
             self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
 
-    def planned(self, batch_size: int, steps: int) -> Counter[Release]:
-        """Return the releases of the whole run; one score fewer is released if the last version is the best."""
-        if self.whole is not None:
-            return Counter({self.whole: self.rounds})
-        return self._plan(batch_size, steps, self.rounds, self.estimate).releases(self.settings)
-
     def _plan(self, batch_size: int, steps: int, orders: int, estimate: int) -> PrivacyPlan:
         """Plan of orders and of the last evaluations: of the last version, and on the test split of it and the best."""
         noise = self.config.score_noise if self._scored() else None
