@@ -161,7 +161,7 @@ def test_a_run_that_ends_by_a_score_spends_at_most_its_plan(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_budget_that_runs_out_is_spent_as_planned_and_is_the_bound(tmp_path: Path) -> None:
-    own = {"epsilon": 1.5, "delta": 1e-2}
+    own = {"epsilon": 1.0, "delta": 1e-2}
     config = strategy(tmp_path, SCORED, "min_silos=1", "stop.rounds=6", tables=3)
     cluster = machines(100, 100, 100, privacy=own)
     plan = planned_spending(config, cluster)
