@@ -1,6 +1,6 @@
 """Test accuracy with noise on whole updates (``privacy.kind: silo-noise``), by epsilon and number of silos.
 
-    python bench/privacy/silo_noise.py [--seeds 5] [--clip 1.0] [--quick] [--out FILE.json]
+    python bench/privacy/silo_noise.py [--silos 4 16 32] [--seeds 5] [--clip 1.0] [--quick] [--out FILE.json]
 
 Rows, columns and test as in ``private_heart.py``. Four silos are the four hospitals. For more silos, the rows of all
 hospitals are dealt out at random, so each silo has fewer rows, and all silos have alike rows. That is easier than the
@@ -32,7 +32,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.run import run_virtual
 from fedsync.tasks.task_protocol import SiloSlot
 
-SILOS = (4, 16, 64)
+SILOS = (4, 16, 32)
 EPSILONS = (None, 32.0, 8.0, 2.0, 0.5)
 DELTA, RATE, STEPS, BATCH, ROUNDS = 1e-2, 0.5, 10, 8, 10
 
@@ -85,16 +85,17 @@ def trained(files: list[Path], epsilon: float | None, clip: float, seed: int, fo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--silos", type=int, nargs="+", default=SILOS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--quick", action="store_true", help="one seed, and at most 16 silos")
+    parser.add_argument("--quick", action="store_true", help="one seed, and the first two numbers of silos")
     parser.add_argument("--out", type=Path, default=Path("bench/results/silo_noise.json"))
     args = parser.parse_args()
     seeds, cells = range(1 if args.quick else args.seeds), list[dict[str, Any]]()
     with TemporaryDirectory() as name:
         folder = Path(name)
         hospitals = tables(folder)
-        for silos in SILOS[:2] if args.quick else SILOS:
+        for silos in args.silos[:2] if args.quick else args.silos:
             for epsilon in EPSILONS:
                 found = [
                     trained(dealt(hospitals, silos, seed, folder), epsilon, args.clip, seed, folder) for seed in seeds
