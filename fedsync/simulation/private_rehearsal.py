@@ -21,7 +21,7 @@ from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import Cursor, Evaluation, SiloFacts, WorkOrder, WorkReport
 from fedsync.model.plain_replica import PlainReplica
-from fedsync.model.transfer import Payload, Replica
+from fedsync.model.transfer import NO_PAYLOAD, Payload, Replica
 from fedsync.observe.recorder import Recorder
 from fedsync.silo.owner.privacy_guard import PrivacyGuard
 from fedsync.silo.protocol import EvaluateModel
@@ -86,4 +86,4 @@ def rehearse(config: StrategyConfig, cluster: ClusterConfig, silos: Mapping[str,
     for silo in silos.values():
         if silo.facts.validates and config.fraction_evaluate and not silo.ran_out:
             with suppress(BudgetSpent):
-                silo.guard.evaluated(None, "best version")
+                silo.evaluate(NO_PAYLOAD, EvaluateModel(0))
