@@ -210,7 +210,7 @@ def evaluations(size: int, seed: int) -> Guesses:
     found = []
     for number, half in enumerate(halves):
         model = np.where(half, 1.0, -1.0).astype(np.float32)
-        told = victim.guard.evaluated(victim.trainer.evaluate(model), f"audit {number}")
+        told = victim.guard.judged(lambda _, model=model: victim.trainer.evaluate(model), f"audit {number}")
         assert told.correct is not None
         found.append(told.correct)
     scores = np.linalg.lstsq(halves.astype(np.float64), np.array(found), rcond=None)[0]

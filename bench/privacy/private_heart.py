@@ -61,7 +61,7 @@ def tables(folder: Path) -> list[Path]:
 
 
 def strategy(
-    files: list[Path], privacy: str | None, seed: int, rate: float, more: Sequence[str] = ()
+    files: list[Path], privacy: str | None, seed: int, rate: float, more: Sequence[str] = (), base: str = "lb-bsp"
 ) -> StrategyConfig:
     categories = "{cp: {categories: ['1', '2', '3', '4']}, restecg: {categories: ['0', '1', '2']}}"
     said = [
@@ -72,7 +72,7 @@ def strategy(
         f"task={{kind: csv, files: {[str(path) for path in files]}, target: num, positive_above: 0, test_share: 0.343, "
         f"standardise: {SCALES}, columns: {categories}}}",
     ]
-    return StrategyConfig.load("lb-bsp", [*said, *more, *([] if privacy is None else [f"privacy={privacy}"])])
+    return StrategyConfig.load(base, [*said, *more, *([] if privacy is None else [f"privacy={privacy}"])])
 
 
 def accuracy(config: StrategyConfig, model: Path) -> tuple[float, float, list[int]]:

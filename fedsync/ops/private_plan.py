@@ -1,14 +1,25 @@
-"""Forecast of the privacy budget that each silo will spend in a run, computed by the silos' own budget checks.
+"""Forecast of the privacy budget that each silo will spend in a run, by a rehearsal in virtual time.
 
-With noise on whole updates, all silos have the same plan, which depends on the number of silos that collude.
+| the run | the plan |
+|---|---|
+| has `bsp`, batches that follow no speeds, and silos that are always present | exact on all machines |
+| the same, with a stop rule that goes by scores, or with a score of the best version | an upper bound |
+| any other: speeds and absences decide about orders and batches | that of the silo file's machines in virtual time |
+
+The last is an estimate for other machines, with the silo's budget or the run's target as its upper bound. A plan counts
+each order once; an order that is repeated after a crash counts again.
+
+With noise on whole updates, the printed table depends on the number of silos that collude.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, cast
 
 from rich.table import Table
@@ -18,20 +29,32 @@ from fedsync.config.cipher import least_silos, sealing
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.private_runs import silo_noise
 from fedsync.config.run_spec import RunSpec
+from fedsync.config.sections.privacy import PrivacyConfig
 from fedsync.config.strategy import StrategyConfig
+from fedsync.core.orders import SiloFacts
 from fedsync.model.layout import Layout
 from fedsync.observe.tables import new_table
+from fedsync.policies.balance.balancer_base import FixedBalancer
 from fedsync.privacy.accounting import epsilon, shown
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.owner_policy import OwnerPolicy
 from fedsync.silo.owner.privacy_guard import check_budgets, privacy_guard
-from fedsync.silo.owner.privacy_ledger import tally_of
+from fedsync.silo.owner.privacy_ledger import PrivacyTally, tally_of
 from fedsync.silo.protocol import Identity
+from fedsync.simulation.private_rehearsal import RehearsedSilo, rehearse
 from fedsync.train.silo_trainer import SiloTrainer, TrainerFacts
 
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
     from fedsync.tasks.task_protocol import SiloSlot, Task
+
+
+class Basis(StrEnum):
+    """Relation of a planned epsilon to what the run spends; see the module's table."""
+
+    EXACT = "exact"
+    BOUND = "an upper bound: the run may end earlier, or its last version may be the best"
+    TIMED = "that of these machines in virtual time, and an estimate for others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +65,10 @@ class PlannedSilo:
         settings: settings of the silo, without noise if it refuses the run.
         epsilon: None if the silo refuses the run.
         refusal: reason of a refusal, empty where no noise is enough.
+        basis: what is known of ``epsilon``.
+        most: upper bound of epsilon on any machines; infinite if there is none.
+        rates: sampling rates of its steps.
+        ran_out: whether the budget has no room for one of the orders.
     """
 
     silo: str
@@ -50,6 +77,10 @@ class PlannedSilo:
     delta: float
     budget: float | None
     refusal: str = ""
+    basis: Basis = Basis.EXACT
+    most: float = inf
+    rates: frozenset[float] = frozenset()
+    ran_out: bool = False
 
     @property
     def begins(self) -> bool:
@@ -57,19 +88,19 @@ class PlannedSilo:
 
     @property
     def ends(self) -> bool:
-        return self.epsilon is not None and (self.budget is None or self.epsilon <= self.budget)
+        return self.begins and not self.ran_out
 
 
 class _Rows:
-    """Trainer as far as a plan needs it: the silo's numbers of rows and persons. ``task`` is None if nobody reads."""
+    """Trainer as far as a plan needs it: the silo's numbers of rows and persons; ``rows`` if ``task`` is None."""
 
-    def __init__(self, task: Task | None, slot: SiloSlot) -> None:
-        self._task, self._slot = task, slot
+    def __init__(self, task: Task | None, slot: SiloSlot, rows: int) -> None:
+        self._task, self._slot, self._rows = task, slot, rows
 
     @cached_property
     def facts(self) -> TrainerFacts:
         data = None if self._task is None else self._task.data(self._slot)
-        rows = 1 if data is None else len(data.train)  # type: ignore[arg-type]  # torch declares no __len__
+        rows = self._rows if data is None else len(data.train)  # type: ignore[arg-type]  # torch declares no __len__
         validates = data is not None and bool(data.validation)
         return TrainerFacts(Layout((), ()), "", (), None, "cpu", rows, validates)
 
@@ -80,9 +111,9 @@ class _Rows:
 
 
 def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[PlannedSilo]:
-    """Return what each silo will spend in the whole run; empty for a run without privacy.
+    """Return what each silo will spend in the whole run.
 
-    Batches are taken to be of ``local.batch_size``; a silo that a balancer gives larger batches spends more.
+    Empty for a run without privacy, and for training code that reads its data itself.
     """
     privacy = config.privacy
     if privacy is None or (privacy.kind == "dp-sgd" and config.task.own_loop):
@@ -92,40 +123,84 @@ def planned_spending(config: StrategyConfig, cluster: ClusterConfig) -> list[Pla
     whole, spec = privacy.kind == "silo-noise", RunSpec.of(config, cluster, len(cluster.silos))
     noise = planned_noise(config, cluster.at_start)[0] if whole else None
     task, text = None if whole else spec.task.build_by_row(), spec.dump()
-    slots = [SiloSlot(silo.name, index, len(cluster.silos), config.seed) for index, silo in enumerate(cluster.silos)]
-    return [_planned(spec, Identity(text, slot.index, slot.name), _Rows(task, slot), noise) for slot in slots]
+    planned, rehearsed = list[PlannedSilo](), dict[str, RehearsedSilo]()
+    for index, silo in enumerate(cluster.silos):
+        rows = _Rows(task, SiloSlot(silo.name, index, len(cluster.silos), config.seed), silo.examples)
+        tally = replace(tally_of(spec, privacy, index), file=None, releases=Counter())
+        each = PlannedSilo(silo.name, PrivateSettings(privacy.clip, None, 1), None, tally.delta, tally.budget)
+        try:
+            rehearsed[silo.name] = _begun(spec, Identity(text, index, silo.name), rows, noise, tally)
+        except BudgetSpent:
+            each = replace(each, settings=replace(each.settings, units=rows.facts.examples))
+        except ConfigError as error:
+            each = replace(each, refusal=str(error))
+        planned.append(each)
+    rehearse(config, cluster, rehearsed)
+    basis = _basis(config, cluster, rehearsed.values())
+    return [_spent(each, rehearsed[each.silo], basis, privacy) if each.silo in rehearsed else each for each in planned]
 
 
-def _planned(spec: RunSpec, identity: Identity, rows: _Rows, noise: SiloNoise | None) -> PlannedSilo:
-    assert spec.privacy is not None
-    tally, trainer = replace(tally_of(spec, spec.privacy, identity.index), file=None), cast(SiloTrainer, rows)
-    settings = PrivateSettings(spec.privacy.clip, None, 1)
-    try:
-        ledgers = check_budgets(spec, identity, OwnerPolicy())
-        guard = privacy_guard(spec, identity, ledgers, trainer, noise, seeded=True)
-        assert guard is not None
-    except BudgetSpent:
-        return PlannedSilo(identity.name, replace(settings, units=rows.facts.examples), None, tally.delta, tally.budget)
-    except ConfigError as error:
-        return PlannedSilo(identity.name, settings, None, tally.delta, tally.budget, str(error))
-    tally.add(guard.planned(spec.local.batch_size, spec.local.steps))
-    told = tally.told()
-    return PlannedSilo(identity.name, guard.settings, told["epsilon"], tally.delta, tally.budget)
+def _begun(
+    spec: RunSpec, identity: Identity, rows: _Rows, noise: SiloNoise | None, tally: PrivacyTally
+) -> RehearsedSilo:
+    guard = privacy_guard(
+        spec, identity, check_budgets(spec, identity, OwnerPolicy()), cast(SiloTrainer, rows), noise, seeded=True
+    )
+    assert guard is not None
+    guard.tally, machine = tally, spec.emulate[identity.index]
+    facts = SiloFacts(guard.settings.units, machine.memory_samples, machine.speed, validates=rows.facts.validates)
+    silo = RehearsedSilo(guard, facts)
+    silo.estimate(spec.local.batch_size)
+    return silo
+
+
+def _basis(config: StrategyConfig, cluster: ClusterConfig, silos: Iterable[RehearsedSilo]) -> Basis:
+    absent = ("joins_at_s", "leaves_at_s", "faults", "crashes", "presence")
+    sizes = isinstance(config.balancer, FixedBalancer) or config.balancer.spends
+    if not (config.barrier.lockstep and sizes) or config.stop.seconds is not None:
+        return Basis.TIMED
+    if any(getattr(silo, name) for silo in cluster.silos for name in absent):
+        return Basis.TIMED
+    scored = config.privacy is not None and config.privacy.score_noise is not None
+    ends_by_best = scored and any(silo.facts.validates for silo in silos)
+    return Basis.BOUND if config.stop.by_score or ends_by_best else Basis.EXACT
+
+
+def _spent(before: PlannedSilo, silo: RehearsedSilo, basis: Basis, privacy: PrivacyConfig) -> PlannedSilo:
+    assert silo.guard.tally is not None
+    found = silo.guard.tally.told()["epsilon"]
+    assert found is not None
+    target = privacy.target_epsilon if privacy.kind == "dp-sgd" else None
+    return replace(
+        before,
+        settings=silo.guard.settings,
+        epsilon=found,
+        basis=basis,
+        most=(before.budget or target or inf) if basis is Basis.TIMED else found,
+        rates=frozenset(silo.rates),
+        ran_out=silo.ran_out,
+    )
 
 
 def plan_table(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence[PlannedSilo]) -> Table:
     if config.privacy is not None and config.privacy.kind == "silo-noise":
         return colluders_table(config, cluster.at_start)
-    title = f"{config.name}: planned privacy loss of {_rounds(config)} rounds of {config.local.steps} steps"
-    table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "delta", "budget")
+    stop = config.stop
+    length = f"{stop.seconds:g} s" if stop.rounds is None else f"{stop.rounds} rounds"
+    title = f"{config.name}: planned privacy loss of {length}, in orders of {config.local.steps} steps"
+    table = new_table(title, "silo", "rows", "rate", "noise", "epsilon", "at most", "delta", "budget")
+    known = {each.basis for each in planned if each.begins}
+    table.caption = "".join(f"Epsilon is {basis}." for basis in known)
     for each in planned:
         beyond = "" if each.ends or each.refusal else ", exceeded"
-        rows, rate = str(each.settings.units), f"{each.settings.rate(config.local.batch_size):.4f}"
+        rates = sorted({f"{rate:.4f}" for rate in (min(each.rates), max(each.rates))}) if each.rates else ["-"]
         noise = "none is enough" if each.settings.noise is None else f"{each.settings.noise:.3f}"
         spent = "too much" if each.epsilon is None else shown(each.epsilon)
+        most = "-" if each.most == inf else shown(each.most)
+        figures = (str(each.settings.units), " to ".join(rates), noise, spent, most)
         table.add_row(
             each.silo,
-            *(("-", "-", "refused", "-") if each.refusal else (rows, rate, noise, spent)),
+            *(("-", "-", "refused", "-", "-") if each.refusal else figures),
             f"{each.delta:g}",
             "none" if each.budget is None else f"{each.budget:g}{beyond}",
         )
@@ -157,10 +232,6 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
         raise ConfigError("privacy", f"{'; '.join([*refused, *exceeded])}, and needs {end} silos to end", remedy)
     warnings = [f"{each}: the run goes on without" for each in refused]
     return [*warnings, *(f"{each}, and goes on without when it is spent" for each in exceeded)]
-
-
-def _rounds(config: StrategyConfig) -> int:
-    return config.stop.rounds or 1
 
 
 def planned_noise(config: StrategyConfig, silos: int) -> tuple[SiloNoise, int]:

@@ -103,7 +103,7 @@ def shown(value: float) -> str:
     return "infinite" if value == inf else f"{ceil(value * 1000 - 1e-9) / 1000:.3f}"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4096)  # a run in virtual time composes again what its plan has composed
 def _pld_epsilon(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
     distributions = [
         _gaussian(release.noise / times**0.5, 1.0)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from fedsync.common.errors import ConfigError, OwnerRefusal, RunError, UserCodeError
+from fedsync.common.errors import ConfigError, OwnerRefusal, ProtocolError, RunError, UserCodeError
 from fedsync.common.run_claim import Claim, claimed
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.cluster import ClusterConfig
@@ -26,7 +26,7 @@ from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
 from fedsync.silo.owner.privacy_ledger import spent_by
 from fedsync.silo.owner.refusals import code_of, explained, explained_together, explained_too_few
-from fedsync.silo.protocol import Identity, Refused
+from fedsync.silo.protocol import Identity, Refusal, Refused
 from fedsync.silo.session.session import SiloSession
 from fedsync.simulation.engine import VirtualDriver
 from fedsync.simulation.machine import Machine
@@ -95,9 +95,6 @@ def _drive(
     cluster, config, out = builder.cluster, builder.config, builder.out
     workers, refused = _sessions(spec, config.quorum(None if cluster is None else cluster.at_start), rings)
     first = next(iter(workers.values()))
-    form = CommonForm(first.layout, first.form.frozen)
-    for name, worker in workers.items():
-        form.check(name, worker.form)
     policies, plan = builder.policies(), spec.encryption_plan(first.layout)
     given = None
     if config.initial_model is not None:
@@ -135,14 +132,17 @@ def _sessions(
 
     Raises `RunError` if fewer than ``needed`` take part; `ConfigError` if no owner but the user's input is the reason.
     """
-    text, workers, errors = spec.dump(), {}, dict[str, ConfigError | UserCodeError]()
+    text, workers, errors = spec.dump(), dict[str, SiloSession](), dict[str, ConfigError | UserCodeError]()
     for index, silo in enumerate(spec.emulate):
         try:
             identity = Identity(text, index, silo.name, resources=False)
             workers[silo.name] = SiloSession(identity, spec, rings.__getitem__)
         except (ConfigError, UserCodeError) as error:
             errors[silo.name] = error
+    other = _of_other_form(workers)
+    workers = {name: worker for name, worker in workers.items() if name not in other}
     refused = {name: Refused(code_of(error), str(error)) for name, error in errors.items()}
+    refused |= {name: Refused(Refusal.CONFIG, str(error)) for name, error in other.items()}
     if not refused or len(workers) >= needed:
         return workers, refused
     owners = any(isinstance(error, OwnerRefusal) for error in errors.values())
@@ -153,6 +153,18 @@ def _sessions(
     if all(isinstance(error, ConfigError) for error in errors.values()) and not owners:
         raise ConfigError("silos", told, "Correct what they name, or write a lower min_silos")
     raise RunError(told)
+
+
+def _of_other_form(workers: Mapping[str, SiloSession]) -> dict[str, ProtocolError]:
+    """Return errors of silos whose model or table has another form than the first silo's, by name."""
+    found, form = dict[str, ProtocolError](), None
+    for name, worker in workers.items():
+        form = form or CommonForm(worker.layout, worker.form.frozen)
+        try:
+            form.check(name, worker.form)
+        except ProtocolError as error:
+            found[name] = error
+    return found
 
 
 def best_model(aggregator: Aggregator, replicas: Mapping[str, Replica]) -> Vector | None:

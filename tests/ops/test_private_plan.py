@@ -1,6 +1,7 @@
 """The plan that is printed before a private run is what the silos' ledgers have at its end."""
 
 import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
-from fedsync.ops.private_plan import planned_spending
+from fedsync.ops.private_plan import Basis, plan_table, planned_spending
 from fedsync.privacy.accounting import PrivacyPlan, epsilon
 from fedsync.simulation.run import run_virtual
 from tests.simulation.test_columns import ROWS, table
@@ -21,9 +22,9 @@ TARGET = {"kind": "dp-sgd", "clip": 1.0, "target_epsilon": 2.0, "delta": 1e-3, "
 SEALED = "cipher={kind: bfv, metrics: plain}"
 
 
-def strategy(folder: Path, privacy: dict[str, Any], *changes: str, **task: Any) -> StrategyConfig:
+def strategy(folder: Path, privacy: dict[str, Any], *changes: str, tables: int = 2, **task: Any) -> StrategyConfig:
     people = [{**row, "person": number // 2} for number, row in enumerate(ROWS)]
-    files = [table(folder / f"{name}.csv", ["age", "dose", "person", "sick"], people) for name in "ab"]
+    files = [table(folder / f"{name}.csv", ["age", "dose", "person", "sick"], people) for name in "abcd"[:tables]]
     made = {"kind": "csv", "files": files, "target": "sick", "ignore": ["person"], **task}
     made["standardise"] = {"age": [32, 7], "dose": [5, 3]}
     given = [f"task={json.dumps(made)}", f"privacy={json.dumps(privacy)}", "stop.rounds=2"]
@@ -95,3 +96,79 @@ def test_a_validation_split_costs_two_more_scores(tmp_path: Path) -> None:
         for cost, scores in ((each.epsilon, 3), (found[each.silo], 3 - spared)):
             releases = PrivacyPlan(2, 3, 4, SCORED["score_noise"], scores).releases(each.settings)
             assert cost == pytest.approx(epsilon(releases, each.delta), abs=1e-9)
+
+
+EVEN = "balancer={kind: spend-evenly, budgets: {a: 0.5, b: 2, c: 1, d: 1}, delta: 1.0e-2}"
+BY_SPEED = "balancer={kind: proportional}"
+ON_TIME = "barrier={kind: on-time, slack: 0.1}"
+
+
+def machines(*speeds: int, **first: Any) -> ClusterConfig:
+    """Silos of these speeds [samples/s], of which the first has some more settings."""
+    entries = [{"name": name, "speed": speed} for name, speed in zip("abcd", speeds, strict=False)]
+    return ClusterConfig.model_validate({"silos": [{**entries[0], **first}, *entries[1:]]})
+
+
+SCHEDULES: dict[str, tuple[list[str], ClusterConfig, Basis]] = {
+    "drawn evaluations": (["fraction_evaluate=0.5"], machines(100, 100, 100, 100), Basis.EXACT),
+    "batches by budget": ([EVEN], machines(100, 100, 100, 100), Basis.EXACT),
+    "batches by speed": ([BY_SPEED], machines(50, 100, 200, 400), Basis.TIMED),
+    "steps by time": ([BY_SPEED, ON_TIME], machines(50, 100, 200, 400, jitter=0.5), Basis.TIMED),
+    "a silo that returns": ([], machines(100, 100, 100, faults=[{"at_s": 0.15, "down_s": 0.2}]), Basis.TIMED),
+    "orders one by one": (["barrier={kind: asp}"], machines(50, 200, 100), Basis.TIMED),
+    "some seconds": (["stop={seconds: 0.5}"], machines(50, 200, 100), Basis.TIMED),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "cluster", "basis"), SCHEDULES.values(), ids=SCHEDULES)
+def test_a_plan_follows_the_orders_of_the_run(
+    changes: list[str], cluster: ClusterConfig, basis: Basis, tmp_path: Path
+) -> None:
+    """In virtual time. On other machines, the plan of a run that depends on time has no bound without a budget."""
+    config = strategy(tmp_path, SCORED, "stop.rounds=4", *changes, tables=len(cluster.silos))
+    plan = planned_spending(config, cluster)
+    found = run_virtual(config, cluster, tmp_path / "run")["privacy"]
+    assert {name: each["epsilon"] for name, each in found.items()} == {each.silo: each.epsilon for each in plan}
+    assert {each.basis for each in plan} == {basis}
+    assert all(each.most == (inf if basis is Basis.TIMED else each.epsilon) for each in plan)
+    told = plan_table(config, cluster, plan)
+    assert told.caption == f"Epsilon is {basis}."
+    assert list(told.columns[5].cells) == (["-"] * len(plan) if basis is Basis.TIMED else list(told.columns[4].cells))
+
+
+def test_schedules_differ_in_what_they_cost(tmp_path: Path) -> None:
+    """Else equal plans would say nothing about draws, batches and returns."""
+
+    def plan(cluster: ClusterConfig, *changes: str) -> dict[str, float | None]:
+        config = strategy(tmp_path, SCORED, "stop.rounds=4", *changes, tables=len(cluster.silos))
+        return planned(config, cluster)
+
+    for changes, cluster, _ in SCHEDULES.values():
+        assert plan(cluster, *changes) != plan(machines(*[100] * len(cluster.silos)))
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_by_a_score_spends_at_most_its_plan(tmp_path: Path) -> None:
+    config = strategy(tmp_path, SCORED, "stop={rounds: 6, target_accuracy: 0.01}")
+    plan = planned_spending(config, machines(100, 100))
+    summary = run_virtual(config, machines(100, 100), tmp_path / "run")
+    assert summary["rounds"] < 6
+    for each in plan:
+        assert each.basis is Basis.BOUND and each.epsilon == each.most
+        assert each.epsilon is not None and summary["privacy"][each.silo]["epsilon"] < each.epsilon
+
+
+@pytest.mark.slow
+def test_a_budget_that_runs_out_is_spent_as_planned_and_is_the_bound(tmp_path: Path) -> None:
+    own = {"epsilon": 1.0, "delta": 1e-2}
+    config = strategy(tmp_path, SCORED, "min_silos=1", "stop.rounds=6", tables=3)
+    cluster = machines(100, 100, 100, privacy=own)
+    plan = planned_spending(config, cluster)
+    summary = run_virtual(config, cluster, tmp_path / "run")
+    assert [each["silo"] for each in summary["lost"]] == ["a"] and [each.ends for each in plan] == [False, True, True]
+    assert {name: each["epsilon"] for name, each in summary["privacy"].items()} == {
+        each.silo: each.epsilon for each in plan
+    }
+    (timed, *_) = planned_spending(strategy(tmp_path, SCORED, "min_silos=1", BY_SPEED, tables=3), cluster)
+    assert timed.basis is Basis.TIMED and timed.most == own["epsilon"]

@@ -1,14 +1,17 @@
 """Guard of budgets: what a run may do at a silo, and what is entered for it."""
 
+import sys
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, OwnerRefusal
+from fedsync.common.errors import BudgetSpent, ConfigError, Diverged, Hanging, OwnerRefusal
 from fedsync.config.cluster import ClusterConfig, SiloConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig
@@ -21,6 +24,7 @@ from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
+from fedsync.silo.session import service as trainer_service
 from fedsync.silo.session.session import SiloSession
 from fedsync.train.dp_sgd.private_trainer import PrivateTrainer
 from tests.privacy.guards import (
@@ -93,6 +97,69 @@ def test_an_order_that_fails_counts_all_of_its_steps(folder: Path, monkeypatch: 
     with pytest.raises(Diverged):
         subject.train(replace(ORDER, evaluate=True), subject.initial_model())
     assert entered(folder) == {STEP: 3, SCORED: 1}
+
+
+def test_code_that_ends_its_process_counts_all_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = session(folder)
+    monkeypatch.setattr(PrivateTrainer, "_gradients", lambda *given: sys.exit(1))
+    with pytest.raises(SystemExit):
+        subject.train(ORDER, subject.initial_model())
+    assert entered(folder) == {STEP: 3}
+
+
+def test_an_order_that_hangs_counts_all_of_its_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server learns that it hangs, which may depend on the data, as a failure may. Before training, nothing is."""
+    subject, gradients, steps = session(folder), PrivateTrainer._gradients, []
+    subject.give_up()
+    assert entered(folder) == {}
+
+    def hanging(trainer: PrivateTrainer, rows: Any) -> Any:
+        steps.append(rows)
+        if len(steps) == 2:
+            subject.give_up()
+            assert entered(folder) == {STEP: 3}
+        return gradients(trainer, rows)
+
+    monkeypatch.setattr(PrivateTrainer, "_gradients", hanging)
+    subject.train(ORDER, subject.initial_model())
+    assert len(steps) == 3
+    subject.give_up()
+    assert entered(folder) == {STEP: 6}  # it ended after all: rather twice than never
+
+
+def test_a_hanging_order_is_entered_before_the_server_learns_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Hangs:
+        def __init__(self, what: str, steps: Any, unwanted: Any, found: Any, where: Any, waits: Any) -> None:
+            found(Hanging("it waits"))
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *given: object) -> None: ...
+
+    monkeypatch.setattr(trainer_service, "HangWatch", Hangs)
+    subject: Any = object.__new__(trainer_service.TrainerService)
+    replica = SimpleNamespace(holds=0)
+    subject._session = SimpleNamespace(
+        give_up=lambda: told.append("ledger"), train=lambda *given: None, where=None, replica=replica
+    )
+    subject._orders = SimpleNamespace(hang=lambda *given: told.append("server"))
+    subject._training, subject._waits, subject.on_hang = nullcontext(), False, lambda: None
+    subject._carry_out(SimpleNamespace(order=ORDER, watch=None), np.zeros(1))
+    assert told == ["ledger", "server"]
+
+
+def test_an_evaluation_that_raises_is_entered_before_it_begins(folder: Path) -> None:
+    subject = guard(folder, BUDGET, score_noise=5.0)
+
+    def failing(gains: bool) -> Evaluation:
+        assert subject.ledgers[0].spent == {SCORED: 1}
+        raise Diverged("evaluation", "something is not finite", "Look for it")
+
+    with pytest.raises(Diverged):
+        subject.judged(failing, "version 3")
+    assert subject.ledgers[0].spent == {SCORED: 1}
 
 
 def test_an_order_that_is_asked_again_is_trained_with_other_noise_and_counts_again(folder: Path) -> None:

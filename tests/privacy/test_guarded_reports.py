@@ -110,11 +110,11 @@ def test_a_score_stays_between_none_and_all_and_is_never_nan(folder: Path) -> No
 def test_a_score_that_is_no_count_is_not_sent(folder: Path) -> None:
     """One person's rows, or a score of any size, may move it by more than the noise is for."""
     subject = guard(folder, BUDGET, score_noise=5.0, counts=False)
-    assert subject.evaluated(Evaluation(1.0, 5.0, 10), "x") == Evaluation(None, None, TRAIN)
+    assert subject.judged(lambda _: Evaluation(1.0, 5.0, 10), "x") == Evaluation(None, None, TRAIN)
     assert subject.ledgers[0].spent == {}
 
 
 def test_virtual_time_draws_a_score_s_noise_from_its_name(folder: Path) -> None:
     subject = guard(folder, score_noise=5.0, seeded=True)
-    one, again, other = (subject.evaluated(Evaluation(1.0, 500.0, 1000), name) for name in ("x", "x", "y"))
+    one, again, other = (subject.judged(lambda _: Evaluation(1.0, 500.0, 1000), name) for name in ("x", "x", "y"))
     assert one == again != other

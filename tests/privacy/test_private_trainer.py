@@ -18,7 +18,7 @@ from fedsync.model.layout import Vector
 from fedsync.privacy.release import PrivateSettings
 from fedsync.tasks.task_protocol import Batch, SiloData, SiloSlot, Task
 from fedsync.train.dp_sgd import private_trainer
-from fedsync.train.dp_sgd.private_step import SeededRandom, SystemRandom
+from fedsync.train.dp_sgd.private_step import SeededRandom, SystemRandom, check_layers
 from fedsync.train.options import LocalOptions
 from tests.privacy.make import INPUTS, TARGETS, Fixed, Line, clipped, order, slot, trainer
 from tests.train.make import TwoClasses
@@ -299,6 +299,17 @@ def test_an_lstm_is_refused_and_opacus_own_trains() -> None:
 def test_group_norm_and_dropout_train() -> None:
     subject = trainer(Layers(nn.GroupNorm(2, 8), nn.Dropout(0.5)), PrivateSettings(1.0, 1.0, 40))
     assert subject.run(order(batch_size=8), subject.initial_model(), Cursor()).update.any()
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_trained_parameters_of_sixteen_bits_are_refused_and_frozen_ones_are_not(kind: torch.dtype) -> None:
+    """Eight bits of a norm make a clipped gradient up to a percent longer than the clip, and noise as coarse."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].to(kind).requires_grad_(False)
+    check_layers(model)
+    model[0].requires_grad_(True)
+    with pytest.raises(ConfigError, match=rf"0\.weight is {kind}, too coarse.*parameters in float32"):
+        check_layers(model)
 
 
 class Compares(Line):

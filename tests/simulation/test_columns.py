@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsync.common.errors import ProtocolError
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
@@ -57,7 +57,7 @@ def test_columns_of_other_names_are_refused_with_silo_and_column(
     columns: list[str], message: str, tmp_path: Path
 ) -> None:
     files = [table(tmp_path / "a.csv", ["age", "dose", "sick"]), table(tmp_path / "b.csv", columns, OTHER)]
-    with pytest.raises(ProtocolError, match=message):
+    with pytest.raises(ConfigError, match=message):
         run_virtual(config(files), SILOS, tmp_path / "run")
 
 
@@ -68,7 +68,7 @@ def test_columns_of_other_kinds_are_refused_with_silo_column_and_row(tmp_path: P
         table(tmp_path / "b.csv", ["age", "dose", "sick"], words),
     ]
     with pytest.raises(
-        ProtocolError, match=r"'b'.*column 'dose' \(row 3\) is text, and number at a.*task\.columns"
+        ConfigError, match=r"'b'.*column 'dose' \(row 3\) is text, and number at a.*task\.columns"
     ) as caught:
         run_virtual(config(files), SILOS, tmp_path / "run")
     assert "high" not in str(caught.value)
@@ -79,7 +79,7 @@ def test_a_survey_refuses_them_alike(tmp_path: Path) -> None:
         table(tmp_path / "a.csv", ["age", "dose", "sick"]),
         table(tmp_path / "b.csv", ["years", "dose", "sick"], OTHER),
     ]
-    with pytest.raises(ProtocolError, match=r"'b'.*no column 'age', and a has"):
+    with pytest.raises(ConfigError, match=r"'b'.*no column 'age', and a has"):
         run_virtual(config(files, standardise="federated"), SILOS, tmp_path / "run")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsync.common.errors import ConfigError, ProtocolError
+from fedsync.common.errors import ConfigError
 from fedsync.config.cluster import ClusterConfig
 from fedsync.config.strategy import StrategyConfig
 from fedsync.simulation.run import run_virtual
@@ -133,7 +133,7 @@ def test_a_silo_that_is_not_alike_is_refused_by_name_before_training(
     (tmp_path / "app.py").write_text(APP)
     task = {"kind": "silo-app", "file": str(tmp_path / "app.py"), "options": {silo: "b"}}
     config = StrategyConfig.load("fedavg", [f"task={json.dumps(task)}", f"cipher={{kind: {cipher}}}"])
-    with pytest.raises(ProtocolError, match=problem):
+    with pytest.raises(ConfigError, match=problem):
         run_virtual(config, SILOS, tmp_path / "run")
 
 

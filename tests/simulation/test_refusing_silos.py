@@ -12,7 +12,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.ops.private_plan import check_plan, planned_spending
 from fedsync.simulation.run import run_virtual
 from tests.simulation.lost import SILO_APP, run
-from tests.simulation.test_columns import table
+from tests.simulation.test_columns import ROWS, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
@@ -68,6 +68,20 @@ def test_code_that_fails_at_the_start_costs_its_own_silo_alone(tmp_path: Path) -
     summary = run(tmp_path, SILO_APP, ["min_silos=1"], setup="assert not wrong, 'no scanner'")
     assert summary["rounds"] == 4 and [each["silo"] for each in summary["lost"]] == ["a"]
     assert any("a answers CODE" in note and "no scanner" in note for note in summary["notes"])
+
+
+@pytest.mark.parametrize(("odd", "other"), [(["age", "sick"], "dose"), (["dose", "age", "years", "sick"], "years")])
+def test_a_silo_whose_table_has_other_columns_leaves_the_run(odd: list[str], other: str, tmp_path: Path) -> None:
+    """In private runs as in others, and in the survey before a run."""
+    private, plain = strategy(tmp_path, "min_silos=2"), strategy(tmp_path, "min_silos=2", "privacy=null")
+    surveyed = strategy(tmp_path, "min_silos=2", "privacy=null", "task.standardise=federated")
+    table(tmp_path / "b.csv", odd, [{**row, "years": 9} for row in ROWS])
+    for number, config in enumerate((private, plain, surveyed)):
+        summary = run_virtual(config, silos({}, ""), tmp_path / f"run-{number}")
+        assert summary["rounds"] == 2
+        assert [(each["silo"], each["why"]) for each in summary["lost"]] == [("b", "it never joined")]
+        (note,) = [note for note in summary["notes"] if note.startswith("took no part")]
+        assert "b answers CONFIG" in note and other in note
 
 
 def test_a_mistake_in_the_strategy_is_told_as_such(tmp_path: Path) -> None:

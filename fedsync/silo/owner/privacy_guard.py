@@ -11,7 +11,7 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
@@ -71,6 +71,7 @@ class PrivacyGuard(SessionExtension):
     tally: PrivacyTally | None = None
     estimate: int = 0
     _aimed: int = 1
+    _in_work: WorkOrder | None = None
 
     def allow(self, order: WorkOrder) -> WorkOrder:
         """Return an order that may begin; an order with a time budget is cut to the steps for which budgets have room.
@@ -114,11 +115,21 @@ class PrivacyGuard(SessionExtension):
     @contextmanager
     def training(self, order: WorkOrder) -> Iterator[None]:
         """Enter all steps of an order whose training fails inside, since the failure may depend on the data."""
+        self._in_work = order
         try:
             yield
-        except Exception:
+        except BaseException:  # also SystemExit of a user's code
             self._enter(order.update_id, self._asked(order, order.max_steps))
             raise
+        finally:
+            self._in_work = None
+
+    def given_up(self) -> None:
+        """Enter all steps of the order in work, whose training hangs, as if it failed."""
+        order = self._in_work
+        if order is not None:
+            with suppress(BudgetSpent, ConfigError):  # the order had room, and the hanging silo must answer
+                self._enter(order.update_id, self._asked(order, order.max_steps))
 
     def aim(self, batch_size: int, steps: int, orders: int) -> None:
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
@@ -139,12 +150,6 @@ class PrivacyGuard(SessionExtension):
         if noise != self.settings.noise:
             self.settings, self._aimed = replace(self.settings, noise=noise), batch_size
             self.trainer.make_private(self.settings)
-
-    def planned(self, batch_size: int, steps: int) -> Counter[Release]:
-        """Return the releases of the whole run; one score fewer is released if the last version is the best."""
-        if self.whole is not None:
-            return Counter({self.whole: self.rounds})
-        return self._plan(batch_size, steps, self.rounds, self.estimate).releases(self.settings)
 
     def _plan(self, batch_size: int, steps: int, orders: int, estimate: int) -> PrivacyPlan:
         """Plan of orders and of the last evaluations: of the last version, and on the test split of it and the best."""
@@ -172,14 +177,13 @@ class PrivacyGuard(SessionExtension):
         self._enter(order.update_id, releases)
         return replace(outcome, report=replace(self._stripped(order, report), evaluation=evaluation))
 
-    def judged(self, judge: Judge, what: str) -> Evaluation:
-        return self.evaluated(judge(False) if self.tells else None, what)
+    def judged(self, judge: Judge, of: str) -> Evaluation:
+        """Enter an evaluation, whose failure may depend on the data too, and return what of it may leave.
 
-    def evaluated(self, found: Evaluation | None, of: str) -> Evaluation:
-        """Enter an evaluation, and return what of it may leave; raises as `released`."""
-        told = self._told(found, of)
+        Raises as `released`, before it evaluates.
+        """
         self._enter(of, self._scored())
-        return told
+        return self._told(judge(False) if self.tells else None, of)
 
     def public(self, figure: str) -> bool:
         return all(figure in ledger.budget.public for ledger in self._owned)

@@ -166,6 +166,7 @@ class TrainerService:
     def _carry_out(self, job: OrderJob, received: Payload) -> Completed:
         def found(error: Hanging) -> None:
             self._give_up()
+            self._session.give_up()
             self._orders.hang(job, error, self.holds)
 
         what, steps, unwanted = f"order {job.order.update_id!r}", lambda: job.steps, lambda: job.given_up

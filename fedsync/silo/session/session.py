@@ -224,6 +224,11 @@ class SiloSession:
         following = outcome.cursor if order.subject is Subject.LAST else self.cursor
         return self._over(order, Completed(report, update), following, beside)
 
+    def give_up(self) -> None:
+        """Tell extensions that the order in work hangs."""
+        for each in self._extensions:
+            each.given_up()
+
     def _carry_over(self, order: WorkOrder) -> None:
         """Keep own updates from the first order on that may be continued from them."""
         if (order.behind or order.carry) and not self._carries:

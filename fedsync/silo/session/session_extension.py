@@ -9,6 +9,7 @@ calls their hooks in this order. The session's own code knows no single extensio
 | an order arrived | `allow` | change it, or refuse it by an error |
 | the order's model is here | `as_trained`, `start`, `correction` | change what the trainer does, and from where |
 | while the order is trained | `training` | be a context around it, for example to see errors |
+| the order hangs | `given_up` | record it |
 | the order was trained | `released` | change the outgoing result, or record it |
 | the answer is saved | `beside` | save vectors with it |
 | the answer is saved, or was loaded after a restart | `done` | continue from this answer |
@@ -56,6 +57,9 @@ class SessionExtension:
 
     def training(self, order: WorkOrder) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def given_up(self) -> None:
+        """Handle an order in work that hangs, from another thread, before the server learns of it; raise nothing."""
 
     def released(self, order: WorkOrder, outcome: Outcome) -> Outcome:
         return outcome

@@ -188,7 +188,13 @@ def _is_shipped(task: Task) -> bool:
 
 
 def check_layers(model: nn.Module) -> None:
-    """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, or whose rows have no gradients."""
+    """Raise `ConfigError` for a layer that mixes examples, such as BatchNorm, whose rows have no gradients, or whose
+    parameters have too few bits: rounding would make clipped gradients longer than the clip, and noise coarse.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and torch.finfo(parameter.dtype).bits < 32:
+            remedy = "Keep trained parameters in float32; local.precision: bf16 computes in bfloat16 all the same"
+            raise ConfigError("privacy, model", f"{name} is {parameter.dtype}, too coarse for noise", remedy)
     for error in (*ModuleValidator.validate(model, strict=False), *GradSampleModule.validate(model, strict=False)):
         problem = f"a layer of the model mixes the rows of a batch or hides their gradients: {error}"
         remedy = "Replace BatchNorm by GroupNorm, LSTM by opacus.layers.DPLSTM, MultiheadAttention by "

@@ -1,0 +1,46 @@
+"""Private runs in virtual time: two runs of one seed have the same journal and models, byte by byte."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsync.config.cluster import ClusterConfig
+from fedsync.config.strategy import StrategyConfig
+from fedsync.simulation.run import run_virtual
+from tests.simulation.test_columns import table
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+ROWS: dict[str, Any] = {"kind": "dp-sgd", "clip": 1.0, "noise_multiplier": 2.0, "score_noise": 5.0}
+UPDATES: dict[str, Any] = {"kind": "silo-noise", "clip": 1.0, "noise_multiplier": 2.0}
+SEALED = "cipher={kind: bfv, metrics: plain, members: 3, kept_versions: 0}"
+FILES = ("journal.jsonl", "rounds.jsonl", "summary.json", "model.pt")
+CASES = {
+    "rows": (ROWS, []),
+    "encrypted rows": (ROWS, ["cipher={kind: bfv, metrics: plain}"]),
+    "updates": (UPDATES, [SEALED, "aggregation={kind: fedavg, weight: silo}"]),
+}
+
+
+def run(folder: Path, privacy: Mapping[str, Any], changes: list[str], out: Path) -> dict[str, bytes]:
+    files = [table(folder / f"{name}.csv", ["age", "dose", "sick"]) for name in "abc"]
+    scales = {"age": [32, 7], "dose": [5, 3]}
+    task = json.dumps({"kind": "csv", "files": files, "target": "sick", "standardise": scales})
+    given = [f"task={task}", f"privacy={json.dumps(privacy)}", "stop.rounds=2", *changes]
+    config = StrategyConfig.load("fedavg", [*given, "local={steps: 3, batch_size: 4, threads: 1}"])
+    silos = ClusterConfig.model_validate({"silos": [{"name": name, "speed": 100} for name in "abc"]})
+    run_virtual(config, silos, out)
+    return {name: (out / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("privacy", "changes"), CASES.values(), ids=CASES)
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
+    privacy: Mapping[str, Any], changes: list[str], tmp_path: Path
+) -> None:
+    one, again = (run(tmp_path, privacy, changes, tmp_path / name) for name in ("one", "again"))
+    assert one == again
+    assert run(tmp_path, privacy, [*changes, "seed=99"], tmp_path / "other")["model.pt"] != one["model.pt"]
