@@ -11,8 +11,6 @@ from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.weighting import Weighting, progress
 from fedsync.model.layout import Layout, Vector
-from fedsync.model.transfer import OtherVersion
-from tests.cipher.lying_server import entry_of, rewritten
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
@@ -42,14 +40,6 @@ def test_rounds_add_the_mean_of_the_updates(kind: str, bits: int, tolerance: int
     for model in models:
         np.testing.assert_array_equal(model, models[0])
         np.testing.assert_allclose(model, expected, atol=3 * 2 * STEP * 2**-3 * tolerance)
-
-
-def test_whoever_drops_out_is_not_in_the_mean(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    updates = a_round(federation, 0, silent="b")
-    assert len(updates) == 2
-    close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
-    close(federation.begin("b", 1), INITIAL + np.mean(updates, axis=0))
 
 
 def test_weights_by_examples_are_exact_and_hidden(tmp_path: Path) -> None:
@@ -213,32 +203,6 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
         federation.aggregator.put_snapshot("a", 1, first)
 
 
-def test_a_copy_survives_its_process(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    file = tmp_path / "copy.bin"
-    federation.silos["a"] = federation.copy("a", file)
-    a_round(federation, 0)
-    a_round(federation, 1)
-    again = federation.copy("a", file)
-    assert again.holds == federation.silos["a"].holds == 1
-    np.testing.assert_array_equal(again.model, federation.silos["a"].model)
-    federation.silos["a"] = again
-    np.testing.assert_array_equal(federation.begin("a", 2), federation.begin("b", 2))
-
-
-def test_what_continues_another_version_is_told_and_changes_nothing(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    a_round(federation, 1)
-    package = federation.aggregator.outgoing("a")
-    fresh = federation.copy("a")
-    with pytest.raises(OtherVersion) as caught:
-        fresh.receive(package, 2)
-    assert caught.value.mismatch.holds == fresh.holds == -1
-    model = federation.silos["a"].receive(package, 2)
-    np.testing.assert_array_equal(federation.silos["a"].receive(package, 2), model)
-
-
 def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
     chosen = plan(only=("head.*",))
     assert chosen.sealed.names == ("head.weight",)
@@ -299,33 +263,6 @@ def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path
     federation.aggregator.put("a", update_id, payload)
     with pytest.raises(ProtocolError, match="here already"):
         federation.aggregator.put("a", update_id, payload)
-
-
-def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    federation.aggregator.holds("a", -1)
-    honest = federation.aggregator.outgoing("a")
-    expected = federation.copy("a").receive(honest, 1)
-    noticed = 0
-    for at in np.random.default_rng(3).integers(0, len(honest), 60):
-        changed, silo = honest.copy(), federation.copy("a")
-        changed[at] ^= 1
-        try:
-            model = silo.receive(changed, 1)
-        except (ProtocolError, OtherVersion):
-            assert silo.holds == -1, "nothing has changed"
-            noticed += 1
-        else:  # filling, an unsigned signature, or so little that decryption rounds it away
-            np.testing.assert_array_equal(model, expected)
-    assert noticed > 30
-    federation.silos["a"] = federation.copy("a")
-    federation.silos["a"].receive(honest, 1)
-    # The same sum again, as the next version.
-    federation.aggregator._chain.add(rewritten(federation, entry_of(federation, 1), 2))
-    federation.aggregator.holds("a", 1)
-    with pytest.raises(ProtocolError, match="was added before"):
-        federation.silos["a"].receive(federation.aggregator.outgoing("a"), 2)
 
 
 def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:

@@ -45,20 +45,6 @@ def test_the_grid_that_most_silos_used_counts_whoever_was_first(
     close(federation.begin("a", 1), INITIAL + np.mean(honest, axis=0))
 
 
-def test_an_update_from_before_an_agreement_is_no_spoiler(tmp_path: Path) -> None:
-    """Two updates on the new grid, one on the old that its silo was given: all count."""
-    federation = Federation(plan(quorum=2), tmp_path, FOUR)
-    for name in "abc":
-        federation.begin(name, 0)
-    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ab"])
-    for name in "ab":
-        federation.begin(name, 1)
-    ids = [federation.answer(name, change(ord(name))) for name in "abc"]
-    before = federation.silos["a"].model
-    federation.commit(2, ids)
-    close(federation.begin("a", 2), before + np.mean([change(ord(name)) for name in "abc"], axis=0), 3)
-
-
 def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, FOUR)
     federation.begin("a", 0)
