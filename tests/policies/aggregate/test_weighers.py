@@ -8,6 +8,8 @@ from fedsync.core.orders import UpdateMeta
 from fedsync.core.weighting import Share, Weighting
 from fedsync.policies.aggregate.weighers import (
     Constant,
+    Discount,
+    Hinge,
     Polynomial,
     Scaled,
     Stale,
@@ -36,6 +38,23 @@ def test_a_weighted_mean_shares_in_proportion(by: Share, expected: list[float]) 
     assert weigher.coefficients(METAS, 9) == expected, "staleness plays no part"
     assert weigher.coefficients(METAS[:1], 3) == [1.0]
     assert (weigher.weighting, weigher.toward) == (Weighting(by), False)
+
+
+@pytest.mark.parametrize(
+    ("discount", "at_0", "at_2", "at_6"),
+    [
+        (Constant(), 1.0, 1.0, 1.0),
+        (Polynomial(), 1.0, 1 / math.sqrt(3), 1 / math.sqrt(7)),
+        (Polynomial(2.0), 1.0, 1 / 9, 1 / 49),
+        (Polynomial(0.0), 1.0, 1.0, 1.0),
+        (Hinge(slope=0.5, grace=2), 1.0, 1.0, 1 / (1 + 0.5 * 4)),
+        (Hinge(slope=10.0, grace=0), 1.0, 1 / 21, 1 / 61),
+    ],
+)
+def test_discounts_by_hand(discount: Discount, at_0: float, at_2: float, at_6: float) -> None:
+    assert discount(0) == at_0 == 1.0, "exactly"
+    assert discount(2) == pytest.approx(at_2, rel=1e-15)
+    assert discount(6) == pytest.approx(at_6, rel=1e-15)
 
 
 def test_fedbuff_is_eta_by_k_times_the_discount() -> None:
