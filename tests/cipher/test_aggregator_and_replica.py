@@ -10,23 +10,10 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.weighting import Weighting, progress
-from fedsync.model.layout import Layout, Vector
+from fedsync.model.layout import Layout
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
-
-
-def a_round(federation: Federation, version: int, names: str = "abc", silent: str = "") -> list[Vector]:
-    """All of ``names`` are ordered, all but ``silent`` answer, what came is committed as ``version + 1``."""
-    updates, ids = [], []
-    for name in names:
-        federation.begin(name, version)
-    for name in names:
-        if name not in silent:
-            updates.append(change(100 * version + ord(name)))
-            ids.append(federation.answer(name, updates[-1]))
-    federation.commit(version + 1, ids)
-    return updates
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
@@ -35,7 +22,7 @@ def test_rounds_add_the_mean_of_the_updates(kind: str, bits: int, tolerance: int
     federation = Federation(plan(kind, bits), tmp_path, THREE)
     expected = INITIAL.copy()
     for version in range(3):
-        expected = expected + np.mean(a_round(federation, version), axis=0)
+        expected = expected + np.mean(federation.run_round(version), axis=0)
     models = [federation.begin(name, 3) for name in "abc"]
     for model in models:
         np.testing.assert_array_equal(model, models[0])
@@ -44,7 +31,7 @@ def test_rounds_add_the_mean_of_the_updates(kind: str, bits: int, tolerance: int
 
 def test_weights_by_examples_are_exact_and_hidden(tmp_path: Path) -> None:
     federation = Federation(plan(by="examples"), tmp_path, THREE)
-    one, two, three = a_round(federation, 0)
+    one, two, three = federation.run_round(0)
     close(federation.begin("a", 1), INITIAL + (0.1 * one + 0.3 * two + 0.6 * three))
 
 
@@ -82,8 +69,7 @@ def test_asynchronous_commits_reach_everybody_as_the_same_sums(tmp_path: Path) -
     so has the same model to the last bit."""
     federation = Federation(plan(rate=0.25, quorum=3), tmp_path, THREE)
     expected = INITIAL.copy()
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     for version, name in enumerate("ababab"):
         update = change(version)
         federation.commit(version + 1, [federation.answer(name, update)])
@@ -100,8 +86,7 @@ def test_asynchronous_commits_reach_everybody_as_the_same_sums(tmp_path: Path) -
 
 def test_an_update_from_an_older_grid_makes_a_sum_of_its_own(tmp_path: Path) -> None:
     federation = Federation(plan(quorum=2), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     federation.commit(1, [federation.answer("a", change(1)), federation.answer("b", change(2))])
     federation.begin("a", 1)
     ids = [federation.answer("a", change(3, size=0.03)), federation.answer("c", change(4))]
@@ -117,8 +102,7 @@ FOUND = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
 
 def test_sealed_metrics_tell_the_server_the_mean_over_silos_and_no_more(tmp_path: Path) -> None:
     federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     ids = [federation.answer(name, change(1), evaluation=FOUND[name]) for name in "ab"]
     federation.commit(1, ids)
     federation.begin("a", 1)
@@ -134,8 +118,7 @@ def test_sealed_metrics_tell_the_server_the_mean_over_silos_and_no_more(tmp_path
 def test_a_model_that_a_silo_gets_again_is_not_evaluated_for_the_server_again(tmp_path: Path) -> None:
     """Else b's evaluation of one model were the difference between two sums with others."""
     federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     lost = federation.answer("b", change(1), evaluation=FOUND["b"])
     federation.aggregator.discard(lost)
     federation.begin("b", 0)
@@ -152,27 +135,27 @@ def test_metrics_in_the_clear_are_what_the_silo_found(tmp_path: Path) -> None:
 
 def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
+    federation.run_round(0)
     before = federation.begin("a", 1)
     federation.aggregator.savepoint()
-    a_round(federation, 1)
-    a_round(federation, 2)
+    federation.run_round(1)
+    federation.run_round(2)
     federation.aggregator.rollback()
     for name in "abc":
         np.testing.assert_allclose(federation.begin(name, 4), before, atol=1e-6)
-    expected = before + np.mean(a_round(federation, 4), axis=0)
+    expected = before + np.mean(federation.run_round(4), axis=0)
     close(federation.begin("c", 5), expected, 3)
 
 
 def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     for version in range(2):
-        a_round(federation, version)
+        federation.run_round(version)
     snapshot = federation.silos["a"].snapshot()
     held = federation.silos["a"].holds
     assert federation.silos["a"].model[:8].tobytes() not in snapshot.tobytes()
     federation.aggregator.put_snapshot("a", held, snapshot)
-    a_round(federation, 2)
+    federation.run_round(2)
     assert (federation.aggregator._chain.first, federation.aggregator._chain.newest) == (held, 3), (
         "what came before it is forgotten"
     )
@@ -183,11 +166,11 @@ def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(t
 
 def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    a_round(federation, 1)
+    federation.run_round(0)
+    federation.run_round(1)
     first, snapshot = federation.silos["a"].snapshot(), federation.silos["b"].snapshot().copy()
     federation.aggregator.put_snapshot("a", 1, first)
-    a_round(federation, 2)
+    federation.run_round(2)
     snapshot[-1] ^= 1
     snapshots = federation.aggregator._snapshots
     assert snapshots.relied is not None
@@ -216,7 +199,7 @@ def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
     assert len(payload) < 4 * LAYOUT.size + 70_000
     federation = Federation(chosen, tmp_path / "again", THREE)
     close(federation.begin("a", 0), INITIAL)
-    updates = a_round(federation, 0)
+    updates = federation.run_round(0)
     close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
 
 
@@ -243,8 +226,7 @@ def test_more_silos_than_a_sum_can_hold_are_refused_at_the_start() -> None:
 
 def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     update_id, payload = federation.seal("a", change(1))
     with pytest.raises(ProtocolError, match="was not ordered"):
         federation.aggregator.put("a", "a/9", payload)

@@ -1,6 +1,5 @@
 """Masks: the server and one silo together see no single update, and who is lost meanwhile costs nothing."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from fedsync.cipher.masking.mask_round import (
 )
 from fedsync.common.errors import ProtocolError
 from fedsync.core.orders import WorkOrder
-from fedsync.model.layout import Vector
 from fedsync.model.transfer import OtherVersion, Payload
 from tests.cipher.make import INITIAL, Federation, change, close, order, plan, report
 
@@ -24,46 +22,24 @@ FOUR = {"a": 10, "b": 10, "c": 10, "d": 10}
 FIVE = {**FOUR, "e": 10}
 
 
-def opened(federation: Federation, silent: Collection[str] = "") -> None:
-    """Carry questions and answers until the last commit counts; ``silent`` silos are lost."""
-    while federation.aggregator.blocked:
-        for name, question in federation.aggregator.questions().items():
-            if name in silent:
-                federation.aggregator.give_up(name)
-            else:
-                federation.aggregator.answer(name, federation.silos[name].answer(question))
-
-
-def masked_round(federation: Federation, version: int, names: str, silent: Collection[str] = "") -> list[Vector]:
-    updates, ids = [], []
-    for name in names:
-        federation.begin(name, version)
-    for name in names:
-        updates.append(change(100 * version + ord(name)))
-        ids.append(federation.answer(name, updates[-1]))
-    federation.commit(version + 1, ids)
-    opened(federation, silent)
-    return updates
-
-
 def test_masked_updates_add_up_whoever_drops_out(tmp_path: Path) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
     expected = INITIAL.copy()
     for version, names in enumerate(("abcd", "abd", "bcd")):
-        expected = expected + np.mean(masked_round(federation, version, names), axis=0)
+        expected = expected + np.mean(federation.run_round(version, names), axis=0)
     for name in "abcd":
         close(federation.begin(name, 3), expected, 3)
 
 
 def test_too_many_lost_before_they_reveal_cost_the_round_and_not_the_run(tmp_path: Path) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
-    one = masked_round(federation, 0, "abcd")
-    masked_round(federation, 1, "abcd", silent="cd")
+    one = federation.run_round(0, "abcd")
+    federation.run_round(1, "abcd", silent="cd")
     federation.silos["c"] = federation.copy("c")
     federation.aggregator.holds("c", -1)
     after = federation.begin("a", 2)
     close(after, INITIAL + np.mean(one, axis=0))
-    three = masked_round(federation, 2, "abcd")
+    three = federation.run_round(2, "abcd")
     close(federation.begin("c", 3), after + np.mean(three, axis=0), 2)
 
 
@@ -77,8 +53,7 @@ def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_cost
     for version in range(10):
         victim = "abcde"[version % 5]
         ids, updates = [], []
-        for name in FIVE:
-            federation.begin(name, version)
+        federation.begin_all(FIVE, version)
         for name in FIVE:
             updates.append(change(100 * version + ord(name)))
             ids.append(federation.answer(name, updates[-1]))
@@ -105,12 +80,12 @@ def test_one_of_five_killed_between_upload_and_reveal_in_each_of_ten_rounds_cost
 
 def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
-    masked_round(federation, 0, "abcd")
+    federation.run_round(0, "abcd")
     assert federation.aggregator.notes() == []
-    masked_round(federation, 1, "abcd", silent="bcd")
+    federation.run_round(1, "abcd", silent="bcd")
     (note,) = federation.aggregator.notes()
     assert note.startswith("commits that brought nothing, and count as rounds: 1;") and "masks did not come off" in note
-    masked_round(federation, 2, "abcd")
+    federation.run_round(2, "abcd")
     assert federation.aggregator.notes() == [note]
     state = federation.aggregator.state()
     federation.aggregator._chain.paused = 0
@@ -121,17 +96,16 @@ def test_a_round_whose_masks_do_not_come_off_is_in_the_notes(tmp_path: Path) -> 
 def test_who_comes_late_is_in_the_next_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan("masked", quorum=4), tmp_path, FIVE)
     federation.aggregator.leave("e")
-    for name in "abcd":
-        federation.begin(name, 0)
+    federation.begin_all("abcd", 0)
     federation.aggregator.greet("e", -1, federation.silos["e"].greeting())
     federation.begin("e", 0)
     ids = [federation.answer(name, change(ord(name))) for name in FIVE]
     federation.commit(1, ids)
     assert "e/1 has masks" in caplog.text
-    opened(federation)
+    federation.unmask()
     after = federation.begin("a", 1)
     close(after, INITIAL + np.mean([change(ord(name)) for name in FOUR], axis=0))
-    updates = masked_round(federation, 1, "abcde")
+    updates = federation.run_round(1, "abcde")
     close(federation.begin("e", 2), after + np.mean(updates, axis=0), 2)
 
 
@@ -139,7 +113,7 @@ def test_a_silo_whose_book_is_gone_announces_another_key_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
-    masked_round(federation, 0, "abcd")
+    federation.run_round(0, "abcd")
     folder = open_ring(federation.keys.silos["b"]).folder
     assert folder is not None
     for file in (folder / "masks").iterdir():
@@ -147,17 +121,17 @@ def test_a_silo_whose_book_is_gone_announces_another_key_and_goes_on(
     federation.silos["b"] = federation.copy("b")
     with pytest.raises(OtherVersion, match="another key of this silo for masks"):
         federation.silos["b"].receive(federation.aggregator.outgoing("b"), 1)
-    masked_round(federation, 1, "abcd")
+    federation.run_round(1, "abcd")
     assert "b/2 has masks of another" in caplog.text, "the round's roster had gone out"
     after = federation.begin("a", 2)
     federation.serials["a"] -= 1
-    updates = masked_round(federation, 2, "abcd")
+    updates = federation.run_round(2, "abcd")
     close(federation.begin("b", 3), after + np.mean(updates, axis=0))
 
 
 def test_a_sum_of_two_stays_closed(tmp_path: Path) -> None:
     federation = Federation(plan("masked", quorum=2), tmp_path, FOUR)
-    masked_round(federation, 0, "ab")
+    federation.run_round(0, "ab")
     assert not federation.aggregator.blocked
     np.testing.assert_array_equal(federation.begin("a", 1), INITIAL)
 
@@ -178,8 +152,7 @@ def _orders(**others: float) -> dict[str, WorkOrder]:
 
 def test_and_an_honest_server_opens_no_sum_of_unlike_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     federation = Federation(plan("masked"), tmp_path, FOUR)
-    for name in "abcd":
-        federation.begin(name, 0)
+    federation.begin_all("abcd", 0)
     for name, told in _orders(learning_rate=1e-30).items():
         federation.aggregator.put(name, told.update_id, _as_told(federation, name, told))
     federation.commit(1, [f"{name}/1" for name in "abcd"])

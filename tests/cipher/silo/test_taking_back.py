@@ -12,7 +12,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
 from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, close, plan
-from tests.cipher.silo.chains import ADD, EMPTY, THREE, a_round, holding, refused, to, undo
+from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, undo
 
 # Taking back.
 
@@ -64,7 +64,7 @@ def test_what_is_taken_back_with_other_words_is_refused(three_rounds: Federation
 
 def test_what_is_taken_back_with_other_values_in_the_clear_is_refused(tmp_path: Path) -> None:
     federation = Federation(plan("pad", only=("head.*",)), tmp_path, THREE)
-    a_round(federation, 0)
+    federation.run_round(0)
     silo, entry = holding(federation, tmp_path, 1), entry_of(federation, 1)
     with refused(silo, "undo"):
         silo.receive(to(1, undo(replace(entry, clear=bytes(len(entry.clear))))), 2)
