@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from fedsync.core.actions import Commit, Discard, Evaluate, Stop
-from fedsync.core.events import SiloLost, WorkFailed
+from fedsync.core.events import Progressed, SiloLost, WorkFailed
 from fedsync.core.orders import Evaluation
 from fedsync.core.state import MOST_FAILURES
 from fedsync.core.stopping import StopRules
+from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.kinds.ssp import Asp
 from fedsync.policies.barrier.wrappers.default_wrappers import OpenableSums
-from tests.core.make import answer, begin, joined, of_type, orders, scored
+from tests.core.make import Scripted, answer, begin, joined, of_type, orders, scored
 
 
 def test_the_first_batch_sends_everyone_to_work_from_version_0() -> None:
@@ -69,6 +70,30 @@ def test_a_failed_order_costs_the_silo_the_round() -> None:
     entry = coordinator.handle([answer("b", first["b"])], 2.0)
     assert of_type(entry, Commit) == [Commit(1, {"b/1": 1.0})]
     assert orders(entry)["a"].update_id == "a/2"
+
+
+@pytest.mark.parametrize(("silo", "update_id"), [("a", "a/9"), ("b", "a/1"), ("ghost", "ghost/1")])
+def test_a_failure_of_no_current_order_is_ignored(silo: str, update_id: str) -> None:
+    coordinator, first = begin("a", "b")
+    assert coordinator.handle([WorkFailed(1.0, silo, update_id, "late news")], 1.0).actions == ()
+    coordinator.handle([answer("a", first["a"])], 2.0)
+    entry = coordinator.handle([answer("b", first["b"])], 2.0)
+    assert of_type(entry, Commit) == [Commit(1, {"a/1": 0.5, "b/1": 0.5})], "both orders were still good"
+
+
+def test_the_barrier_sees_progress_of_the_current_order_only() -> None:
+    barrier = Scripted([lambda view: Verdict(release=view.idle)])
+    coordinator, first = begin("a", barrier=barrier)
+    coordinator.handle([Progressed(1.0, "a", "a/1", 3, 24)], 1.0)
+    coordinator.handle([Progressed(2.0, "a", "a/0", 1, 8), Progressed(2.0, "ghost", "a/1", 1, 8)], 2.0)
+    coordinator.handle([answer("a", first["a"], 3.0)], 3.0)
+    views = [view.silos["a"] for view in barrier.seen]
+    assert [(v.busy, v.progress_steps, v.clock, v.since_s) for v in views] == [
+        (False, 0, 0, 0.0),
+        (True, 3, 0, 0.0),
+        (True, 3, 0, 0.0),
+        (False, 0, 1, 3.0),
+    ]
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -6,7 +6,7 @@ import pytest
 
 from fedsync.core.actions import Commit, Discard, Dispatch, Evaluate, Stop, WakeAt
 from fedsync.core.coordinator import Coordinator
-from fedsync.core.events import Evaluated, TimerFired, WorkFailed
+from fedsync.core.events import Evaluated, Event, SiloLost, TimerFired, WorkFailed
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import WorkOrder
 from fedsync.core.stopping import StopRules
@@ -75,6 +75,24 @@ def test_seconds_end_a_run_although_nothing_happens_then() -> None:
     assert entry.reason == "5 s are over"
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        Evaluated(3.0, "a", 0, scored(0.5)),  # another version
+        Evaluated(3.0, "ghost", 1, scored(0.5)),
+        TimerFired(3.0),
+        *joined("new", at_s=3.0),
+        SiloLost(3.0, "ghost", "never there"),
+    ],
+)
+def test_the_final_evaluation_waits_for_its_silos_and_no_others(noise: Event) -> None:
+    coordinator, first = begin("a", stop=ONE_ROUND)
+    coordinator.handle([answer("a", first["a"])], 2.0)
+    assert coordinator.handle([noise], 3.0).actions == ()
+    entry = coordinator.handle([Evaluated(4.0, "a", 1, scored(0.5))], 4.0)
+    assert but_best(entry) == (Stop("1 rounds done"),)
+
+
 @pytest.mark.parametrize("said", [None, scored(math.nan), scored(0.5, samples=-3)])
 def test_an_unusable_evaluation_does_not_hold_up_the_end(said: object) -> None:
     coordinator, first = begin("a", stop=ONE_ROUND)
@@ -118,6 +136,14 @@ def test_patience_counts_evaluated_versions_without_a_better_accuracy() -> None:
         assert of_type(entry, Stop) == []
     entry = finish_round(coordinator, entry, 6.0, 0.3)  # version 5: the second without a better one
     assert of_type(entry, Stop) == [Stop("no better accuracy in 2 evaluated versions")]
+
+
+def test_an_update_that_comes_during_the_final_evaluation_is_discarded() -> None:
+    coordinator, first = begin("a", "b", stop=StopRules(seconds=10.0))
+    coordinator.handle([answer("a", first["a"], 10.0)], 10.0)
+    entry = coordinator.handle([answer("b", first["b"], 11.0)], 11.0)
+    assert [d.update_id for d in of_type(entry, Discard)] == ["b/1"]
+    assert of_type(entry, Commit) == []
 
 
 def test_the_first_rule_that_holds_is_the_reason() -> None:
