@@ -1,6 +1,6 @@
 """Silos and a server under encryption, without any runtime."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,10 @@ class Federation:
             self.aggregator.holds(name, error.mismatch.holds)
             return self.silos[name].receive(self.aggregator.outgoing(name), version)
 
+    def begin_all(self, names: Iterable[str], version: int) -> None:
+        for name in names:
+            self.begin(name, version)
+
     def seal(
         self, name: str, update: Vector, steps: int = 5, evaluation: Evaluation | None = None
     ) -> tuple[str, Payload]:
@@ -106,6 +110,26 @@ class Federation:
 
     def commit(self, version: int, update_ids: Sequence[str]) -> None:
         self.aggregator.commit(Commit(version, dict.fromkeys(sorted(update_ids), 1 / len(update_ids))))
+
+    def unmask(self, silent: Collection[str] = ()) -> None:
+        """Carry questions and answers until the last commit counts; ``silent`` silos are lost."""
+        while self.aggregator.blocked:
+            for name, question in self.aggregator.questions().items():
+                if name in silent:
+                    self.aggregator.give_up(name)
+                else:
+                    self.aggregator.answer(name, self.silos[name].answer(question))
+
+    def run_round(
+        self, version: int, names: Iterable[str] = "", silent: Collection[str] = (), size: float = 0.02
+    ) -> list[Vector]:
+        """``names``, or all, answer orders for ``version``; ``silent`` are lost before they reveal. Returns updates."""
+        names = list(names or self.examples)
+        self.begin_all(names, version)
+        updates = [change(100 * version + ord(name), size) for name in names]
+        self.commit(version + 1, [self.answer(name, update) for name, update in zip(names, updates, strict=True)])
+        self.unmask(silent)
+        return updates
 
 
 def plan(

@@ -10,25 +10,10 @@ from fedsync.cipher.plan import EncryptionPlan
 from fedsync.common.errors import ConfigError, PolicyError, ProtocolError
 from fedsync.core.orders import Evaluation, PooledFigures, Score
 from fedsync.core.weighting import Weighting, progress
-from fedsync.model.layout import Layout, Vector
-from fedsync.model.transfer import OtherVersion
-from tests.cipher.lying_server import entry_of, rewritten
+from fedsync.model.layout import Layout
 from tests.cipher.make import INITIAL, LAYOUT, STEP, Federation, change, close, order, plan, report
 
 THREE = {"a": 100, "b": 300, "c": 600}
-
-
-def a_round(federation: Federation, version: int, names: str = "abc", silent: str = "") -> list[Vector]:
-    """All of ``names`` are ordered, all but ``silent`` answer, what came is committed as ``version + 1``."""
-    updates, ids = [], []
-    for name in names:
-        federation.begin(name, version)
-    for name in names:
-        if name not in silent:
-            updates.append(change(100 * version + ord(name)))
-            ids.append(federation.answer(name, updates[-1]))
-    federation.commit(version + 1, ids)
-    return updates
 
 
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
@@ -37,24 +22,16 @@ def test_rounds_add_the_mean_of_the_updates(kind: str, bits: int, tolerance: int
     federation = Federation(plan(kind, bits), tmp_path, THREE)
     expected = INITIAL.copy()
     for version in range(3):
-        expected = expected + np.mean(a_round(federation, version), axis=0)
+        expected = expected + np.mean(federation.run_round(version), axis=0)
     models = [federation.begin(name, 3) for name in "abc"]
     for model in models:
         np.testing.assert_array_equal(model, models[0])
         np.testing.assert_allclose(model, expected, atol=3 * 2 * STEP * 2**-3 * tolerance)
 
 
-def test_whoever_drops_out_is_not_in_the_mean(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    updates = a_round(federation, 0, silent="b")
-    assert len(updates) == 2
-    close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
-    close(federation.begin("b", 1), INITIAL + np.mean(updates, axis=0))
-
-
 def test_weights_by_examples_are_exact_and_hidden(tmp_path: Path) -> None:
     federation = Federation(plan(by="examples"), tmp_path, THREE)
-    one, two, three = a_round(federation, 0)
+    one, two, three = federation.run_round(0)
     close(federation.begin("a", 1), INITIAL + (0.1 * one + 0.3 * two + 0.6 * three))
 
 
@@ -92,8 +69,7 @@ def test_asynchronous_commits_reach_everybody_as_the_same_sums(tmp_path: Path) -
     so has the same model to the last bit."""
     federation = Federation(plan(rate=0.25, quorum=3), tmp_path, THREE)
     expected = INITIAL.copy()
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     for version, name in enumerate("ababab"):
         update = change(version)
         federation.commit(version + 1, [federation.answer(name, update)])
@@ -110,8 +86,7 @@ def test_asynchronous_commits_reach_everybody_as_the_same_sums(tmp_path: Path) -
 
 def test_an_update_from_an_older_grid_makes_a_sum_of_its_own(tmp_path: Path) -> None:
     federation = Federation(plan(quorum=2), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     federation.commit(1, [federation.answer("a", change(1)), federation.answer("b", change(2))])
     federation.begin("a", 1)
     ids = [federation.answer("a", change(3, size=0.03)), federation.answer("c", change(4))]
@@ -127,8 +102,7 @@ FOUND = {"a": Evaluation(3.5, 8, 10), "b": Evaluation(1.25, 30, 40)}
 
 def test_sealed_metrics_tell_the_server_the_mean_over_silos_and_no_more(tmp_path: Path) -> None:
     federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     ids = [federation.answer(name, change(1), evaluation=FOUND[name]) for name in "ab"]
     federation.commit(1, ids)
     federation.begin("a", 1)
@@ -144,8 +118,7 @@ def test_sealed_metrics_tell_the_server_the_mean_over_silos_and_no_more(tmp_path
 def test_a_model_that_a_silo_gets_again_is_not_evaluated_for_the_server_again(tmp_path: Path) -> None:
     """Else b's evaluation of one model were the difference between two sums with others."""
     federation = Federation(HIDING, tmp_path, {"a": 10, "b": 10})
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     lost = federation.answer("b", change(1), evaluation=FOUND["b"])
     federation.aggregator.discard(lost)
     federation.begin("b", 0)
@@ -162,27 +135,27 @@ def test_metrics_in_the_clear_are_what_the_silo_found(tmp_path: Path) -> None:
 
 def test_a_rollback_takes_back_what_was_added(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
+    federation.run_round(0)
     before = federation.begin("a", 1)
     federation.aggregator.savepoint()
-    a_round(federation, 1)
-    a_round(federation, 2)
+    federation.run_round(1)
+    federation.run_round(2)
     federation.aggregator.rollback()
     for name in "abc":
         np.testing.assert_allclose(federation.begin(name, 4), before, atol=1e-6)
-    expected = before + np.mean(a_round(federation, 4), axis=0)
+    expected = before + np.mean(federation.run_round(4), axis=0)
     close(federation.begin("c", 5), expected, 3)
 
 
 def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
     for version in range(2):
-        a_round(federation, version)
+        federation.run_round(version)
     snapshot = federation.silos["a"].snapshot()
     held = federation.silos["a"].holds
     assert federation.silos["a"].model[:8].tobytes() not in snapshot.tobytes()
     federation.aggregator.put_snapshot("a", held, snapshot)
-    a_round(federation, 2)
+    federation.run_round(2)
     assert (federation.aggregator._chain.first, federation.aggregator._chain.newest) == (held, 3), (
         "what came before it is forgotten"
     )
@@ -193,11 +166,11 @@ def test_a_silo_that_lost_its_copy_gets_a_snapshot_that_the_server_cannot_read(t
 
 def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    a_round(federation, 1)
+    federation.run_round(0)
+    federation.run_round(1)
     first, snapshot = federation.silos["a"].snapshot(), federation.silos["b"].snapshot().copy()
     federation.aggregator.put_snapshot("a", 1, first)
-    a_round(federation, 2)
+    federation.run_round(2)
     snapshot[-1] ^= 1
     snapshots = federation.aggregator._snapshots
     assert snapshots.relied is not None
@@ -213,32 +186,6 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
         federation.aggregator.put_snapshot("a", 1, first)
 
 
-def test_a_copy_survives_its_process(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    file = tmp_path / "copy.bin"
-    federation.silos["a"] = federation.copy("a", file)
-    a_round(federation, 0)
-    a_round(federation, 1)
-    again = federation.copy("a", file)
-    assert again.holds == federation.silos["a"].holds == 1
-    np.testing.assert_array_equal(again.model, federation.silos["a"].model)
-    federation.silos["a"] = again
-    np.testing.assert_array_equal(federation.begin("a", 2), federation.begin("b", 2))
-
-
-def test_what_continues_another_version_is_told_and_changes_nothing(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    a_round(federation, 1)
-    package = federation.aggregator.outgoing("a")
-    fresh = federation.copy("a")
-    with pytest.raises(OtherVersion) as caught:
-        fresh.receive(package, 2)
-    assert caught.value.mismatch.holds == fresh.holds == -1
-    model = federation.silos["a"].receive(package, 2)
-    np.testing.assert_array_equal(federation.silos["a"].receive(package, 2), model)
-
-
 def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
     chosen = plan(only=("head.*",))
     assert chosen.sealed.names == ("head.weight",)
@@ -252,7 +199,7 @@ def test_only_some_layers_are_sealed(tmp_path: Path) -> None:
     assert len(payload) < 4 * LAYOUT.size + 70_000
     federation = Federation(chosen, tmp_path / "again", THREE)
     close(federation.begin("a", 0), INITIAL)
-    updates = a_round(federation, 0)
+    updates = federation.run_round(0)
     close(federation.begin("a", 1), INITIAL + np.mean(updates, axis=0))
 
 
@@ -279,8 +226,7 @@ def test_more_silos_than_a_sum_can_hold_are_refused_at_the_start() -> None:
 
 def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path) -> None:
     federation = Federation(plan(), tmp_path, THREE)
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     update_id, payload = federation.seal("a", change(1))
     with pytest.raises(ProtocolError, match="was not ordered"):
         federation.aggregator.put("a", "a/9", payload)
@@ -299,33 +245,6 @@ def test_the_store_takes_only_what_was_ordered_from_who_was_asked(tmp_path: Path
     federation.aggregator.put("a", update_id, payload)
     with pytest.raises(ProtocolError, match="here already"):
         federation.aggregator.put("a", update_id, payload)
-
-
-def test_silos_notice_a_server_that_changes_leaves_out_or_repeats(tmp_path: Path) -> None:
-    federation = Federation(plan(), tmp_path, THREE)
-    a_round(federation, 0)
-    federation.aggregator.holds("a", -1)
-    honest = federation.aggregator.outgoing("a")
-    expected = federation.copy("a").receive(honest, 1)
-    noticed = 0
-    for at in np.random.default_rng(3).integers(0, len(honest), 60):
-        changed, silo = honest.copy(), federation.copy("a")
-        changed[at] ^= 1
-        try:
-            model = silo.receive(changed, 1)
-        except (ProtocolError, OtherVersion):
-            assert silo.holds == -1, "nothing has changed"
-            noticed += 1
-        else:  # filling, an unsigned signature, or so little that decryption rounds it away
-            np.testing.assert_array_equal(model, expected)
-    assert noticed > 30
-    federation.silos["a"] = federation.copy("a")
-    federation.silos["a"].receive(honest, 1)
-    # The same sum again, as the next version.
-    federation.aggregator._chain.add(rewritten(federation, entry_of(federation, 1), 2))
-    federation.aggregator.holds("a", 1)
-    with pytest.raises(ProtocolError, match="was added before"):
-        federation.silos["a"].receive(federation.aggregator.outgoing("a"), 2)
 
 
 def test_commits_that_sums_cannot_make_are_our_bug(tmp_path: Path) -> None:

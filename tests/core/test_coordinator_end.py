@@ -93,35 +93,12 @@ def test_the_final_evaluation_waits_for_its_silos_and_no_others(noise: Event) ->
     assert but_best(entry) == (Stop("1 rounds done"),)
 
 
-def test_an_answer_given_twice_does_not_stand_for_another_silo() -> None:
-    coordinator, first = begin("a", "b", stop=ONE_ROUND)
-    coordinator.handle([answer(n, o) for n, o in first.items()], 2.0)
-    coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))] * 2, 3.0)
-    assert not coordinator.stopped
-    coordinator.handle([Evaluated(3.0, "b", 1, scored(0.5))], 3.0)
-    assert coordinator.stopped
-
-
 @pytest.mark.parametrize("said", [None, scored(math.nan), scored(0.5, samples=-3)])
 def test_an_unusable_evaluation_does_not_hold_up_the_end(said: object) -> None:
     coordinator, first = begin("a", stop=ONE_ROUND)
     coordinator.handle([answer("a", first["a"])], 2.0)
     entry = coordinator.handle([Evaluated(3.0, "a", 1, said)], 3.0)  # type: ignore[arg-type]
     assert but_best(entry) == (Stop("1 rounds done"),)
-
-
-@pytest.mark.parametrize("event", [SiloLost(3.0, "b", "gone"), *joined("b", at_s=3.0)])
-def test_a_silo_that_goes_or_comes_back_during_the_final_evaluation_is_not_waited_for(event: Event) -> None:
-    coordinator, first = begin("a", "b", stop=ONE_ROUND)
-    coordinator.handle([answer(n, o) for n, o in first.items()], 2.0)
-    coordinator.handle([Evaluated(3.0, "a", 1, scored(0.5))], 3.0)
-    assert but_best(coordinator.handle([event], 3.0)) == (Stop("1 rounds done"),)
-
-
-def test_without_silos_there_is_nothing_to_evaluate() -> None:
-    coordinator, _ = begin("a", stop=StopRules(seconds=5.0))
-    entry = coordinator.handle([SiloLost(6.0, "a", "gone")], 6.0)
-    assert [type(action) for action in entry.actions] == [Discard, Stop]
 
 
 def test_the_target_stops_the_run_before_the_next_commit() -> None:
@@ -161,44 +138,12 @@ def test_patience_counts_evaluated_versions_without_a_better_accuracy() -> None:
     assert of_type(entry, Stop) == [Stop("no better accuracy in 2 evaluated versions")]
 
 
-def test_orders_still_in_work_at_the_end_are_discarded_by_name() -> None:
-    coordinator, first = begin("a", "b", "c", stop=StopRules(seconds=10.0))
-    coordinator.handle([answer("a", first["a"], 9.0)], 9.0)
-    entry = coordinator.handle([answer("b", first["b"], 10.0)], 10.0)
-    assert of_type(entry, Commit) == []
-    (evaluate,) = of_type(entry, Evaluate)
-    assert evaluate == Evaluate(0, ("a", "b", "c"))
-    discarded = [d.update_id for d in of_type(entry, Discard)]
-    entry = coordinator.handle([Evaluated(11.0, name, 0, scored(0.5)) for name in "abc"], 11.0)
-    discarded += [d.update_id for d in of_type(entry, Discard)]
-    assert sorted(discarded) == ["a/1", "b/1", "c/1"]
-    assert of_type(entry, Stop) == [Stop("10 s are over")]
-
-
 def test_an_update_that_comes_during_the_final_evaluation_is_discarded() -> None:
     coordinator, first = begin("a", "b", stop=StopRules(seconds=10.0))
     coordinator.handle([answer("a", first["a"], 10.0)], 10.0)
     entry = coordinator.handle([answer("b", first["b"], 11.0)], 11.0)
     assert [d.update_id for d in of_type(entry, Discard)] == ["b/1"]
     assert of_type(entry, Commit) == []
-
-
-def test_seconds_are_looked_at_after_a_commit_too() -> None:
-    barrier = Scripted([lambda view: Verdict(release=view.idle), lambda view: Verdict(commit=tuple(view.pending))])
-    coordinator, first = begin("a", barrier=barrier, stop=StopRules(seconds=10.0))
-    entry = coordinator.handle([answer("a", first["a"], 9.9)], 9.9)
-    assert of_type(entry, Commit)
-    entry = coordinator.handle([TimerFired(10.0)], 10.0)
-    assert of_type(entry, Evaluate) == [Evaluate(1, ("a",))]
-
-
-def test_after_the_stop_nothing_more_is_decided() -> None:
-    coordinator, first = begin("a", "b", stop=StopRules(seconds=1.0))
-    coordinator.handle([WorkFailed(1.0, "a", "a/1", "x")], 1.0)
-    coordinator.handle([Evaluated(1.0, name, 0, scored(0.5)) for name in "ab"], 1.0)
-    assert coordinator.stopped
-    entry = coordinator.handle([*joined("c", at_s=2.0), TimerFired(2.0), answer("b", first["b"], 2.0)], 2.0)
-    assert {type(action) for action in entry.actions} <= {Discard}
 
 
 def test_the_first_rule_that_holds_is_the_reason() -> None:

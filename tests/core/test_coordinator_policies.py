@@ -41,20 +41,6 @@ def test_stop_now_and_probe_become_actions_on_the_order_in_work() -> None:
     assert coordinator.handle([], 1.0).actions == (HaltEarly("a", "a/1"), Probe("a", "a/1"))
 
 
-def test_an_order_is_told_to_stop_once_however_often_the_barrier_says_so() -> None:
-    """And the next order of the same silo again."""
-
-    def stop(view: ClusterView) -> Verdict:
-        return Verdict(stop_now=("a",)) if view.silos["a"].order else Verdict(release=("a",))
-
-    coordinator, first = begin("a", barrier=Scripted([lambda view: Verdict(release=("a",)), *[stop] * 4]))
-    assert coordinator.handle([], 1.0).actions == (HaltEarly("a", "a/1"),)
-    assert coordinator.handle([], 2.0).actions == ()
-    again = coordinator.handle([answer("a", first["a"], 3.0)], 3.0)
-    assert list(orders(again)) == ["a"]
-    assert coordinator.handle([], 4.0).actions == (HaltEarly("a", "a/2"),)
-
-
 def test_a_verdict_is_carried_out_in_the_order_of_its_fields() -> None:
     """Back to the remembered model, then the commit on top of it, then remembered again; orders start from that."""
     barrier = Scripted(
@@ -78,13 +64,6 @@ def test_a_verdict_is_carried_out_in_the_order_of_its_fields() -> None:
     assert (order.base_version, coordinator.version) == (2, 2)
 
 
-def test_a_wake_up_is_passed_on() -> None:
-    coordinator = Coordinator(policies(barrier=Scripted([lambda view: Verdict(wake_at_s=4.5, reason="later")])))
-    entry = coordinator.handle(joined("a"), 0.0)
-    assert entry.actions == (WakeAt(4.5),)
-    assert entry.reason == "later"
-
-
 def test_a_wake_up_that_another_comes_before_is_not_asked_for() -> None:
     """At 4.5 s the barrier is asked anyway, and says then when the next is due."""
     wakes = iter([4.5, 6.0, 3.0, 4.0, 4.0])
@@ -93,23 +72,6 @@ def test_a_wake_up_that_another_comes_before_is_not_asked_for() -> None:
     said = [coordinator.handle(joined("a"), 0.0)]
     said += [coordinator.handle([TimerFired(now_s)], now_s) for now_s in (1.0, 2.0, 2.5, 3.0)]
     assert [of_type(entry, WakeAt) for entry in said] == [[WakeAt(4.5)], [], [WakeAt(3.0)], [], [WakeAt(4.0)]]
-
-
-def test_the_barrier_is_asked_again_until_it_commits_nothing() -> None:
-    barrier = Scripted(
-        [
-            release_idle,
-            lambda view: Verdict(commit=("a/1",), reason="one"),
-            lambda view: Verdict(commit=("b/1",), release=("b",), reason="two"),
-            lambda view: Verdict(release=("a",), reason="on"),
-        ]
-    )
-    coordinator, first = begin("a", "b", barrier=barrier)
-    entry = coordinator.handle([answer(name, order) for name, order in first.items()], 1.0)
-    assert of_type(entry, Commit) == [Commit(1, {"a/1": 1.0}), Commit(2, {"b/1": 1.0})]
-    assert [(d.silo, d.order.base_version) for d in of_type(entry, Dispatch)] == [("b", 2), ("a", 2)]
-    assert entry.reason == "one; two; on"
-    assert [sorted(view.pending) for view in barrier.seen[1:]] == [["a/1", "b/1"], ["b/1"], []]
 
 
 def test_weights_are_normalised_and_sorted_by_id() -> None:
@@ -261,13 +223,6 @@ def test_a_weight_or_forecast_that_is_not_positive_and_finite_is_our_bug(
         coordinator.handle([answer("a", first["a"])], 1.0)
 
 
-@pytest.mark.parametrize("times", [0, 2])
-def test_every_update_gets_one_coefficient(times: int) -> None:
-    coordinator, first = begin("a", weigher=Constant(1.0, times))
-    with pytest.raises(PolicyError, match=f"gives 1 updates {times} coefficients"):
-        coordinator.handle([answer("a", first["a"])], 1.0)
-
-
 def test_coefficients_are_taken_as_they_are() -> None:
     """They need not sum to 1: that is the weigher's business."""
     coordinator, first = begin("a", "b", weigher=Constant(0.75, times=2, toward=True))
@@ -296,12 +251,3 @@ def test_an_impossible_verdict_is_our_bug_and_says_what_came_before(verdict: Ver
         coordinator.handle([answer("b", first["b"])], 1.0)
     assert len(caught.value.recent) == 1
     assert "SiloJoined" in str(caught.value)
-
-
-def test_seeds_of_orders_differ_between_silos_rounds_and_runs() -> None:
-    seeds = []
-    for seed in (1, 2):
-        coordinator, first = begin("a", "b", seed=seed, weigher=WeightedMean("examples"))
-        second = orders(coordinator.handle([answer(name, order) for name, order in first.items()], 1.0))
-        seeds += [order.seed for order in (*first.values(), *second.values())]
-    assert len(set(seeds)) == 8

@@ -168,14 +168,6 @@ def test_a_book_with_a_fitter_turns_speeds_into_those_at_the_reference_size() ->
     assert book.curve("b", 50.0) == Curve(50.0), "of another silo nothing is known"
 
 
-def test_the_overhead_is_the_median_of_three_orders_and_of_two_the_newer() -> None:
-    book, overheads = CurveBook(), []
-    for overhead_s in (3.0, 1.0, 1.5, 9.0, 1.2, 4.0, 4.0):
-        book.observe("a", report(50, 1.0), order_s=4.0 + overhead_s)
-        overheads.append(book.curve("a", 50.0).overhead_s)
-    assert overheads == pytest.approx([3.0, 1.0, 1.5, 1.5, 1.5, 4.0, 4.0])
-
-
 def test_an_order_that_took_less_than_its_training_has_no_overhead() -> None:
     """Clocks of two machines may disagree by a little."""
     book = CurveBook()

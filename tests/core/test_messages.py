@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 
 from fedsync.common import codec
-from fedsync.common.errors import ConfigError, ProtocolError, not_installed
+from fedsync.common.errors import ProtocolError, not_installed
 from fedsync.core.orders import Evaluation, SiloFacts, WorkOrder, WorkReport, fast_dataclass
 from fedsync.core.orders import UpdateMeta as Meta
 from fedsync.core.orders import Window as Seen
 from fedsync.core.report_checks import check_evaluation, check_facts, check_report, check_sealed, sound
-from fedsync.core.speed.curve import Curve
-from fedsync.core.speed.forecasts import Forecasts
-from fedsync.core.views import ClusterView, Verdict
 from fedsync.model.plain_replica import PlainReplica
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from fedsync.policies.predict.predictor_base import Ema
-from tests.core.make import Coordinator as Deciding
-from tests.core.make import Scripted, answer, begin, joined, policies
+from tests.core.make import answer, begin
 
 ORDER = WorkOrder("a/1", 3, 1, batch_size=8, max_steps=4, learning_rate=0.1, seed=1)
 
@@ -125,43 +120,10 @@ def test_a_snapshot_that_nobody_asked_for() -> None:
     assert str(caught.value) == "silo 'a' failed the check 'snapshot': nobody asked for one"
 
 
-def test_a_silo_that_declares_no_speed() -> None:
-    with pytest.raises(ConfigError) as caught:
-        Forecasts(Ema(), declared=True).first("a", SiloFacts(1))
-    assert str(caught.value) == (
-        "balancer.speeds: 'declared', but silo 'a' declares no speed. "
-        "Give the silo a speed in the silo file, or write `speeds: measured`"
-    )
-    assert Forecasts(Ema(), declared=True).first("a", SiloFacts(1, declared_speed=5.0)) == Curve(5.0)
-
-
 def test_a_library_that_is_missing() -> None:
     error = not_installed("the command", "ray", "sim")
     told = 'the command: ray is not installed. In a clone of FedSync: pip install -c constraints.txt ".[sim]"'
     assert str(error) == told
-
-
-@pytest.mark.parametrize(
-    ("verdict", "told"),
-    [
-        (Verdict(commit=("x/1",)), "the barrier commits 'x/1', which is not pending"),
-        (Verdict(discard=("x/1",)), "the barrier discards 'x/1', which is not pending"),
-        (Verdict(release=("x",)), "the barrier releases 'x', which is not an idle silo"),
-        (Verdict(stop_now=("a",)), "the barrier stops 'a', which is not at work"),
-        (Verdict(probe=("x",)), "the barrier probes 'x', which is not at work"),
-    ],
-)
-def test_a_barrier_that_breaks_its_contract(verdict: Verdict, told: str) -> None:
-    """With the entries that came before, for the report."""
-
-    def nothing(view: ClusterView) -> Verdict:
-        return Verdict(reason="nothing yet")
-
-    coordinator = Deciding(policies(barrier=Scripted([nothing, lambda view: verdict])))
-    before = coordinator.handle(joined("a"), 0.0)
-    with pytest.raises(Exception, match="bug in FedSync") as caught:
-        coordinator.handle([], 1.0)
-    assert str(caught.value) == f"{told}. This is a bug in FedSync; the last entries were:\n  {before!r}"
 
 
 @pytest.mark.parametrize(

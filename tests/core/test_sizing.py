@@ -188,23 +188,6 @@ def test_a_silo_nobody_has_measured_counts_as_the_median_in_every_part_of_its_cu
 
 
 speeds = st.none() | st.floats(1e-3, 1e9)
-memories = st.none() | st.integers(1, 100)
-
-
-@given(
-    silos=st.lists(st.builds(silo, speeds, st.integers(1, 2000), memories), min_size=1, max_size=8),
-    floor=st.integers(1, 32),
-    scale=st.sampled_from(Scale),
-)
-def test_work_is_within_bounds_and_sums_to_the_total(silos: list[SiloView], floor: int, scale: Scale) -> None:
-    work = plan(silos, balancer=PROPORTIONAL, floor=floor, scale=scale)
-    caps = [min(s.facts.examples, s.facts.memory_samples or 2000) for s in silos]
-    assert all(1 <= w.batch_size <= cap and w.steps >= 1 for w, cap in zip(work, caps, strict=True))
-    if scale is Scale.STEPS:
-        assert sum(w.steps for w in work) == 20 * len(silos)
-    else:
-        assert sum(w.batch_size for w in work) == min(32 * len(silos), sum(caps))
-        assert all(w.batch_size >= min(floor, cap) for w, cap in zip(work, caps, strict=True))
 
 
 @dataclass
@@ -240,12 +223,6 @@ def test_without_a_balancer_a_plan_looks_at_one_silo_at_a_time() -> None:
     assert work["a"] == LocalWork(20, 10, 0.1)
     with pytest.raises(AttributeError):
         list(work)
-
-
-def test_a_plan_is_the_sizing_s_answer() -> None:
-    silos, found = {"a": silo(300), "b": silo(100)}, {"a": 40}
-    sizing = Sizing(WORK, PROPORTIONAL)
-    assert dict(Plan(sizing, silos, found)) == sizing.plan(silos, found)
 
 
 def look(view: ClusterView) -> Verdict:

@@ -9,7 +9,6 @@ from fedsync.core.protocols import SpeedSample
 from fedsync.extras.predictors.arima import Arima
 from fedsync.policies.barrier.climbing import ClimbingInterval
 from fedsync.policies.barrier.intervals import FittedInterval
-from fedsync.policies.barrier.kinds.compass import Compass, CompassState
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late
 from fedsync.policies.barrier.kinds.sampled import Sampling
 from fedsync.policies.schema import kinds
@@ -78,18 +77,6 @@ def test_fsp_says_more_with_other_settings() -> None:
     dropping = Fsp(climbing.interval, late=Late.DROP)
     assert (dropping.needs_discount, dropping.mixes_rounds) == (False, False)
     assert not dropping.rolls_back and Fsp(FittedInterval(3.0)).rolls_back
-
-
-def test_fedcompass_holds_one_that_failed_until_the_model_has_moved_on() -> None:
-    """While b is at work a would be asked again at once, and fail again at once."""
-    compass = Compass(min_steps=2, max_steps=4)
-    silos = {"a": silo(failures=1), "b": silo(busy=True)}
-    state, verdict = compass.decide(CompassState(), view(silos, version=1))
-    assert verdict.release == ()
-    _, verdict = compass.decide(state, view(silos, version=1))
-    assert verdict.release == ()
-    _, verdict = compass.decide(state, view(silos, version=2))
-    assert verdict.release == ("a",)
 
 
 def test_a_basic_sample_is_each_silos_own() -> None:

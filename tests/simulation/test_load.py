@@ -40,28 +40,6 @@ def test_changes_at_the_same_instant_are_one_piece() -> None:
     assert list(product([iter([(0.0, 0.5), (4.0, 1.0)]), iter([(0.0, 0.5), (4.0, 0.25)])])) == [(0, 0.25), (4, 0.25)]
 
 
-@pytest.mark.parametrize(
-    ("start_s", "work_s", "end_s"),
-    [
-        (0, 5, 5),
-        (0, 7.5, 10),  # 5 alone, then 5 s at half speed
-        (0, 8, 21),  # 7.5 until 10, none until 20, 0.5 at half speed
-        (5, 1, 7),
-        (5, 3, 21),  # 2.5 until 10
-        (11, 2, 24),
-        (30, 2, 34),
-    ],
-)
-def test_a_product_by_hand(start_s: float, work_s: float, end_s: float) -> None:
-    np.testing.assert_allclose(load(STALL, HALF).ends(start_s, np.array([work_s])), [end_s], rtol=1e-15)
-
-
-def test_every_step_of_an_order_has_its_end() -> None:
-    """From 4: 1 s alone, then 2 a unit until 10 (2.5 units), the rest from 20 on."""
-    ends = load(STALL, HALF).ends(4.0, np.array([1.0, 2.0, 3.0, 4.0]))
-    np.testing.assert_allclose(ends, [5, 7, 9, 21], rtol=1e-15)
-
-
 pieces = st.lists(st.sampled_from([0.0, 0.25, 1.0, 3.0]), max_size=6).map(
     lambda factors: [(3.0 * index, factor) for index, factor in enumerate([*factors, 0.5])]
 )
@@ -102,30 +80,6 @@ def test_contention_comes_from_the_generators_that_the_design_names() -> None:
     found = contention(ON_OFF, "a", 7, 32)
     np.testing.assert_allclose([begin_s for begin_s, _ in found], expected, rtol=1e-12)
     assert [factor for _, factor in found] == [0.5 if mean == 30.0 else 1.0 for mean in means]
-
-
-def test_contention_differs_between_silos_and_seeds_and_repeats() -> None:
-    one = contention(ON_OFF, "a", 7, 40)
-    assert one == contention(ON_OFF, "a", 7, 40)
-    assert len({begin_s for begin_s, _ in one}) == 40
-    assert not {piece[0] for piece in one[1:]} & {piece[0] for piece in contention(ON_OFF, "b", 7, 40)[1:]}
-    assert not {piece[0] for piece in one[1:]} & {piece[0] for piece in contention(ON_OFF, "a", 8, 40)[1:]}
-
-
-def test_contention_takes_its_share_of_the_time() -> None:
-    """On for 30 of 90 s in the mean. Of 2000 pairs, the share has a relative deviation of about 1 / sqrt(2000)."""
-    found = contention(ON_OFF, "a", 7, 4001)
-    seconds = np.diff([begin_s for begin_s, _ in found])
-    on = np.array([factor == 0.5 for _, factor in found[:-1]])
-    assert seconds[on].sum() / seconds.sum() == pytest.approx(1 / 3, rel=0.1)
-    # An exponential's deviation is its mean.
-    assert seconds[on].std() == pytest.approx(30.0, rel=0.15)
-
-
-def test_a_third_of_the_silos_begin_in_contention() -> None:
-    """Stationary from the start. Of 900 silos 300 +- 4 x 14."""
-    first = [contention(ON_OFF, f"s{index}", 7, 1)[0][1] for index in range(900)]
-    assert 244 < sum(factor == 0.5 for factor in first) < 356
 
 
 def test_an_order_runs_over_changes_of_state_exactly(tmp_path: Path) -> None:

@@ -36,23 +36,6 @@ def test_jitter_is_a_lognormal_factor_a_step_drawn_for_silo_and_order() -> None:
     np.testing.assert_allclose(machine(jitter=0.3).course(order(2), 0.0).ends, expected, rtol=1e-14)
 
 
-def test_jitter_differs_between_orders_silos_and_seeds_and_repeats() -> None:
-    ends = [
-        machine(jitter=0.3).course(order(1), 0.0).ends,
-        machine(jitter=0.3).course(order(2), 0.0).ends,
-        machine(jitter=0.3, name="b").course(order(1), 0.0).ends,
-        machine(jitter=0.3, seed=8).course(order(1), 0.0).ends,
-    ]
-    assert len({float(end[-1]) for end in ends}) == 4
-    np.testing.assert_array_equal(machine(jitter=0.3).course(order(1), 0.0).ends, ends[0])
-
-
-def test_jitter_has_the_median_1() -> None:
-    """Of 2000 factors with sigma 0.3, the median lies within 4.5 x 1.25 x 0.3 / sqrt(2000) = 0.038 of 1."""
-    steps = np.diff(machine(jitter=0.3).course(order(steps=2000), 0.0).ends, prepend=0.0) / 0.2
-    assert abs(np.log(np.median(steps))) < 0.038
-
-
 @pytest.mark.parametrize(
     ("start_s", "work_s", "end_s"),
     [

@@ -27,7 +27,7 @@ from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
 from tests.cipher.make import INITIAL, LAYOUT, Federation, change, close, order, plan, report
 from tests.cipher.masking.rounds import WORK
-from tests.cipher.masking.test_masked import FOUR, masked_round, opened
+from tests.cipher.masking.test_masked import FOUR
 from tests.cipher.masking.test_masks import looks_uniform
 
 
@@ -220,7 +220,7 @@ def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation
         ids.append(federation.answer(name, change(ord(name))))
     assert all(silo.unrevealed for silo in federation.silos.values())
     federation.commit(1, ids)
-    opened(federation)
+    federation.unmask()
     left = [name for name, silo in federation.silos.items() if silo.unrevealed]
     assert left == ["d"], "three of four are enough"
     masks = federation.silos["d"]._masking
@@ -231,8 +231,7 @@ def test_a_silo_owes_the_server_what_its_masks_are_until_they_are_off(federation
 
 def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Federation) -> None:
     """The first order has the learning rate 0, so what it seals would be the masks, and nothing else."""
-    for name in "abcd":
-        federation.begin(name, 0)
+    federation.begin_all("abcd", 0)
     silo = federation.silos["a"]
     _seal(silo, 1, np.zeros_like(INITIAL), rate=0.0)
     for number in (2, 1):  # another order, and the same name again
@@ -242,7 +241,7 @@ def test_a_server_that_asks_twice_at_one_version_gets_one_update(federation: Fed
 
 def test_a_silo_that_is_restarted_or_set_back_does_not_use_masks_again(federation: Federation) -> None:
     beginning = federation.aggregator.outgoing("a")
-    masked_round(federation, 0, "abcd")
+    federation.run_round(0, "abcd")
     # Another process, or another trainer for the same run; then the one that was here, set back to the beginning.
     for silo in (federation.copy("a"), federation.silos["a"]):
         silo.receive(beginning, 0)
@@ -273,19 +272,17 @@ def test_updates_of_two_attempts_have_nothing_in_common(federation: Federation) 
 
 
 def test_a_silo_that_failed_before_it_sealed_is_in_the_sum(federation: Federation) -> None:
-    for name in "abbcd":
-        federation.begin(name, 0)
+    federation.begin_all("abbcd", 0)
     ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
     federation.commit(1, ids)
-    opened(federation)
+    federation.unmask()
     close(federation.begin("b", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))
 
 
 def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
     federation: Federation, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in "abcd":
-        federation.begin(name, 0)
+    federation.begin_all("abcd", 0)
     federation.seal("b", change(9))  # nobody gets it
     federation.begin("b", 0)
     with pytest.raises(ProtocolError, match="masks"):
@@ -294,19 +291,18 @@ def test_a_silo_whose_answer_was_lost_misses_the_round_and_is_in_the_next(
     ids = [federation.answer(name, change(ord(name))) for name in "abcd"]
     federation.commit(1, ids)
     assert "b/3 has masks of another" in caplog.text
-    opened(federation)
+    federation.unmask()
     after = federation.begin("b", 1)
     close(after, INITIAL + np.mean([change(ord(name)) for name in "acd"], axis=0))
-    updates = masked_round(federation, 1, "abcd")
+    updates = federation.run_round(1, "abcd")
     close(federation.begin("b", 2), after + np.mean(updates, axis=0), 2)
 
 
 def test_what_travels_in_the_clear_counts_for_those_in_the_sum_only(tmp_path: Path) -> None:
     federation = Federation(plan("masked", only=("head.*",)), tmp_path, FOUR)
-    for name in "abcddd":
-        federation.begin(name, 0)
+    federation.begin_all("abcddd", 0)
     federation.commit(1, [federation.answer(name, change(ord(name))) for name in "abcd"])
-    opened(federation)
+    federation.unmask()
     mean = np.mean([change(ord(name)) for name in "abc"], axis=0)
     clear = slice(0, LAYOUT.size - 600)
     model = federation.begin("a", 1)
@@ -329,5 +325,5 @@ def test_a_server_that_comes_back_again_and_again_gets_an_update_of_every_silo(f
             federation.begin(name, 0)
             ids.append(federation.answer(name, change(ord(name))))
     federation.commit(1, ids)
-    opened(federation)
+    federation.unmask()
     close(federation.begin("c", 1), INITIAL + np.mean([change(ord(name)) for name in "abcd"], axis=0))

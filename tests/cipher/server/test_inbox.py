@@ -23,8 +23,7 @@ def _spoil(federation: Federation, name: str) -> None:
 
 def _answers(federation: Federation, names: str, liar: str) -> tuple[list[str], list[Vector]]:
     """All answer, the liar first."""
-    for name in names:
-        federation.begin(name, 0)
+    federation.begin_all(names, 0)
     _spoil(federation, liar)
     updates = {name: change(ord(name)) for name in names}
     ids = [federation.answer(name, updates[name]) for name in sorted(names, key=lambda name: name != liar)]
@@ -38,25 +37,9 @@ def test_the_grid_that_most_silos_used_counts_whoever_was_first(
     federation = Federation(plan(kind), tmp_path, FOUR)
     ids, honest = _answers(federation, "abcd", liar="d")
     federation.commit(1, ids)
-    while federation.aggregator.blocked:
-        for name, question in federation.aggregator.questions().items():
-            federation.aggregator.answer(name, federation.silos[name].answer(question))
+    federation.unmask()
     assert "d/1 was sealed on another grid" in caplog.text
     close(federation.begin("a", 1), INITIAL + np.mean(honest, axis=0))
-
-
-def test_an_update_from_before_an_agreement_is_no_spoiler(tmp_path: Path) -> None:
-    """Two updates on the new grid, one on the old that its silo was given: all count."""
-    federation = Federation(plan(quorum=2), tmp_path, FOUR)
-    for name in "abc":
-        federation.begin(name, 0)
-    federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ab"])
-    for name in "ab":
-        federation.begin(name, 1)
-    ids = [federation.answer(name, change(ord(name))) for name in "abc"]
-    before = federation.silos["a"].model
-    federation.commit(2, ids)
-    close(federation.begin("a", 2), before + np.mean([change(ord(name)) for name in "abc"], axis=0), 3)
 
 
 def test_an_update_counts_once_and_its_order_is_over(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ Sealed = dict[str, tuple[str, Payload]]
 
 def sealed(federation: Federation, version: int = 0) -> Sealed:
     """What each silo answers an order for this version with."""
-    for name in federation.examples:
-        federation.begin(name, version)
+    federation.begin_all(federation.examples, version)
     return {name: federation.seal(name, change(100 * version + ord(name))) for name in federation.examples}
 
 
@@ -101,8 +100,7 @@ def test_what_is_in_the_clear_is_weighed_as_if_it_had_come_alone(tmp_path: Path)
 
 def test_a_silo_of_another_grid_comes_in_a_sum_of_its_own(tmp_path: Path) -> None:
     federation = Federation(plan("bfv"), tmp_path, FIVE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     silo = federation.silos["b"]
     silo._state = replace(silo._state, scales=replace(silo._state.scales, exponents=((7, 7, 7),)))
     found = sums_of(federation, {name: federation.seal(name, change(ord(name))) for name in "abc"}, "abc")

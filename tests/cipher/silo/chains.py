@@ -15,16 +15,10 @@ from fedsync.cipher.silo.replica import EncryptedReplica
 from fedsync.common.errors import ProtocolError
 from fedsync.model.layout import Vector
 from fedsync.model.transfer import Payload
-from tests.cipher.make import Federation, change
+from tests.cipher.make import Federation
 
 THREE = {"a": 10, "b": 10, "c": 10}
 ADD, UNDO, EMPTY = LinkKind.ADD, LinkKind.UNDO, LinkKind.EMPTY
-
-
-def a_round(federation: Federation, version: int, names: str = "abc") -> None:
-    for name in names:
-        federation.begin(name, version)
-    federation.commit(version + 1, [federation.answer(name, change(100 * version + ord(name))) for name in names])
 
 
 def holding(federation: Federation, tmp_path: Path, version: int) -> EncryptedReplica:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cipher.make import Federation, plan
-from tests.cipher.silo.chains import THREE, a_round
+from tests.cipher.silo.chains import THREE
 
 
 @pytest.fixture(scope="module")
@@ -11,7 +11,6 @@ def three_rounds(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Three versions, the last of which all silos hold; nobody is to change it."""
     federation = Federation(plan("pad"), tmp_path_factory.mktemp("rounds"), THREE)
     for version in range(3):
-        a_round(federation, version)
-    for name in "abc":
-        federation.begin(name, 3)
+        federation.run_round(version)
+    federation.begin_all("abc", 3)
     return federation

@@ -99,12 +99,9 @@ def count_openings(silo: EncryptedReplica, monkeypatch: pytest.MonkeyPatch) -> l
 def federation(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Three silos after one commit, of which none has been sent the sum."""
     made = Federation(plan(request.param), tmp_path_factory.mktemp("authentic"), dict.fromkeys("abc", 10))
-    for name in "abc":
-        made.begin(name, 0)
+    made.begin_all("abc", 0)
     made.commit(1, [made.answer(name, change(ord(name))) for name in "abc"])
-    while made.aggregator.blocked:
-        for name, question in made.aggregator.questions().items():
-            made.aggregator.answer(name, made.silos[name].answer(question))
+    made.unmask()
     return made
 
 

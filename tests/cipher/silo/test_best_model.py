@@ -51,8 +51,7 @@ def federation(folder: Path, of: EncryptionPlan | None = None) -> Federation:
 def rounds(made: Federation, accuracies: Sequence[float], begin: int = 0, names: str = SILOS) -> None:
     """One version after the other, each evaluated by all."""
     for version, accuracy in enumerate(accuracies, begin):
-        for name in names:
-            made.begin(name, version)
+        made.begin_all(names, version)
         ids = [
             made.answer(name, change(17 * version + index), evaluation=evaluation(accuracy))
             for index, name in enumerate(names)

@@ -61,14 +61,6 @@ def test_what_a_version_adds_is_of_all_members_sums_and_values_in_the_clear() ->
     assert len({added_content(*one) for one in given}) == len(given)
 
 
-def test_a_history_of_one_version_fits_one_state() -> None:
-    """That of a snapshot of the beginning; and one of which all but the newest is cut off fits none."""
-    assert history_of().fits(state(0)) and not history_of().fits(state(1))
-    whole = history_of(ADD, ADD)
-    records = LinkRecords(2, whole.records.last[-1:])
-    assert not History(whole.run, records, whole.chains[-1:]).fits(state(2))
-
-
 def test_the_last_versions_are_remembered() -> None:
     history = history_of(*(ADD,) * (WINDOW + 3))
     newest = WINDOW + 3

@@ -29,22 +29,12 @@ def deviation(silos: int) -> float:
     return NOISE.multiplier * math.sqrt(fit.longest * silos / NOISE.shares) * math.ldexp(1.0, fit.exponent - 15)
 
 
-def a_round(federation: Federation, version: int, size: float = 0.001) -> np.ndarray:
-    names = list(federation.examples)
-    for name in names:
-        federation.begin(name, version)
-    updates = [change(100 * version + ord(name), size=size) for name in names]
-    ids = [federation.answer(name, update) for name, update in zip(names, updates, strict=True)]
-    federation.commit(version + 1, ids)
-    return np.mean(updates, axis=0)
-
-
 @pytest.mark.parametrize("kind", ["bfv", "pad"])
 def test_the_model_moves_by_the_mean_and_the_noise_of_all_shares(kind: str, tmp_path: Path) -> None:
     federation = Federation(noisy(kind), tmp_path, FOUR)
     expected = INITIAL.copy()
     for version in range(3):
-        expected += a_round(federation, version)
+        expected += np.mean(federation.run_round(version, size=0.001), axis=0)
     models = [federation.begin(name, 3) for name in FOUR]
     for model in models:
         np.testing.assert_array_equal(model, models[0])
@@ -56,7 +46,7 @@ def test_the_model_moves_by_the_mean_and_the_noise_of_all_shares(kind: str, tmp_
 
 def test_a_long_update_moves_the_model_no_further_than_the_clip(tmp_path: Path) -> None:
     federation = Federation(noisy(), tmp_path, FOUR)
-    whole = a_round(federation, 0, size=50.0)
+    whole = np.mean(federation.run_round(0, size=50.0), axis=0)
     moved = federation.begin("a", 1) - INITIAL
     direction = whole / np.linalg.norm(whole)
     assert abs(moved @ direction) <= 1.0 + 5 * deviation(4) / 4
@@ -69,7 +59,7 @@ def test_a_header_tells_nothing_of_an_update(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tally, "build", lambda own, *rest: told.append(own) or build(own, *rest))
     federation = Federation(noisy(), tmp_path, FOUR)
     for version, size in enumerate((1e-6, 1e3)):
-        a_round(federation, version, size)
+        federation.run_round(version, size=size)
     exponents = {own.exponents for own in told}
     assert exponents == {federation.plan.first_exponents} and {own.weight for own in told} == {1}
     assert all(own.loss is None and own.evaluation is None for own in told)
@@ -98,7 +88,7 @@ def test_a_version_in_parts_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         return replace(found, by_grid={b"1": envelopes[:2], b"2": envelopes[2:]})
 
     monkeypatch.setattr(Gathered, "of", halves)
-    a_round(federation, 0)
+    federation.run_round(0, size=0.001)
     with pytest.raises(ProtocolError, match="2 sums, each with a part of a version's noise"):
         federation.begin("a", 1)
 
@@ -106,8 +96,7 @@ def test_a_version_in_parts_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_sum_of_too_few_silos_is_refused(tmp_path: Path) -> None:
     federation = Federation(noisy(), tmp_path, FOUR)
     federation.aggregator._plan = replace(federation.plan, members=1)
-    for name in "ab":
-        federation.begin(name, 0)
+    federation.begin_all("ab", 0)
     federation.commit(1, [federation.answer(name, change(1)) for name in "ab"])
     with pytest.raises(ProtocolError, match="a sum of 2 silos"):
         federation.begin("a", 1)

@@ -27,8 +27,8 @@ def test_what_was_sealed_in_another_run_is_not_opened(other: dict[str, object], 
     elsewhere.silos = {name: elsewhere.copy(name, **other) for name in "abc"}
     for name, silo in elsewhere.silos.items():
         elsewhere.aggregator.greet(name, -1, silo.greeting())
-    for name in "abc":
-        federation.begin(name, 0), elsewhere.begin(name, 0)
+    federation.begin_all("abc", 0)
+    elsewhere.begin_all("abc", 0)
     ids = [federation.answer(name, change(ord(name))) for name in "abc" if name not in foreign]
     for name in foreign:
         update_id, sealed = elsewhere.seal(name, change(9))
@@ -55,8 +55,7 @@ def test_what_was_sealed_in_another_run_is_not_opened(other: dict[str, object], 
 def test_one_silo_that_names_another_past_does_not_count(tmp_path: Path) -> None:
     """It can: it has the key. The others' update counts, and no silo refuses anything."""
     federation = Federation(plan("pad"), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     ids = [federation.answer(name, change(ord(name))) for name in "ab"]
     liar = federation.silos["c"]
     history = liar._state.history
@@ -71,8 +70,7 @@ def test_one_silo_that_names_another_past_does_not_count(tmp_path: Path) -> None
 
 def test_silos_that_were_told_different_stories_cannot_be_added_up(tmp_path: Path) -> None:
     federation = Federation(plan("pad"), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     ids = [federation.answer(name, change(ord(name))) for name in "abc"]
     pending, chain = dict(federation.aggregator._inbox._pending), federation.aggregator._chain
     federation.commit(1, ids[:2])

@@ -111,8 +111,7 @@ def test_who_was_killed_came_late_or_took_a_snapshot_agrees_to_the_bit(kind: str
     assert resumed.holds == 3 and resumed._state.digest == killed._state.digest
     assert resumed._state.moments.vectors[0].tobytes() == killed._state.moments.vectors[0].tobytes()
 
-    for name in "abc":
-        federation.begin(name, 3)
+    federation.begin_all("abc", 3)
     federation.commit(4, [federation.answer(name, change(ord(name))) for name in "abc"])
     found = [federation.begin(name, 4) is not None and federation.silos[name]._state for name in "abc"]
     links = federation.aggregator._chain.links
@@ -178,8 +177,7 @@ def test_versions_that_bring_nothing_leave_momentum_as_it_was(kind: str, tmp_pat
 def test_control_variates_know_no_stale_update_and_whose_counted_last(tmp_path: Path) -> None:
     """A server that commits one has what was corrected by an older mean change it: the whole sum brings nothing."""
     federation = made(OPTIMIZERS["scaffold"], tmp_path, normalised=True)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ab"])
     before = states(federation, 1, "ab")[0]
     assert before.counted == {"a": 1, "b": 1} and before.moments.powers == (2.0,)

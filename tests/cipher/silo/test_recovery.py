@@ -24,8 +24,7 @@ def _history(
     """Updates of a and b are committed one by one; returns what c had on its disk at each version."""
     federation.silos["c"] = federation.copy("c", file)
     kept = {}
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     for version in range(commits + 1):
         kept[version] = file.read_bytes()
         if version == remember_at:
@@ -106,8 +105,7 @@ def test_a_full_disk_changes_nothing_and_is_over_when_there_is_room(
             if version == 2:
                 patch.setattr(replica_state, "write_pieces", full)
             names = "abc" if version < 2 else "ab"
-            for name in names:
-                federation.begin(name, version)
+            federation.begin_all(names, version)
             if version >= 2:
                 with pytest.raises(ConfigError, match="No space left"):
                     federation.begin("c", version)

@@ -83,24 +83,16 @@ def sealed(kind: str, suite: str, found: dict[str, Evaluation], folder: Path) ->
     """What each silo tells once it has opened the sum."""
     of = replace(plan(suite, quorum=len(SILOS)), seal_metrics=True, metrics=SETS[kind], selection=Selection())
     made = Federation(of, folder, dict.fromkeys(SILOS, 10))
-    for name in SILOS:
-        made.begin(name, 0)
+    made.begin_all(SILOS, 0)
     ids = [made.answer(name, change(index), evaluation=found[name]) for index, name in enumerate(SILOS)]
     made.commit(1, ids)
-    unmask(made)
+    made.unmask()
     told = []
     for name in SILOS:
         made.begin(name, 1)
         (figures,) = made.silos[name].pooled or ()
         told.append(figures.score)
     return told
-
-
-def unmask(made: Federation) -> None:
-    """Under masks silos reveal what is in the sum that cancels for no one."""
-    while questions := made.aggregator.questions():
-        for name, question in questions.items():
-            made.aggregator.answer(name, made.silos[name].answer(question))
 
 
 @pytest.mark.slow

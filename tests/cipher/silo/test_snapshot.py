@@ -31,8 +31,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Four versions; one silo alone brought the third, two others the fourth, which they built on the third."""
     made = Federation(plan("pad"), tmp_path_factory.mktemp("snapshots"), FOUR)
     for version, names in enumerate(("abc", "abc", "b", "ac")):
-        for name in names:
-            made.begin(name, version)
+        made.begin_all(names, version)
         made.commit(version + 1, [made.answer(name, change(100 * version + ord(name))) for name in names])
     return made
 
@@ -210,8 +209,7 @@ def test_half_of_the_silos_stand_for_a_snapshot(
 def test_updates_from_before_do_not_stand_for_it(tmp_path: Path) -> None:
     """c is slow: what it adds after the snapshot began before it."""
     federation = Federation(plan("pad"), tmp_path, FOUR)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     for version in range(2):
         federation.commit(version + 1, [federation.answer("b", change(version))])
         federation.begin("b", version + 1)

@@ -89,8 +89,7 @@ def committed(
     federation: Federation, version: int, names: str, liar: str = "", lie: Lie | None = None, size: float = 0.02
 ) -> None:
     """A round in which one silo may lie, up to the server's sum."""
-    for name in names:
-        federation.begin(name, version)
+    federation.begin_all(names, version)
     ids = []
     for name in names:
         with pytest.MonkeyPatch.context() as patch:
@@ -98,15 +97,12 @@ def committed(
                 lie(patch)
             ids.append(federation.answer(name, change(100 * version + ord(name), size)))
     federation.commit(version + 1, ids)
-    while federation.aggregator.blocked:
-        for name, question in federation.aggregator.questions().items():
-            federation.aggregator.answer(name, federation.silos[name].answer(question))
+    federation.unmask()
 
 
 def states(federation: Federation, version: int, names: str, *others: EncryptedReplica) -> list[ReplicaState]:
     """Of all silos at this version, and of others that are sent the same as one that has nothing."""
-    for name in names:
-        federation.begin(name, version)
+    federation.begin_all(names, version)
     federation.aggregator.holds(names[0], -1)
     whole = federation.aggregator.outgoing(names[0])
     for other in others:
@@ -169,8 +165,7 @@ def test_values_in_the_clear_do_not_end_in_infinity(limb: int, tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         divide = EncryptionPlan.divide
         for version in range(3):
-            for name in "abc":
-                federation.begin(name, version)
+            federation.begin_all("abc", version)
             ids = []
             for name in "abc":
                 lies = (lambda *of: (divide(*of)[0], np.full_like(divide(*of)[1], 3e38))) if name == "c" else divide
@@ -266,8 +261,7 @@ def _on_its_own_grid(silo: EncryptedReplica) -> None:
 def test_nobody_is_named_for_what_a_server_can_bring_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server that has silos seal on a grid or a past of other versions would have them blamed for it."""
     federation = Federation(replace(plan("pad", quorum=3), seal_metrics=True), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     _on_its_own_grid(federation.silos["c"])
     federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ac"])
     federation.begin("a", 1)
@@ -281,8 +275,7 @@ def test_a_silo_with_a_grid_of_its_own_brings_nothing_and_the_run_goes_on(
 ) -> None:
     """With one honest silo beside it the server cannot tell which grid is the liar's."""
     federation = Federation(plan("pad", members=members), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
+    federation.begin_all("abc", 0)
     _on_its_own_grid(federation.silos["c"])
     federation.commit(1, [federation.answer(name, change(ord(name))) for name in "ac"])
     models = [federation.begin(name, 1) for name in "ab"]
@@ -301,8 +294,7 @@ def test_so_many_bogus_votes_as_silos_may_lie_change_nothing(
 ) -> None:
     five = dict.fromkeys("abcde", 10)
     federation = Federation(replace(plan("pad", quorum=5), colluding=colluding), tmp_path, five)
-    for name in five:
-        federation.begin(name, 0)
+    federation.begin_all(five, 0)
     ids = []
     for index, name in enumerate(five):
         update = change(ord(name)) * np.float32(1e6 if index < liars else 1)

@@ -12,7 +12,7 @@ from fedsync.cipher.encoding.catch_up import CatchUp, Link, Start
 from fedsync.model.transfer import OtherVersion
 from tests.cipher.lying_server import entry_of, one_more, rewritten
 from tests.cipher.make import INITIAL, Federation, change, close, plan
-from tests.cipher.silo.chains import ADD, EMPTY, THREE, a_round, holding, refused, to, undo
+from tests.cipher.silo.chains import ADD, EMPTY, THREE, holding, refused, to, undo
 
 # Taking back.
 
@@ -64,7 +64,7 @@ def test_what_is_taken_back_with_other_words_is_refused(three_rounds: Federation
 
 def test_what_is_taken_back_with_other_values_in_the_clear_is_refused(tmp_path: Path) -> None:
     federation = Federation(plan("pad", only=("head.*",)), tmp_path, THREE)
-    a_round(federation, 0)
+    federation.run_round(0)
     silo, entry = holding(federation, tmp_path, 1), entry_of(federation, 1)
     with refused(silo, "undo"):
         silo.receive(to(1, undo(replace(entry, clear=bytes(len(entry.clear))))), 2)
@@ -84,21 +84,6 @@ def test_an_update_is_added_once(three_rounds: Federation, tmp_path: Path) -> No
         silo.receive(to(1, *twice), 3)
 
 
-def test_sums_that_overlap_are_refused(tmp_path: Path) -> None:
-    """Their difference would be one silo's update."""
-    federation = Federation(plan("pad"), tmp_path, THREE)
-    for name in "abc":
-        federation.begin(name, 0)
-    ids = [federation.answer(name, change(ord(name))) for name in "abc"]
-    pending = dict(federation.aggregator._inbox._pending)
-    federation.commit(1, ids[:2])
-    silo = holding(federation, tmp_path, 1)
-    federation.aggregator._inbox._pending.update(pending)
-    federation.commit(2, ids)
-    with refused(silo, "members"):
-        silo.receive(to(1, federation.aggregator._chain.links[1]), 2)
-
-
 def test_each_link_is_the_next_version(three_rounds: Federation, tmp_path: Path) -> None:
     silo = holding(three_rounds, tmp_path, 1)
     second, third = three_rounds.aggregator._chain.links[1:]
@@ -110,33 +95,6 @@ def test_each_link_is_the_next_version(three_rounds: Federation, tmp_path: Path)
         silo.receive(to(1, Link(EMPTY), second), 3)
     with pytest.raises(OtherVersion):
         silo.receive(to(2, third), 3)
-
-
-def test_fewer_silos_than_the_plan_says_are_refused(tmp_path: Path) -> None:
-    federation = Federation(plan("pad", members=1), tmp_path, THREE)
-    for name in "ab":
-        federation.begin(name, 0)
-    federation.commit(1, [federation.answer("a", change(1))])
-    federation.aggregator.holds("c", -1)
-    one = federation.aggregator.outgoing("c")
-    silo = federation.copy("c", plan=plan("pad", members=2))
-    with refused(silo, "members"):
-        silo.receive(one, 1)
-    federation.copy("c").receive(one, 1)
-
-
-def test_two_updates_of_one_silo_are_not_two_silos(tmp_path: Path) -> None:
-    federation = Federation(plan("pad", members=2), tmp_path, THREE)
-    silo = federation.copy("c")
-    federation.begin("a", 0)
-    ids = [federation.answer("a", change(1))]
-    federation.begin("a", 0)
-    ids.append(federation.answer("a", change(2)))
-    federation.aggregator._plan = replace(federation.plan, members=1)  # the server knows better
-    federation.commit(1, ids)
-    federation.aggregator.holds("c", -1)
-    with refused(silo, "members"):
-        silo.receive(federation.aggregator.outgoing("c"), 1)
 
 
 def test_an_honest_server_commits_nothing_that_silos_would_refuse(

@@ -89,15 +89,6 @@ def test_the_largest_sums_that_are_allowed_are_exact(kind: str, bits: int) -> No
 
 
 @every_kind
-def test_chunks_can_be_sealed_and_opened_in_portions(kind: str) -> None:
-    slots = slots_of(3, FORMS[kind].slot_bits - 1)
-    words = np.concatenate([sealer(kind).seal(slots[:1], member(0)), sealer(kind).seal(slots[1:], member(0), 1)])
-    assert words.shape == (3, FORMS[kind].words)
-    np.testing.assert_array_equal(sealer(kind).open(words, [member(0)]), slots)
-    np.testing.assert_array_equal(sealer(kind).open(words[2:], [member(0)], 2), slots[2:])
-
-
-@every_kind
 def test_an_addition_too_many_is_an_error(kind: str) -> None:
     words = np.zeros((1, FORMS[kind].words), np.uint64)
     too_many = [member(i) for i in range(FORMS[kind].additions + 1)]

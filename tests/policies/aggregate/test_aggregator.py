@@ -219,13 +219,6 @@ def test_a_base_is_kept_while_its_order_is_in_work_and_no_longer() -> None:
     assert slow() is None
 
 
-def test_a_commit_towards_a_model_that_no_order_began_is_refused() -> None:
-    store = PlainAggregator(vector(0))
-    store.put("a", "a/1", vector(1))
-    with pytest.raises(PolicyError, match="which no order began"):
-        store.commit(Commit(1, {"a/1": 1.0}, toward=True))
-
-
 def test_the_best_is_the_model_that_an_order_began_though_others_came_since() -> None:
     """a starts from version 0 and b from version 1; when a is back, version 2 is the newest."""
     store = PlainAggregator(vector(5))

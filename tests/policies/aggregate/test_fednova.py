@@ -17,18 +17,6 @@ def metas(*steps: int) -> list[UpdateMeta]:
     return [UpdateMeta(f"{i}/1", str(i), 0, tau, 8 * tau, 100 * (i + 1), 40) for i, tau in enumerate(steps)]
 
 
-def vector(steps: int, momentum: float, pull: float) -> list[float]:
-    """a of the paper: how much the gradient of each step comes to count, from linearity, one gradient at a time."""
-    counts = []
-    for hit in range(steps):
-        way = speed = 0.0
-        for step in range(steps):
-            speed = momentum * speed + (step == hit) - pull * way
-            way += speed
-        counts.append(way)
-    return counts
-
-
 def test_by_hand_without_momentum() -> None:
     """p = 1/2, tau = 2 and 6: tau_eff = 4, so c = 1/2 x 4/2 = 1 and 1/2 x 4/6 = 1/3."""
     assert Normalised(WeightedMean("silo")).coefficients(metas(2, 6), 1) == pytest.approx([1.0, 1 / 3])
@@ -37,15 +25,6 @@ def test_by_hand_without_momentum() -> None:
 def test_by_hand_with_the_weights_of_the_mean_inside() -> None:
     """p = 1/3, 2/3 and tau = 1, 4: tau_eff = 3, c = 1/3 x 3 = 1 and 2/3 x 3/4 = 1/2."""
     assert Normalised(WeightedMean("examples")).coefficients(metas(1, 4), 1) == pytest.approx([1.0, 0.5])
-
-
-def test_momentum_by_hand() -> None:
-    """rho = 1/2: one step counts 1. Two: the first gradient 1 + 1/2, the second 1. Three: 1.75 + 1.5 + 1."""
-    assert [progress(tau, 0.5, 0.0) for tau in (1, 2, 3)] == pytest.approx([1.0, 2.5, 4.25])
-
-
-def test_with_the_whole_way_back_each_step_begins_anew() -> None:
-    assert progress(1, 0.0, 1.0) == progress(7, 0.0, 1.0) == sum(vector(7, 0.0, 1.0)) == 1.0
 
 
 def test_a_running_mean_by_hand() -> None:
@@ -61,20 +40,6 @@ def test_a_running_mean_by_hand() -> None:
     weights = Normalised(WeightedMean(), pull=rate).coefficients(metas(1, 3), 0)
     assert sum(w * u for w, u in zip(weights, updates, strict=True)) == pytest.approx(5.5), "as far as their mean"
     assert weights[0] * updates[0] == pytest.approx(weights[1] * updates[1]), "both count the same"
-
-
-def test_the_proximal_term_by_hand() -> None:
-    """alpha = 1/4: each step keeps 3/4 of the way made: 1; 3/4 + 1; 9/16 + 3/4 + 1."""
-    assert [progress(tau, 0.0, 0.25) for tau in (1, 2, 3)] == pytest.approx([1.0, 1.75, 2.3125])
-
-
-@pytest.mark.parametrize("pull", [0.0, 1e-9, 0.01, 0.5])
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize("steps", [1, 2, 7, 60])
-def test_the_formulas_are_the_norm_of_the_vector(steps: int, momentum: float, pull: float) -> None:
-    """With momentum and a strong pull the silo swings, some counts are negative, and the sum is what leads on."""
-    expected = sum(vector(steps, momentum, pull))
-    assert progress(steps, momentum, pull) == pytest.approx(expected, rel=1e-9)
 
 
 def test_equal_steps_are_a_plain_mean() -> None:

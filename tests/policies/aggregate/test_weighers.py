@@ -15,7 +15,6 @@ from fedsync.policies.aggregate.weighers import (
     Stale,
     Toward,
     WeightedMean,
-    staleness,
 )
 
 METAS = [
@@ -41,11 +40,6 @@ def test_a_weighted_mean_shares_in_proportion(by: Share, expected: list[float]) 
     assert (weigher.weighting, weigher.toward) == (Weighting(by), False)
 
 
-def test_staleness_counts_versions_between_base_and_commit() -> None:
-    """Version 3 is made now from 2: what began at 2 is fresh, what began at 0 missed versions 1 and 2."""
-    assert [staleness(meta, 3) for meta in METAS] == [0, 2]
-
-
 @pytest.mark.parametrize(
     ("discount", "at_0", "at_2", "at_6"),
     [
@@ -61,12 +55,6 @@ def test_discounts_by_hand(discount: Discount, at_0: float, at_2: float, at_6: f
     assert discount(0) == at_0 == 1.0, "exactly"
     assert discount(2) == pytest.approx(at_2, rel=1e-15)
     assert discount(6) == pytest.approx(at_6, rel=1e-15)
-
-
-def test_a_stale_update_counts_less_and_nobody_more() -> None:
-    weigher = Stale(WeightedMean("silo"), Polynomial(1.0))
-    assert weigher.coefficients(METAS, 3) == [1 / 2, 1 / 2 / 3]
-    assert weigher.weighting is None, "a silo does not know how stale it will be"
 
 
 def test_fedbuff_is_eta_by_k_times_the_discount() -> None:

@@ -23,12 +23,6 @@ def test_bounds_that_leave_the_mean_some_room_are_no_trouble() -> None:
     for bounds in ({"floor": 8}, {"cap": 8}, {"floor": 5, "multiple": 8}):
         with pytest.raises(ValueError, match="nothing would be balanced"):
             ProportionalBalancer(**bounds).check(8)
-    with pytest.raises(ValueError, match="floor 9"):
-        ProportionalBalancer(floor=9).check(8)
-    with pytest.raises(ValueError, match="cap 7"):
-        ProportionalBalancer(cap=7).check(8)
-    with pytest.raises(ValueError, match=r"write local\.batch_size: 10"):
-        ProportionalBalancer(multiple=5).check(8)
 
 
 def test_what_is_written_becomes_the_sizing() -> None:

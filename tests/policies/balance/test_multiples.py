@@ -56,9 +56,15 @@ def test_the_curves_are_those_of_multiples() -> None:
     assert plan(EqualisingBalancer(), [Curve(100.0, 0.5, 40), Curve(40.0)], 72, [1, 1], [99, 99]) == [40, 32]
 
 
-def test_an_impossible_total_is_said_in_samples() -> None:
-    with pytest.raises(ConfigError, match="2 silos can take 2 to 20 samples a step together, not 24"):
-        plan(ProportionalBalancer(), LINEAR[:2], 24, [1, 1], [10, 10])
+@pytest.mark.parametrize("inner", [ProportionalBalancer(), EqualisingBalancer()])
+@pytest.mark.parametrize("multiple", [None, 8])
+@pytest.mark.parametrize(("total", "floor", "cap"), [(5, 3, 10), (24, 1, 10)])
+def test_an_impossible_total_is_said_in_samples(
+    inner: Balancer, multiple: int | None, total: int, floor: int, cap: int
+) -> None:
+    balancer = inner if multiple is None else InMultiples(inner, multiple)
+    with pytest.raises(ConfigError, match=f"2 silos can take {2 * floor} to {2 * cap} samples.* together, not {total}"):
+        balancer.plan(LINEAR[:2], total, Bounds(np.full(2, floor), np.full(2, cap)))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsync.extras.zipline_published import NAIVE_LIMIT
 from fedsync.policies.barrier.kinds.elastic import METHODS, SyncPoint, find_sync_point
 
 EXACT = [name for name, exact in METHODS.items() if exact]
@@ -191,9 +190,3 @@ def test_algorithm_2_as_printed_depends_on_the_order_of_equal_ends() -> None:
     assert as_printed(ends) == {0: 8, 1: 7, 2: 7}
     assert as_printed(ends, late_silos_first=True) == {0: 8, 1: 8, 2: 7}
     assert find_sync_point(ends, "zipline").steps.tolist() == [2, 2, 1]
-
-
-def test_naive_refuses_what_would_not_end() -> None:
-    assert NAIVE_LIMIT < 2**20
-    with pytest.raises(ValueError, match=r"2\^20 combinations, more than 1000000; use method 'sweep'"):
-        find_sync_point(np.ones((20, 2)), "naive")

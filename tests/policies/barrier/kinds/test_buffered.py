@@ -27,14 +27,6 @@ def test_a_full_buffer_is_committed_oldest_first_before_anybody_goes_on() -> Non
     assert (verdict.commit, verdict.release) == ((), ("a",))
 
 
-def test_a_silo_that_failed_sits_out_until_the_next_commit() -> None:
-    state, _ = Buffered(2).decide({}, view({"a": silo(), "b": silo()}))
-    silos = {"a": silo(busy=True), "b": silo(failures=1)}
-    state, verdict = Buffered(2).decide(state, view(silos))
-    assert verdict.release == ()
-    assert Buffered(2).decide(state, view(silos, version=1))[1].release == ("b",)
-
-
 def test_by_hand(tmp_path: Path) -> None:
     """K = 3. At 2 s a/1, b/1 and a/2 are in. At 4 s a/3 is, and of c/1, b/2 and a/4 the first two; a/4 waits.
 

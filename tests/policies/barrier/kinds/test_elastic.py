@@ -72,11 +72,6 @@ def test_all_are_committed_and_released_together() -> None:
     assert Elastic().decide(None, view({}, meta("a")))[1].commit == ()
 
 
-def test_a_floor_above_the_lookahead_is_refused() -> None:
-    with pytest.raises(ValueError, match="floor 5 exceeds lookahead 4"):
-        Elastic(4, 5)
-
-
 # Whole runs.
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.actions import Commit, Discard, Dispatch, HaltEarly, WakeAt
-from fedsync.core.orders import LocalWork
+from fedsync.core.actions import Commit, Dispatch, HaltEarly, WakeAt
 from fedsync.core.views import SiloView, Verdict
 from fedsync.policies.barrier.intervals import Attempt, FixedInterval, IntervalRound
 from fedsync.policies.barrier.kinds.fsp import Fsp, FspRound, FspState, Late, Overhead, WaitFor
@@ -90,11 +89,6 @@ def test_an_interval_full_of_overhead_is_stretched() -> None:
     assert verdict.budget_s == {"a": 5.0, "b": 3.0, "c": 0.0, "new": 6.0}
     assert state.round is not None
     assert (state.round.deadline_s, verdict.wake_at_s) == (6.0, 9.0)
-
-
-def test_a_pass_is_a_step_at_least() -> None:
-    silos = {"a": silo(examples=3)}
-    assert fsp(passes=0.1).decide(fsp().init(), view(silos, work=LocalWork(4, 8, 0.1)))[1].steps == {"a": 1}
 
 
 # The end of a round.
@@ -351,32 +345,6 @@ def test_who_is_through_its_data_ends_the_round(tmp_path: Path) -> None:
     assert commits(result)[0][0] == pytest.approx(2 * 32 / 50)
 
 
-def late_run(tmp_path: Path, late: str) -> Any:
-    """Rounds of 1 s with 0.5 s of grace. b's steps take 1.25 s; after its first order it is known.
-
-    At 1.25 s: the first round waited for b. From 1.25 s on a does 8 steps in 1 s; b's step takes until 2.5 s,
-    within the grace, which ends at 2.75 s. So with a grace of 0.125 s instead, the second round ends at 2.375 s.
-    """
-    aggregation = {"kind": "fednova", "staleness": {"kind": "polynomial"}}
-    barrier = fixed(1.0, late=late, grace=0.125)
-    return race(tmp_path, [256.0, 25.6], barrier, stop={"rounds": 4}, aggregation=aggregation)
-
-
-@pytest.mark.parametrize("late", ["drop", "next", "stale"])
-def test_a_straggler_by_hand(tmp_path: Path, late: str) -> None:
-    """Rounds end at 1.25, 2.375 (without b), ...
-
-    b's second update comes at 2.5 s and is late. b could not do a step of 1.25 s in what is left of the third
-    round, 2.375 to 3.375 s: it waits for the fourth.
-    """
-    result = late_run(tmp_path, late)
-    assert begins(result) == {"a": [0, 1.25, 2.375, 3.375], "b": [0, 1.25, 3.375]}
-    third = ["a/3"] if late == "drop" else ["a/3", "b/2"]
-    assert commits(result)[:3] == [(1.25, ["a/1", "b/1"]), (2.375, ["a/2"]), (3.375, third)]
-    discards = [(e.at_s, a.update_id) for e in result.entries for a in e.actions if isinstance(a, Discard)]
-    assert ((2.5, "b/2") in discards) == (late == "drop")
-
-
 def test_waiting_for_all_silos_is_plain_fsp(tmp_path: Path) -> None:
     """beta = n; only the timers differ."""
 
@@ -395,11 +363,3 @@ def test_waiting_for_all_silos_is_plain_fsp(tmp_path: Path) -> None:
     plain = essence(deeds("plain"))
     assert essence(deeds("all", wait_for={"sample_size": 3})) == plain
     assert essence(deeds("one", wait_for={"sample_size": 1})) != plain
-
-
-def test_waiting_for_nobody_commits_at_the_deadline(tmp_path: Path) -> None:
-    """b's steps of 0.8 s run over every deadline; after the first order nobody waits for that."""
-    barrier = fixed(1.0, wait_for={"sample_size": 0})
-    result = race(tmp_path, [256.0, 40.0], barrier, stop={"rounds": 5})
-    assert [at_s for at_s, _ in commits(result)] == [1, 2, 3, 4, 5]
-    assert result.ledger.summary()["silos"][1]["samples"] > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsync.core.actions import Commit, Dispatch, HaltEarly, Probe
+from fedsync.core.actions import Commit, Dispatch, HaltEarly
 from fedsync.core.views import SiloView
 from fedsync.policies.barrier.kinds.bulk import OnTime, OnTimeState
 from tests.policies.barrier.make import actions, commits, meta, race, silo, steps, view
@@ -34,41 +34,6 @@ def asked(barrier: OnTime, b: int, c: int, at_s: float = 3.0) -> OnTimeState:
 def test_nobody_is_asked_before_the_first_is_in() -> None:
     state, verdict = OnTime().decide(BEGUN, view(cluster() | {"a": silo(busy=True, **ORDER)}, now_s=2.0))
     assert (state, verdict.probe, verdict.stop_now, verdict.wake_at_s) == (BEGUN, (), (), None)
-
-
-def test_silos_stop_when_the_right_sizes_would_have_ended() -> None:
-    """Speeds are 50, 4.5 x 10 / 2 = 22.5 and 1.5 x 10 / 2 = 7.5, so the 300 samples take 300 / 80 = 3.75 s.
-
-    c is in steps of 10 / 7.5 s: told half of one before, it stops at about that time.
-    """
-    barrier, due_s = OnTime(report_s=9.0), 1 + 3.75 - 10 / 7.5 / 2
-    state = asked(barrier, 4, 1)
-    for now_s in (3.0, due_s - 1e-6):
-        _, verdict = barrier.decide(state, view(cluster(4, 1), FIRST, now_s=now_s))
-        assert verdict.stop_now == ()
-        assert verdict.wake_at_s == pytest.approx(due_s)
-    state, verdict = barrier.decide(state, view(cluster(4, 1), FIRST, now_s=due_s + 1e-6))
-    assert verdict.stop_now == ("b", "c")
-    assert barrier.decide(state, view(cluster(4, 1), FIRST, now_s=9.0))[1].stop_now == (), "once"
-
-
-def test_what_an_order_costs_besides_training_is_no_training() -> None:
-    """a needs 1 s of 3 for its transfer, so it is as fast as before."""
-    barrier = OnTime(report_s=9.0)
-    slow = cluster(4, 1) | {"a": silo(clock=1, since_s=4.0, overhead_s=1.0)}
-    verdict = barrier.decide(asked(barrier, 4, 1), view(slow, FIRST, now_s=4.1))[1]
-    assert verdict.stop_now == ("b", "c")
-
-
-@pytest.mark.parametrize(("slack", "waits"), [(0.3, True), (0.1, False)])
-def test_who_will_be_there_soon_is_waited_for(slack: float, waits: bool) -> None:
-    """Speeds are 50, 42.5 and 37.5: 300 / 130 = 2.308 s would be right, and c takes 100 / 37.5 = 2.667 s, 16 % more."""
-    barrier = OnTime(slack, report_s=9.0)
-    state, right_s = asked(barrier, 8, 7), 300 / 130
-    due_s = 1 + (1.3 * right_s if waits else right_s - 10 / 37.5 / 2)
-    for now_s, stops in ((due_s - 1e-6, False), (due_s + 1e-6, True)):
-        verdict = barrier.decide(state, view(cluster(8, 7), FIRST, now_s=now_s))[1]
-        assert bool(verdict.stop_now) == stops, "a round is longer by `slack` at most, also if they are late then"
 
 
 def test_one_that_does_not_answer_goes_by_its_forecast() -> None:
@@ -136,20 +101,6 @@ def test_an_update_of_another_round_tells_nothing_of_this_one() -> None:
 
 ON_TIME = {"kind": "on-time"}
 SPEEDS = [256.0, 128.0, 64.0]
-
-
-def test_the_first_round_is_as_long_as_one_of_right_sizes(tmp_path: Path) -> None:
-    """768 samples at 256 + 4.5 x 32 + 2.5 x 32 = 480 a second are 1.6 s, and half of c's step of 0.4 s is 0.2 s.
-
-    At 1.4 s b is in its 6th step and c in its 3rd, which both end at 1.5 s. By their true speeds it were 1.71 s, and
-    BSP takes 4 s.
-    """
-    result = race(tmp_path, SPEEDS, ON_TIME, stop={"rounds": 1})
-    assert [(at_s, probe.silo) for at_s, probe in actions(result, Probe)] == [(1.0, "b"), (1.0, "c")]
-    assert [halt.silo for _, halt in actions(result, HaltEarly)] == ["b", "c"]
-    assert actions(result, HaltEarly)[0][0] == pytest.approx(1.4)
-    assert steps(result) == [{"a": 8, "b": 6, "c": 3}]
-    assert commits(result)[0][0] == 1.5
 
 
 def test_once_sizes_are_right_it_is_bsp(tmp_path: Path) -> None:

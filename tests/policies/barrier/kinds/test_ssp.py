@@ -90,12 +90,6 @@ def test_a_silo_that_comes_back_counts_from_the_slowest_too() -> None:
     assert verdict.release == ("a", "b")
 
 
-def test_nobody_waits_for_a_silo_that_is_gone() -> None:
-    state = ticked({"a": silo(clock=1), "b": silo(busy=True)})
-    assert Ssp(0).decide(state, view({"a": silo(clock=1), "b": silo(busy=True)}))[1].release == ()
-    assert Ssp(0).decide(state, view({"a": silo(clock=1)}))[1].release == ("a",)
-
-
 def test_nobody_waits_for_a_silo_that_keeps_failing() -> None:
     barrier = Ssp(0)
     state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}))
@@ -104,17 +98,6 @@ def test_nobody_waits_for_a_silo_that_keeps_failing() -> None:
     assert verdict.release == ("a", "b"), "its failure was its turn"
     silos = {"a": silo(clock=2), "b": silo(failures=2)}
     assert barrier.decide(state, view(silos, version=2))[1].release == ("a", "b")
-
-
-def test_a_silo_that_failed_sits_out_until_the_next_commit() -> None:
-    barrier = Asp()
-    state, _ = barrier.decide(barrier.init(), view({"a": silo(), "b": silo()}, version=4))
-    silos = {"a": silo(busy=True), "b": silo(failures=1)}
-    for _ in range(2):  # a duplicate wake-up changes nothing
-        state, verdict = barrier.decide(state, view(silos, version=4))
-        assert verdict.release == ()
-    assert barrier.decide(state, view(silos, version=5))[1].release == ("b",)
-    assert barrier.decide(state, view({"b": silos["b"]}, version=4))[1].release == ("b",), "nobody is left to commit"
 
 
 def test_a_second_look_at_the_same_view_decides_the_same() -> None:

@@ -42,10 +42,3 @@ def test_goes_on_with_fewer_once_it_has_begun() -> None:
     state, verdict = barrier.decide(state, view("b"))
     assert verdict == Verdict(release=("b",), wake_at_s=1.0, reason="call 1")
     assert state.inner == 2
-
-
-def test_wraps_itself() -> None:
-    barrier = MinimumSilos(MinimumSilos(Counting(), 1), 2)
-    state, verdict = barrier.decide(barrier.init(), view("a"))
-    assert verdict.release == ()
-    assert barrier.decide(state, view("ab"))[1].release == ("a", "b")

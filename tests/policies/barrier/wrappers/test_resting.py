@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from fedsync.core.views import Verdict
 from fedsync.policies.barrier.kinds.bulk import Bsp
 from fedsync.policies.barrier.wrappers.default_wrappers import Rest, Resting, RestingState
@@ -37,14 +35,6 @@ def test_a_pause_that_has_doubled_for_ever_is_still_a_number() -> None:
     assert state.rests == {"b": Rest(100_000, 60.0)}
 
 
-@pytest.mark.parametrize("failures", [0, 1, 2])
-def test_nothing_changes_for_those_who_fail_less(failures: int) -> None:
-    barrier = Resting(Bsp())
-    state, verdict = decide(barrier, barrier.init(), 5.0, a=silo(), b=silo(failures=failures))
-    assert verdict == Bsp().decide(Bsp().init(), view({"a": silo(), "b": silo()}))[1]
-    assert state.rests == {}
-
-
 def test_success_departure_and_return_make_it_forgotten() -> None:
     barrier = Resting(Bsp())
     failing = silo(failures=3, since_s=5.0)
@@ -55,11 +45,3 @@ def test_success_departure_and_return_make_it_forgotten() -> None:
         state, verdict = decide(barrier, resting, 6.0, **silos)
         assert state.rests == {}
         assert verdict.release == tuple(silos)
-
-
-def test_a_silo_at_work_is_waited_for_as_ever() -> None:
-    barrier = Resting(Bsp())
-    resting, _ = decide(barrier, barrier.init(), 5.0, a=silo(), b=silo(failures=3, since_s=5.0))
-    trying = silo(failures=3, since_s=15.0, busy=True)
-    _, verdict = decide(barrier, resting, 16.0, a=silo(), b=trying)
-    assert verdict == Bsp().decide(Bsp().init(), view({"a": silo(), "b": trying}))[1]
