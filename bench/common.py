@@ -10,10 +10,8 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from unittest.mock import patch
 
 from rich import box
 from rich.console import Console
@@ -28,15 +26,6 @@ if TYPE_CHECKING:
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
-
-
-def flower_in_this_process(home: Path) -> AbstractContextManager[object]:
-    """Environment in which Flower, in this process and its children, sends no telemetry and installs no packages."""
-    from fedsync.common.proxies import unproxied
-    from fedsync.flower.process_environment import QUIET, trainer_environment
-
-    ray = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    return patch.dict(os.environ, {**unproxied(os.environ), **QUIET, **ray, **trainer_environment(home)})
 
 
 def in_parallel(function: Callable[[Job], Done], jobs: Sequence[Job], processes: int) -> list[Done]:

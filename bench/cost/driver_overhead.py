@@ -30,7 +30,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.common import flower_in_this_process
 from bench.cost import large_model
 from bench.cost.large_model import Large
 from fedsync.config.run_spec import RunSpec
@@ -38,6 +37,7 @@ from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import Evaluation, SiloFacts, WorkReport
 from fedsync.flower import flower_messages as messages
 from fedsync.flower.flower_strategy import FedSync
+from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.model.tensor_parts import ModelForm
 from fedsync.model.transfer import Payload
 from fedsync.server.checkpoints import KEPT

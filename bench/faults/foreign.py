@@ -31,12 +31,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.common import flower_in_this_process, print_table, write_json
+from bench.common import print_table, write_json
 from fedsync.common.errors import RunError
 from fedsync.common.rng import Stream, derive_seed
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder, WorkReport
+from fedsync.flower.process_environment import flower_in_this_process
 from fedsync.model.layout import Vector
 from fedsync.silo.protocol import AskModel, Collect, Identity, InProgress, Reply, Train, exchange
 from fedsync.silo.session.order_results import LastOrder, LastOrders

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from fedsync.common.environment import environment
 from fedsync.common.processes import OWNER
 from fedsync.common.proxies import unproxied
 from fedsync.silo.protocol import STATE, STATE_FOLDER
@@ -41,6 +40,13 @@ def trainer_environment(home: Path) -> Mapping[str, str]:
     return {STATE: str(home / STATE_FOLDER), OWNER: str(os.getpid())}
 
 
-def flower_in_this_process(home: Path) -> AbstractContextManager[None]:
+@contextmanager
+def flower_in_this_process(home: Path) -> Iterator[None]:
     """Keep Flower in this process, and its child processes, from telemetry and from installing packages."""
-    return environment({**unproxied(os.environ), **QUIET, **trainer_environment(home)})
+    before = dict(os.environ)
+    os.environ.update({**unproxied(os.environ), **QUIET, **trainer_environment(home)})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -84,7 +84,7 @@ _CHANGES: Changes = {
         ("a-ticket-is-everybodys", "found if found is not None and found.silo == silo else None", "found"),
         ("half-an-update-counts", "if found is None or not found.whole:", "if found is None:"),
         ("the-file-of-an-update-stays", "map_file(found.path, remove=True)", "map_file(found.path)"),
-        ("models-that-nobody-fetches-stay", "            (self._blobs / digest).unlink(missing_ok=True)\n", ""),
+        ("models-that-nobody-fetches-stay", "            (self._blobs / unused).unlink(missing_ok=True)\n", ""),
     ),
     "transport/hub/hub.py": (
         (
