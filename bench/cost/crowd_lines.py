@@ -1,4 +1,4 @@
-"""Silos' connections to a hub, thousands in one process: like `fedsync.transport.line`, but cheap."""
+"""Silos' connections to a hub, thousands in one process: like `fedsync.transport.hub_line`, but cheap."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from bench.cost.crowd_lines import CrowdLine, trusting
 from fedsync.common.errors import FedSyncError
 from fedsync.identity.certificates import make_authority, make_server_certificate
 from fedsync.transport.hub.hub import Hub
+from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.line import HubLine
 from fedsync.transport.questions import BASE, Blob, SiloQuestion
 
 

@@ -22,7 +22,7 @@ from fedsync.model.transfer import MAX_SEALED_BYTES, Payload
 from fedsync.ops import programs
 from fedsync.silo.agent import agent, answers
 from fedsync.silo.protocol import Ask, Identity, read_reply
-from fedsync.transport.line import HubLine, ReceivedQuestion
+from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.questions import HEAD, FrameHead
 
 LIE, FILE = "lie", "FEDSYNC_SOAK_LIE"

@@ -11,7 +11,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.observe.terminal import say
 
 if TYPE_CHECKING:
-    from fedsync.common.sandbox.code_review import Review
+    from fedsync.common.sandbox.confirmed_code import Review
 
 app = typer.Typer(help="Reviewed code, for silos with code: reviewed.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def sign(
     key: Annotated[Path, typer.Option("--key", help="Your private key, as `ssh-keygen -t ed25519` makes it.")],
 ) -> None:
     """Sign every Python file of a folder as it is now; the signature goes into its code-review.json."""
-    from fedsync.common.sandbox.code_review import Review, code_below, private_key
+    from fedsync.common.sandbox.confirmed_code import Review, code_below, private_key
 
     files = code_below(_there(folder))
     if not files:
@@ -52,7 +52,7 @@ def verify(
     ] = None,
 ) -> None:
     """Print the signers of a folder's code, and the files that differ from the signed files."""
-    from fedsync.common.sandbox.code_review import bare, code_below
+    from fedsync.common.sandbox.confirmed_code import bare, code_below
 
     files, review = code_below(_there(folder)), _review(folder)
     if review is None:
@@ -82,7 +82,7 @@ def _there(folder: Path) -> Path:
 
 
 def _review(folder: Path) -> Review | None:
-    from fedsync.common.sandbox.code_review import REVIEW, Review
+    from fedsync.common.sandbox.confirmed_code import REVIEW, Review
 
     try:
         return Review.read(folder)

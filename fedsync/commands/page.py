@@ -27,7 +27,7 @@ def page(
     """Show a running run as a web page on this machine, and steer it there, until Ctrl-C."""
     from fedsync.core.journal import JOURNAL
     from fedsync.extras.page.page_server import PageServer
-    from fedsync.observe.fate import NO_RUN, before_its_beginning
+    from fedsync.observe.run_state import NO_RUN, before_its_beginning
 
     if not folder.is_dir():
         raise ConfigError(str(folder), "no such folder", f"Name the folder of a run, which has a {JOURNAL}")

@@ -22,7 +22,7 @@ from fedsync.model.layout import Layout
 from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.policies.aggregate.weighers import AggregationPolicy
 from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
-from fedsync.policies.rounds.rounds_base import RoundPolicy, told_of
+from fedsync.policies.rounds.settings_by_round import RoundPolicy, told_of
 from fedsync.policies.schema import Chosen
 from fedsync.tasks.task_section import AnyTask
 from fedsync.train.silo_trainer import Throttle

@@ -357,7 +357,7 @@ class SiloStartConfig(Section):
 
 
 def _check_reviewer(key: str) -> None:
-    from fedsync.common.sandbox.code_review import bare
+    from fedsync.common.sandbox.confirmed_code import bare
 
     try:
         bare(key)

@@ -25,7 +25,7 @@ from fedsync.core.orders import LocalWork
 from fedsync.core.state import Policies
 from fedsync.policies.balance.balancer_base import FixedBalancer
 from fedsync.policies.barrier.wrappers.default_wrappers import MinimumSilos, OpenableSums, Resting
-from fedsync.policies.rounds.rounds_base import RoundHook
+from fedsync.policies.rounds.settings_by_round import RoundHook
 from fedsync.policies.schema import Policy
 
 

@@ -60,8 +60,8 @@ from fedsync.core.events import (
     WorkFailed,
 )
 from fedsync.core.journal import JournalEntry
+from fedsync.core.order_lifecycle import fail_order, give_up_orders, hurry, lose, release
 from fedsync.core.orders import Presence, SiloFacts, Split, UpdateMeta
-from fedsync.core.releasing import fail_order, give_up_orders, hurry, lose, release
 from fedsync.core.report_checks import check_facts, check_report, usable
 from fedsync.core.speed.forecasts import Forecasts
 from fedsync.core.speed.sizing import Adaptation, Plan

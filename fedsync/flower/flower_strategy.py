@@ -29,11 +29,11 @@ from fedsync.evaluation.survey.findings import STATISTICS
 from fedsync.flower import payloads
 from fedsync.flower.first_model import ask_for_model, given_by, model_writer, task_model
 from fedsync.flower.hub_transport import way_to_silos
-from fedsync.flower.own_loop import unexpected
 from fedsync.flower.result import BestModel, EvaluateFn, FinalModel, RunResult, ServerEvaluation, fill_metrics
 from fedsync.flower.run_log import RoundLog, logger
 from fedsync.flower.shipped import Shipped
 from fedsync.flower.silo_metrics import MetricsAggrFn, SiloMetrics
+from fedsync.flower.uncalled_methods import unexpected
 from fedsync.model.chunked_arrays import ArrayKeeper
 from fedsync.model.layout import Vector
 from fedsync.model.tensor_parts import CommonForm, PartsError
@@ -44,7 +44,7 @@ from fedsync.observe.quality.survey_report import after_survey
 from fedsync.observe.recorder import Listener
 from fedsync.observe.run_builder import RunBuilder, measuring
 from fedsync.policies.aggregate.plain_aggregator import PlainAggregator
-from fedsync.policies.rounds.rounds_base import Called, Scalar
+from fedsync.policies.rounds.settings_by_round import Called, Scalar
 from fedsync.server.checkpoints import KEPT, Checkpoints, Moment, Origin, clear, digest, new_identity, prepare
 from fedsync.server.driver import FlowerDriver
 from fedsync.server.driver_extension import DriverExtension

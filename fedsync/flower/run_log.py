@@ -13,9 +13,9 @@ from pathlib import Path
 from fedsync.common import foreign
 from fedsync.common.errors import FedSyncError
 from fedsync.common.log_times import QuietFile
-from fedsync.observe.fate import RUN_LOG
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.rounds import Round
+from fedsync.observe.run_state import RUN_LOG
 
 logger = foreign.logger("flwr.fedsync")
 """A child of Flower's logger, whose handler shows INFO messages only of its own tree."""

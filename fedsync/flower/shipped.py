@@ -15,8 +15,8 @@ from fedsync.common.errors import ConfigError
 from fedsync.config.locate import locate
 from fedsync.config.strategy import StrategyConfig
 from fedsync.config.yaml_file import YamlFile
-from fedsync.flower.own_loop import OwnLoop, unexpected
 from fedsync.flower.silo_metrics import MetricsAggrFn
+from fedsync.flower.uncalled_methods import OwnLoop, unexpected
 from fedsync.policies.schema import Policy
 
 

@@ -16,11 +16,11 @@ from rich.table import Table
 from fedsync.common.errors import ConfigError
 from fedsync.core.journal import JournalEntry
 from fedsync.observe.absences import AWAY, DROPPED, GONE, Absences
-from fedsync.observe.fate import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
 from fedsync.observe.ledger import KEPT_ROUNDS, Ledger
 from fedsync.observe.lost_silos import MOST_NAMED
 from fedsync.observe.report.data import natural, read_summary
 from fedsync.observe.rounds import EndedOrder
+from fedsync.observe.run_state import NO_RUN, before_its_beginning, is_cut_off, way_on, why_failed
 from fedsync.observe.steered import SteeredRun
 from fedsync.observe.tables import new_table, silo_table
 from fedsync.observe.tail import Tail

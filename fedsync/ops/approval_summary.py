@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.common.files import file_digest
-from fedsync.common.sandbox.code_review import code_below
+from fedsync.common.sandbox.confirmed_code import code_below
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.section import Section

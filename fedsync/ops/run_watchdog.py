@@ -21,7 +21,7 @@ from fedsync.common import foreign
 from fedsync.common.backoff import Backoff
 from fedsync.common.errors import FedSyncError, RunError
 from fedsync.common.locks import held
-from fedsync.observe.fate import RUN_LOG, why_failed
+from fedsync.observe.run_state import RUN_LOG, why_failed
 from fedsync.ops.runs import RUN_FILE, RUNS, STOPPED, BusyError
 from fedsync.server.checkpoints import FOLDER as CHECKPOINTS
 from fedsync.server.checkpoints import newest_version

@@ -18,7 +18,7 @@ from fedsync.common.backoff import Backoff
 from fedsync.common.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.report_checks import MAX_NAME, check_facts
 from fedsync.model.tensor_parts import CommonForm
-from fedsync.observe.fate import MISSING
+from fedsync.observe.run_state import MISSING
 from fedsync.silo.owner.refusals import (
     AT_ONCE,
     PASSING,

@@ -30,7 +30,7 @@ from fedsync.core.actions import Attested, Commit, OperatorAnswered
 from fedsync.core.events import Event, OperatorAsked
 from fedsync.core.journal import JournalEntry
 from fedsync.core.operator.operator_commands import ChangeStop, DropSilo, OperatorQuestion, ReadmitSilo
-from fedsync.observe.fate import LISTENING, OPERATOR, why_deaf
+from fedsync.observe.run_state import LISTENING, OPERATOR, why_deaf
 from fedsync.server.driver_extension import DriverExtension
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedsync.common.errors import ConfigError
 from fedsync.common.sandbox import named_code
-from fedsync.common.sandbox.code_review import REVIEW, Review, code_below, confirm_imports, confirmed_by_approval
+from fedsync.common.sandbox.confirmed_code import REVIEW, Review, code_below, confirm_imports, confirmed_by_approval
 from fedsync.ops.approval_summary import code_of
 from fedsync.silo.owner.approvals import APPROVALS, Approvals, with_code
 from fedsync.silo.protocol import Describe, Refused

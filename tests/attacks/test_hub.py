@@ -15,8 +15,8 @@ import pytest
 
 from fedsync.common.errors import ConfigError, ProtocolError
 from fedsync.transport.hub import door, hub
+from fedsync.transport.hub_line import HubLine, JoinRefused
 from fedsync.transport.join import Join, digest_of, new_secret
-from fedsync.transport.line import HubLine, JoinRefused
 from fedsync.transport.questions import BESIDE_BYTES, MOST_TEXT_BYTES, Blob, FrameHead, SiloQuestion
 from tests.transport.hubs import Served, served
 

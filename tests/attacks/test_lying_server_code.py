@@ -91,7 +91,7 @@ def test_what_the_owner_named_runs(make: Make, tmp_path: Path) -> None:
 IMPORTERS = {
     "fedsync/__init__.py": "names of a table of its own",
     "fedsync/common/sandbox/named_code.py": "the resolver, which asks the owner",
-    "fedsync/common/sandbox/code_review.py": "modules of the resolver's folder, as source that was confirmed",
+    "fedsync/common/sandbox/confirmed_code.py": "modules of the resolver's folder, as source that was confirmed",
     "fedsync/common/fork_server.py": "the modules of its own command line",
     "fedsync/common/codec.py": "text made of the fields of a class of ours",
     "fedsync/core/extension.py": "features of a table of its own",

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 
 from fedsync.common.errors import ConfigError, RunError
 from fedsync.flower import server_app
-from fedsync.observe.fate import RUN_LOG
+from fedsync.observe.run_state import RUN_LOG
 from fedsync.server.run_folder import APP, Phase, phase, read_error, write_error
 from tests.flower.grid import DirectGrid
 

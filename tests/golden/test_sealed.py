@@ -17,7 +17,6 @@ import pytest
 
 from fedsync.cipher.keys.authority import emulated_keys
 from tests.cipher.make import Federation, change, plan
-from tests.cipher.masking.test_masked import opened
 from tests.cipher.test_aggregator_and_replica import THREE
 
 GOLDEN = Path(__file__).parent / "sealed.json"
@@ -56,7 +55,7 @@ def sealed(kind: str, bits: int, folder: Path, patch: pytest.MonkeyPatch) -> dic
         ids.append(update_id)
         found[name] = sha(payload) if kind == "pad" else f"{payload.nbytes} bytes"
     federation.commit(1, ids)
-    opened(federation)
+    federation.unmask()
     catch_up = federation.aggregator.outgoing("a")
     return {**found, "sums": sha(catch_up) if kind == "pad" else "", "model": sha(federation.begin("a", 1))}
 

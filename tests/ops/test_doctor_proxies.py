@@ -15,8 +15,8 @@ from fedsync.ops.doctor.preflight import _check_way
 from fedsync.ops.programs import silo_programs, way_to_server
 from fedsync.ops.supervisor import Program
 from fedsync.transport.hub.hub import Hub
+from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import new_secret
-from fedsync.transport.line import HubLine
 from fedsync.transport.questions import BASE
 from tests.ops.test_doctor import failed
 from tests.proxy import proxy

@@ -23,7 +23,6 @@ from fedsync.policies.barrier.kinds.elastic import Elastic, find_sync_point
 from fedsync.policies.barrier.kinds.fsp import Fsp, Late, WaitFor
 from fedsync.policies.barrier.wrappers.late_orders import Capped, LateRule, Quorum
 from fedsync.policies.predict.mixture import Mixture
-from fedsync.policies.predict.narx import load
 from fedsync.policies.schema import Chosen
 
 ONE, TWO = Bounds(np.array([1]), np.array([9])), Bounds(np.array([1, 2]), np.array([4, 5]))
@@ -133,11 +132,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (
         lambda: Mixture((Mixture(),)),
         "a mixture holds no mixture; write that one's experts instead",
-    ),
-    (lambda: load({"kind": "ema"}, 1), "not the weights of a narx predictor"),
-    (
-        lambda: load({"kind": "narx", "parameters": [], "hidden": 2}, 1),
-        "weights for a hidden layer of 2, not of 1",
     ),
 ]
 

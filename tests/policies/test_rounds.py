@@ -15,7 +15,7 @@ from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
 from fedsync.core.orders import WorkOrder
 from fedsync.observe.replay import replay
-from fedsync.policies.rounds.rounds_base import ByRound, Called, Cosine, Decay, FromRound, RoundHook, RoundPolicy
+from fedsync.policies.rounds.settings_by_round import ByRound, Called, Cosine, Decay, FromRound, RoundHook, RoundPolicy
 from fedsync.silo.session.round_settings import check_settings
 from fedsync.simulation.run import run_virtual
 

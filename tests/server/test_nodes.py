@@ -8,7 +8,7 @@ import pytest
 from fedsync.common.errors import LaterVersion, ProtocolError, RunError
 from fedsync.core.orders import SiloFacts
 from fedsync.extras.relays.relay_messages import RegionReply, RelayedNode, write
-from fedsync.observe.fate import MISSING
+from fedsync.observe.run_state import MISSING
 from fedsync.server import nodes as nodes_module
 from fedsync.server.nodes import Admission, AnotherApp, Nodes
 from fedsync.silo.protocol import Hello, Refusal, Refused

@@ -18,8 +18,8 @@ from fedsync.core.events import OperatorAsked
 from fedsync.core.journal import JOURNAL, JournalEntry
 from fedsync.core.operator.operator_commands import ChangeStop, ContinueRun, DropSilo, OperatorQuestion, PauseRun
 from fedsync.flower.flower_strategy import FedSync
-from fedsync.observe.fate import OPERATOR as FOLDER
 from fedsync.observe.replay import replay
+from fedsync.observe.run_state import OPERATOR as FOLDER
 from fedsync.server.operator_requests import (
     MOST_WAITING,
     STALE_S,

@@ -15,8 +15,8 @@ from fedsync.model.transfer import Payload
 from fedsync.silo.agent import agent, answers
 from fedsync.silo.agent.agent import AgentSession
 from fedsync.silo.agent.joins import JoinedRun
+from fedsync.transport.hub_line import HubLine, ReceivedQuestion
 from fedsync.transport.join import Join
-from fedsync.transport.line import HubLine, ReceivedQuestion
 from fedsync.transport.questions import BESIDE_BYTES, SiloAnswer, SiloQuestion
 from tests.transport.hubs import Served, served
 

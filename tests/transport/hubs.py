@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedsync.identity.certificates import Authority, make_authority, make_server_certificate
 from fedsync.transport.hub.hub import Hub
+from fedsync.transport.hub_line import HubLine
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.line import HubLine
 from fedsync.transport.questions import BASE
 
 

@@ -15,8 +15,8 @@ from fedsync.model.transfer import Payload
 from fedsync.transport.hub import door
 from fedsync.transport.hub.hub import Hub
 from fedsync.transport.hub.sessions import MOST_QUEUED
+from fedsync.transport.hub_line import HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.join import new_secret
-from fedsync.transport.line import HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.questions import BESIDE_BYTES, Blob, SiloQuestion
 from tests.memory import resident
 from tests.transport.hubs import Served, served

@@ -16,7 +16,7 @@ from fedsync.flower import flower_messages as messages
 from fedsync.flower.grid_transport import GridTransport
 from fedsync.flower.hub_transport import HubTransport
 from fedsync.model.transfer import Payload
-from fedsync.transport.line import HubLine
+from fedsync.transport.hub_line import HubLine
 from fedsync.transport.memory_transport import MemorySilo, MemoryTransport
 from fedsync.transport.port import Transport
 from fedsync.transport.questions import BESIDE_BYTES, HEAD, Blob, FrameHead, SiloAnswer, SiloQuestion

@@ -87,7 +87,7 @@ CORE: Changes = {
             "",
         ),
     ),
-    "core/releasing.py": (
+    "core/order_lifecycle.py": (
         (
             "a-queued-order-of-a-lost-silo-is-not-named",
             "for order in () if silo is None else silo.orders:",

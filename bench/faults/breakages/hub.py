@@ -95,7 +95,7 @@ _CHANGES: Changes = {
         ("an-update-that-nobody-waits-for-stays", "        if queued.ticket:\n", "        if False:\n"),
         ("a-model-goes-along-with-each-question", "payload.nbytes > BESIDE_BYTES:", "payload.nbytes > 2**40:"),
     ),
-    "transport/line.py": (
+    "transport/hub_line.py": (
         ("an-empty-model-is-none-at-the-silo", "elif len(body) > end or head.empty:", "elif len(body) > end:"),
         ("another-model-is-trained-on", "if found != blob.digest:", "if False:"),
         ("a-model-without-end-fills-the-disk", "if there > blob.nbytes:", "if False:"),

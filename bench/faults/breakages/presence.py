@@ -53,7 +53,7 @@ _CHANGES: Changes = {
     "policies/barrier/wrappers/overlap.py": (
         ("overlap-queues-what-cannot-end-in-time", "if wanted > 0 and view.has_time(name):", "if wanted > 0:"),
     ),
-    "core/releasing.py": (
+    "core/order_lifecycle.py": (
         (
             "away-is-a-failure",
             "replace(silo.failed(at_s), failures=silo.failures) if away else silo.failed(at_s)",

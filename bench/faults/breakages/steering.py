@@ -11,7 +11,7 @@ TESTS = (
     "tests/flower/test_checkpoint_files.py",
     "tests/laws/test_steering.py",
     "tests/observe/test_absences.py",
-    "tests/observe/test_fate.py",
+    "tests/observe/test_run_state.py",
     "tests/observe/test_live.py",
     "tests/observe/test_progress.py",
     "tests/extras/page/test_page.py",
@@ -99,7 +99,7 @@ _CHANGES: Changes = {
         ("one-that-comes-late-looks-idle-before", "self._since_s[silo, GONE] = 0.0", "pass"),
         ("the-page-keeps-all-absences-for-ever", "deque(maxlen=self.keep)", "deque()"),
     ),
-    "observe/fate.py": (
+    "observe/run_state.py": (
         ("a-killed-run-looks-alive", "return lock.exists() and not held(lock)", "return False"),
         ("a-living-run-looks-killed", "return lock.exists() and not held(lock)", "return lock.exists()"),
         ("a-run-that-is-over-is-no-run", 'if summary.get("stopped_by"):', "if False:"),

@@ -12,7 +12,7 @@ code, so files are not checked.
 | the maker of the first model (``task.model``) | called if its owner named ``file.py:name`` |
 | a function that chooses the best version | refused: silos need none |
 
-If an owner approves runs (``approve: ask``), files run only as approved; see `fedsync.common.sandbox.code_review`.
+If an owner approves runs (``approve: ask``), files run only as approved; see `fedsync.common.sandbox.confirmed_code`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedsync.common.errors import ConfigError, OwnerRefusal
 from fedsync.common.sandbox.path_sandbox import ALLOWED, fence_here, open_data
 
 if TYPE_CHECKING:
-    from fedsync.common.sandbox.code_review import Check
+    from fedsync.common.sandbox.confirmed_code import Check
 
 CONFIRMED = "FEDSYNC_CONFIRMED"
 """Environment variable of a trainer: record of its run's approval, if the silo's owner approves runs."""
@@ -151,7 +151,7 @@ def _admit(here: Path, root: Path, call: str) -> Check | None:
         raise OwnerRefusal("task", problem, "Name it by its path, or give each package an __init__.py")
     if reviewers is None and not approval:
         return None
-    from fedsync.common.sandbox.code_review import confirmed_by_approval, confirmed_by_review
+    from fedsync.common.sandbox.confirmed_code import confirmed_by_approval, confirmed_by_review
 
     checks = [] if reviewers is None else [confirmed_by_review(root, reviewers)]
     checks += [confirmed_by_approval(Path(approval))] if approval else []
@@ -187,7 +187,7 @@ class _Neighbours:
         self._look_elsewhere()
         sys.path.insert(0, str(folder))
         if check is not None:
-            from fedsync.common.sandbox.code_review import confirm_imports
+            from fedsync.common.sandbox.confirmed_code import confirm_imports
 
             self._unconfirmed = confirm_imports(folder, check)
         # Files may have been added since the last search.

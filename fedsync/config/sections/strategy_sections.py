@@ -24,7 +24,7 @@ from fedsync.policies.barrier.barrier_base import Inner
 from fedsync.policies.features.feature_base import FeaturePolicy
 from fedsync.policies.optimize.optimizer_policies import ServerOptimizerPolicy
 from fedsync.policies.predict.predictor_base import Ema, PredictorPolicy
-from fedsync.policies.rounds.rounds_base import RoundPolicy
+from fedsync.policies.rounds.settings_by_round import RoundPolicy
 from fedsync.policies.schema import Chosen, PartOfOne, Positive, PositiveInt
 from fedsync.tasks.task_section import AnyTask
 

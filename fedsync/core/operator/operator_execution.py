@@ -20,8 +20,8 @@ from fedsync.core.operator.operator_commands import (
     asker,
     said,
 )
+from fedsync.core.order_lifecycle import lose
 from fedsync.core.orders import Presence, SiloFacts
-from fedsync.core.releasing import lose
 from fedsync.core.state import CoordinatorState, Policies
 from fedsync.core.stopping import StopRules
 

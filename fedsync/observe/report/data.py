@@ -18,12 +18,12 @@ from fedsync.core.events import SiloJoined
 from fedsync.core.journal import JournalEntry
 from fedsync.core.orders import SiloFacts
 from fedsync.observe.absences import Absences, Span
-from fedsync.observe.fate import NO_RUN, read_object
 from fedsync.observe.ledger import Ledger
 from fedsync.observe.quality.evaluations import metrics_of
 from fedsync.observe.report.read_results import read_results
 from fedsync.observe.report.results import Results
 from fedsync.observe.rounds import EndedOrder, RoundPoint
+from fedsync.observe.run_state import NO_RUN, read_object
 from fedsync.observe.tail import Tail
 
 

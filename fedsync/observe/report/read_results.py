@@ -24,7 +24,6 @@ from pydantic import ValidationError
 
 from fedsync.common.errors import ConfigError
 from fedsync.evaluation.survey.findings import STATISTICS
-from fedsync.observe.fate import read_object
 from fedsync.observe.quality.evaluations import CROSS_SITE
 from fedsync.observe.report.results import (
     SUBJECTS,
@@ -36,6 +35,7 @@ from fedsync.observe.report.results import (
     RoundNumbers,
     numbers_of,
 )
+from fedsync.observe.run_state import read_object
 
 
 def read_results(folder: Path, summary: Mapping[str, Any] | None, config: Mapping[str, Any]) -> Results:

@@ -50,8 +50,8 @@ from fedsync.silo.agent.joins import INBOX_FOLDER, LOCK, OWN_NODE, QUIT, SESSION
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.session.trainer_client import app_folder
 from fedsync.silo.session.trainer_socket import listen
+from fedsync.transport.hub_line import HELD_S, HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.join import Join, new_secret
-from fedsync.transport.line import HELD_S, HubLine, JoinRefused, Over, ReceivedQuestion
 from fedsync.transport.questions import Blob
 
 logger = foreign.logger(__name__)

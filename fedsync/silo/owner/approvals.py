@@ -12,7 +12,7 @@ the same specification for another run, has another digest and waits again.
 | refused | refused: `OwnerRefusal` | approved; unknown, as above |
 
 An approval also covers the code that the run names, by the SHA-256 of every Python file that the run can import from
-the silo's data folders. Other content is refused (`fedsync.common.sandbox.code_review`).
+the silo's data folders. Other content is refused (`fedsync.common.sandbox.confirmed_code`).
 
 Each run is a file in a folder that only the owner can read. A lost pending run returns with the server's next message.
 Every message imports this file, also in processes that only pass messages on, so it imports little.

@@ -8,7 +8,7 @@ from fedsync.common.errors import SERVER, ProtocolError
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.training import UserConfig
 from fedsync.core.orders import WorkOrder
-from fedsync.policies.rounds.rounds_base import RATE, Called
+from fedsync.policies.rounds.settings_by_round import RATE, Called
 
 _SETTINGS: TypeAdapter[dict[str, bool | int | float | str]] = TypeAdapter(UserConfig)
 

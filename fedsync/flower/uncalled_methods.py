@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from fedsync.common.errors import ConfigError, FedSyncError
 from fedsync.common.names import near_miss
 from fedsync.config.strategy import StrategyConfig
-from fedsync.policies.rounds.rounds_base import Called
+from fedsync.policies.rounds.settings_by_round import Called
 
 _TRAIN = (
     "Override configure_train, or give on_round. A barrier and a balancer decide who trains and how much, "

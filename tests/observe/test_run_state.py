@@ -10,7 +10,7 @@ from fedsync.common.errors import ConfigError
 from fedsync.core.coordinator import Coordinator
 from fedsync.core.journal import JOURNAL, JournalWriter
 from fedsync.core.operator.operator_commands import PauseRun
-from fedsync.observe.fate import LISTENING, OPERATOR, SUMMARY, is_cut_off
+from fedsync.observe.run_state import LISTENING, OPERATOR, SUMMARY, is_cut_off
 from fedsync.server.operator_requests import ask
 from tests.core.make import joined, policies
 
