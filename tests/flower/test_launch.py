@@ -8,12 +8,12 @@ import pytest
 from fedsync.flower import launch
 
 RUN = """
-import sys, threading, time
+import sys, threading, time, types
 from fedsync.flower import launch
 def program():
     print(*sys.argv)
     threading.Thread(target=time.sleep, args=(600,)).start()
-launch._program = lambda name: program
+launch.entry_point = lambda name: types.SimpleNamespace(load=lambda: program)
 launch.main(sys.argv[1:])
 """
 
@@ -26,12 +26,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", ["superlink", "supernode", "superexec"])
 def test_programs_are_flower_s_own(name: str) -> None:
-    assert launch._program(name).__module__.startswith("flwr.")
+    assert launch.entry_point(name).load().__module__.startswith("flwr.")
 
 
 def test_a_program_that_flower_does_not_have_is_none() -> None:
     with pytest.raises(ValueError, match="unpack"):
-        launch._program("nothing")
+        launch.entry_point("nothing")
 
 
 def test_a_supernode_without_a_connection_ends_whatever_it_has_begun() -> None:
