@@ -73,6 +73,7 @@ class ForkedProcess:
         pid, _, self._said = said.partition(b"\n")
         self.pid = int(pid)
         self._line = line
+        line.setblocking(False)  # a child of the fork may keep the connection open
         self._code: int | None = None
         self._process: psutil.Process | None = None
         with suppress(psutil.NoSuchProcess):
@@ -81,7 +82,7 @@ class ForkedProcess:
     def poll(self) -> int | None:
         if self._code is None and not self._is_alive():
             with self._line, suppress(OSError):
-                self._said += self._line.recv(_MOST_ANSWER, socket.MSG_DONTWAIT)
+                self._said += self._line.recv(_MOST_ANSWER)
             self._code = int(self._said or _UNKNOWN)
         return self._code
 
@@ -219,12 +220,13 @@ def main(listener: int, modules: Sequence[str]) -> None:
     # Freeze existing objects: a garbage collection in a fork would write to all of their shared memory.
     gc.collect()
     gc.freeze()
-    # A fork, because some libraries stop their threads before a fork.
+    # A fork, because some libraries stop their threads before a fork, and a GPU that is open is of no use in one.
     if (number := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(number, 0)
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        sys.exit("the imported libraries have threads; programs are started by themselves")
+        torch = sys.modules.get("torch")
+        os._exit(int(torch is not None and torch.cuda._is_in_bad_fork()))
+    _, status = os.waitpid(number, 0)
+    if status or len(list(Path("/proc/self/task").iterdir())) > 1:
+        sys.exit("the imported libraries have threads or an open GPU; programs are started by themselves")
     _Forks(listener, parent).serve_forever()
 
 

@@ -43,10 +43,13 @@ def trainer_environment(home: Path) -> Mapping[str, str]:
 @contextmanager
 def flower_in_this_process(home: Path) -> Iterator[None]:
     """Keep Flower in this process, and its child processes, from telemetry and from installing packages."""
-    before = dict(os.environ)
-    os.environ.update({**unproxied(os.environ), **QUIET, **trainer_environment(home)})
+    ours = {**unproxied(os.environ), **QUIET, **trainer_environment(home)}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -64,7 +64,7 @@ class PlannedSilo:
     Args:
         settings: settings of the silo, without noise if it refuses the run.
         epsilon: None if the silo refuses the run.
-        refusal: reason of a refusal, empty where no noise is enough.
+        refusal: reason of a refusal, empty if the budget has no room, or no noise is enough.
         basis: what is known of ``epsilon``.
         most: upper bound of epsilon on any machines; infinite if there is none.
         rates: sampling rates of its steps.
@@ -176,7 +176,7 @@ def _spent(before: PlannedSilo, silo: RehearsedSilo, basis: Basis, privacy: Priv
         settings=silo.guard.settings,
         epsilon=found,
         basis=basis,
-        most=(before.budget or target or inf) if basis is Basis.TIMED else found,
+        most=min(before.budget or inf, target or inf) if basis is Basis.TIMED else found,
         rates=frozenset(silo.rates),
         ran_out=silo.ran_out,
     )
@@ -215,8 +215,10 @@ def check_plan(config: StrategyConfig, cluster: ClusterConfig, planned: Sequence
     for each in planned:
         if not each.begins:
             silos.setdefault(each.refusal, []).append(each.silo)
+    target = config.privacy is not None and config.privacy.kind == "dp-sgd" and config.privacy.target_epsilon
+    spent_at = "no noise is enough" if target else "the budget has no room"
     refused = [
-        f"the run is refused by {', '.join(names)} ({why})" if why else f"no noise is enough at {', '.join(names)}"
+        f"the run is refused by {', '.join(names)} ({why})" if why else f"{spent_at} at {', '.join(names)}"
         for why, names in silos.items()
     ]
     spent = [each.silo for each in planned if each.begins and not each.ends]

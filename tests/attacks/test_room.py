@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsync.common.processes import INTERPRETER
+from fedsync.common.processes import INTERPRETER, OWNER
 from fedsync.common.sandbox.confinement import NETWORK_ABI, can_confine, landlock_abi
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.agent.joins import INBOX
@@ -170,7 +170,8 @@ def test_flowers_program_runs_in_the_room_with_all_of_its_threads(tmp_path: Path
     (home / "left").symlink_to(secret)
     command = [*INTERPRETER, "fedsync.flower.launch", "superexec", "--room", str(home), str(inbox), "--insecure"]
     command += ["--runtime-api-address", f"127.0.0.1:{port}", "--superexec-auth-secret-file", str(secret)]
-    told = {**os.environ, "FEDSYNC_PASSPHRASE": "words", INBOX: str(inbox), ALLOWED: "{}"}
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    told = {**os.environ, "FEDSYNC_PASSPHRASE": "words", INBOX: str(inbox), ALLOWED: "{}", OWNER: str(owner.pid)}
     with (tmp_path / "log").open("w+b") as log:
         process = subprocess.Popen(command, env=told, stdout=log, stderr=log)
         try:
@@ -183,6 +184,11 @@ def test_flowers_program_runs_in_the_room_with_all_of_its_threads(tmp_path: Path
             assert threads and all("Seccomp:\t2" in each and "NoNewPrivs:\t1" in each for each in threads)
             assert b"FEDSYNC_PASSPHRASE" not in Path(f"/proc/{process.pid}/environ").read_bytes()
             assert not (home / "left").exists() and secret.exists(), "what others left there is gone"
+            owner.kill()
+            owner.wait()
+            assert process.wait(30), "the room ends with its supervisor, however that ended"
         finally:
+            owner.kill()
+            owner.wait()
             process.kill()
             process.wait()

@@ -27,7 +27,7 @@ from typing import Any, Self
 from fedsync.common.errors import ProtocolError, RunError
 from fedsync.common.files import OWNER_FILE, private_folder, write_atomically
 from fedsync.common.locks import taken
-from fedsync.common.processes import INTERPRETER
+from fedsync.common.processes import INTERPRETER, OWNER
 from fedsync.common.sandbox.confinement import Room, confine, emptied, own_sources, settle_in
 from fedsync.common.sandbox.path_sandbox import ALLOWED
 from fedsync.silo.session.trainer_socket import call
@@ -214,7 +214,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
 
 
-_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH", ALLOWED, INBOX)
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH")
+_KEPT_OURS = (ALLOWED, INBOX, OWNER)
 _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
@@ -227,7 +228,7 @@ def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
     """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
     for name in list(os.environ):
-        if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
+        if name not in (*_KEPT, *_KEPT_OURS) and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     emptied(home)
     for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):

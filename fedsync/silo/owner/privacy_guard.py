@@ -11,13 +11,14 @@ import random
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsync.common.errors import BudgetSpent, ConfigError, OwnerRefusal
+from fedsync.common import foreign
+from fedsync.common.errors import BudgetSpent, ConfigError, FedSyncError, OwnerRefusal
 from fedsync.config.cipher import PlainConfig
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.sections.privacy import BudgetConfig, PrivacyConfig
@@ -37,6 +38,8 @@ from fedsync.train.silo_trainer import ESTIMATED, Estimating, Outcome, SiloTrain
 
 if TYPE_CHECKING:
     from fedsync.cipher.encoding.silo_noise import SiloNoise
+
+logger = foreign.logger(__name__)
 
 _TOLD = 12
 """Digits of a run's digest in the ledger."""
@@ -128,8 +131,10 @@ class PrivacyGuard(SessionExtension):
         """Enter all steps of the order in work, whose training hangs, as if it failed."""
         order = self._in_work
         if order is not None:
-            with suppress(BudgetSpent, ConfigError):  # the order had room, and the hanging silo must answer
+            try:
                 self._enter(order.update_id, self._asked(order, order.max_steps))
+            except (FedSyncError, OSError):  # the hanging silo must answer
+                logger.exception("%s hangs, and its privacy loss cannot be entered", order.update_id)
 
     def aim(self, batch_size: int, steps: int, orders: int) -> None:
         """Choose the noise with which further orders keep the target; raise `BudgetSpent` if none does."""
