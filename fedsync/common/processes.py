@@ -41,7 +41,7 @@ class Child(Protocol):
     def pid(self) -> int: ...
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal; None while the process runs."""
+        """Exit code, after a signal negative, or 1 for a fork of the fork server; None while the process runs."""
 
     def wait(self) -> int:
         """Wait for the end of the process; return its exit code."""

@@ -18,7 +18,7 @@ from fedsync.silo.session.own_variate import OwnVariate
 
 
 def fedbuff(cases: int, rng: np.random.Generator) -> Finding:
-    """Which updates each commit of whole runs has, and their coefficients."""
+    """Updates of each commit of whole runs, and their coefficients."""
     found: list[float] = []
     while len(found) < cases:
         size, rate = int(rng.integers(1, 6)), float(rng.uniform(0.1, 2))

@@ -27,7 +27,7 @@ SETTINGS = 12
 
 
 def ssp(cases: int, rng: np.random.Generator) -> Finding:
-    """Which silos get an order, and which wait, after each event of whole runs."""
+    """Silos that get an order, and silos that wait, after each event of whole runs."""
     found, updates = list[float](), 100
     while len(found) < cases:
         staleness, silos = int(rng.integers(0, 5)), random_silos(rng)
@@ -49,7 +49,7 @@ def ssp(cases: int, rng: np.random.Generator) -> Finding:
 
 
 def psp_passing(cases: int, rng: np.random.Generator, staleness: int) -> Finding:
-    """How often a silo continues, over draws of many versions: Pearson's chi-square of pass and wait."""
+    """Pearson's chi-square of pass and wait of a silo, over draws of many versions."""
     statistic, freedom, draws = 0.0, 0, max(cases // SETTINGS, 50)
     for _ in range(SETTINGS):
         n = int(rng.integers(4, 13))
@@ -117,7 +117,7 @@ def absp_signal(cases: int, rng: np.random.Generator) -> Finding:
 
 
 def absp_data(cases: int, rng: np.random.Generator) -> Finding:
-    """How often each data point has been processed after each iteration, in ascending order."""
+    """Number of times that each data point has been processed after each iteration, in ascending order."""
     found: list[float] = []
     while len(found) < cases:
         points, number = int(rng.integers(5, 60)), int(rng.integers(2, 20))

@@ -214,8 +214,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
             raise RunError(f"no agent can be started in {folder}: {error.strerror}") from error
 
 
-_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH")
-_KEPT_OURS = (ALLOWED, INBOX, OWNER)
+_PYTHON = ("PYTHONSAFEPATH", "PYTHONUNBUFFERED", "PYTHONPATH")
+_KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", *_PYTHON, ALLOWED, INBOX, OWNER)
 _KEPT_PREFIXES = ("FLWR_", "RAY_")
 
 
@@ -228,7 +228,7 @@ def room_of(home: Path, inbox: Path, port: int, secret: Path) -> Room:
 def enter(home: Path, inbox: Path, port: int, secret: Path) -> None:
     """Enter the room irreversibly; ``home`` is emptied first. Raises `ConfigError` if this system cannot confine."""
     for name in list(os.environ):
-        if name not in (*_KEPT, *_KEPT_OURS) and not name.startswith(_KEPT_PREFIXES):
+        if name not in _KEPT and not name.startswith(_KEPT_PREFIXES):
             del os.environ[name]
     emptied(home)
     for limit, most in ((resource.RLIMIT_FSIZE, 2**30), (resource.RLIMIT_AS, 2**35)):
