@@ -162,6 +162,13 @@ def test_an_evaluation_that_raises_is_entered_before_it_begins(folder: Path) -> 
     assert subject.ledgers[0].spent == {SCORED: 1}
 
 
+def test_simulated_silos_draw_noise_on_scores_independently(folder: Path) -> None:
+    """Common noise would not average out in pooled scores."""
+    made = guard(folder, BUDGET, score_noise=5.0, seeded=True)
+    judged = [replace(made, seed=f"7 {silo}").judged(lambda _: Evaluation(None, 5.0, 10), "version 3") for silo in "ab"]
+    assert judged[0].correct != judged[1].correct
+
+
 def test_an_order_that_is_asked_again_is_trained_with_other_noise_and_counts_again(folder: Path) -> None:
     """As after a kill between entry and answer."""
     answers = []

@@ -43,4 +43,8 @@ def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
 ) -> None:
     one, again = (run(tmp_path, privacy, changes, tmp_path / name) for name in ("one", "again"))
     assert one == again
+    (tmp_path / "moved").mkdir()
+    moved = run(tmp_path / "moved", privacy, changes, tmp_path / "elsewhere")
+    for name in ("rounds.jsonl", "model.pt"):
+        assert moved[name] == one[name], "noise knows no folder"
     assert run(tmp_path, privacy, [*changes, "seed=99"], tmp_path / "other")["model.pt"] != one["model.pt"]

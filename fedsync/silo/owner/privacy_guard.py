@@ -60,6 +60,7 @@ class PrivacyGuard(SessionExtension):
         whole: the only release of an order, if the noise is on whole updates; steps then have no noise.
         weighed_values: size of the model, if updates are weighed by precision; else 0.
         estimate: steps of the first estimate of updates, which an encrypted run needs.
+        seed: text from which noise on scores is drawn in virtual time, other at each silo.
     """
 
     config: PrivacyConfig
@@ -73,6 +74,7 @@ class PrivacyGuard(SessionExtension):
     weighed_values: int = 0
     tally: PrivacyTally | None = None
     estimate: int = 0
+    seed: str = ""
     _aimed: int = 1
     _in_work: WorkOrder | None = None
 
@@ -238,7 +240,7 @@ class PrivacyGuard(SessionExtension):
         if not self._noisy or found is None or found.correct is None:
             return Evaluation(None, None, self.settings.units)
         assert self.config.score_noise is not None
-        drawn = random.Random(f"{self.run} {of}") if self.settings.seeded else random.SystemRandom()
+        drawn = random.Random(f"{self.seed} {of}") if self.settings.seeded else random.SystemRandom()
         exact = all(ledger.budget.examples is None for ledger in self._owned)
         spread = self.config.score_noise * (1.0 if exact else sqrt(2))
         counted = found.correct if isfinite(found.correct) else 0.0
@@ -318,7 +320,8 @@ def privacy_guard(
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
     estimate = 0 if isinstance(spec.cipher, PlainConfig) else min(spec.local.steps, ESTIMATED)
-    guard = PrivacyGuard(config, tuple(ledgers), settings, trainer, run, rounds, counts, None, values, tally, estimate)
+    seed, made = f"{spec.seed} {identity.index}", tuple(ledgers)
+    guard = PrivacyGuard(config, made, settings, trainer, run, rounds, counts, None, values, tally, estimate, seed)
     if settings.noise is None:
         guard.aim(spec.local.batch_size, spec.local.steps, rounds)
     else:
