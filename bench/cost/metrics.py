@@ -19,7 +19,7 @@ from bench.common import print_table, write_json
 from fedsync.core.orders import Split
 from fedsync.evaluation.metrics.metric_types import AnyMetric
 from fedsync.evaluation.metrics.named import NOTHING, Wanted, classification
-from fedsync.tasks.networks import small_cnn
+from fedsync.extras.tasks.networks import small_cnn
 from fedsync.tasks.task_protocol import SiloData, SiloSlot, Task
 from fedsync.train.loop import Trainer
 from fedsync.train.options import LocalOptions

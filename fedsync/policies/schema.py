@@ -69,7 +69,7 @@ _EXTRAS = {
         **dict.fromkeys(("csv", "custom", "silo-app"), "fedsync.config.tasks.task_kinds"),
         "survey": "fedsync.config.tasks.survival_task",
         "clientapp": "fedsync.config.tasks.clientapp_task",
-        **dict.fromkeys(("images", "sequences", "mlp", "linear"), "fedsync.tasks.neural"),
+        **dict.fromkeys(("images", "sequences", "mlp", "linear"), "fedsync.extras.tasks.neural"),
         **dict.fromkeys(("k-means", "fuzzy-c-means"), "fedsync.extras.tasks.clustering"),
         "gaussian-mixture": "fedsync.extras.tasks.gaussian_mixture",
         "factorisation": "fedsync.extras.tasks.factorisation",

@@ -9,10 +9,10 @@ from torch import nn
 from fedsync.common.errors import ConfigError, HugeModel
 from fedsync.config.run_spec import RunSpec
 from fedsync.config.strategy import StrategyConfig
+from fedsync.extras.tasks.networks import LstmClassifier
 from fedsync.silo.owner.refusals import refuse
 from fedsync.silo.protocol import Identity, Refusal
 from fedsync.silo.session.service import TrainerService
-from fedsync.tasks.networks import LstmClassifier
 from fedsync.train.machine import memory
 from fedsync.train.machine.memory import FittingModel, machine_bytes
 from fedsync.train.machine.resources import MemoryLimit

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedsync.common.errors import ConfigError
 from fedsync.core.orders import Cursor
-from fedsync.tasks.networks import LstmClassifier
+from fedsync.extras.tasks.networks import LstmClassifier
 from fedsync.tasks.task_protocol import Batch
 from fedsync.train.machine.device import Precision, PrecisionName
 from fedsync.train.options import LocalOptions

@@ -118,7 +118,7 @@ class ImagesTask(_Classifier):
     differ between silos that hold different classes."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        from fedsync.tasks.networks import image_network
+        from fedsync.extras.tasks.networks import image_network
 
         return image_network(self.network_name, self.norm, shape, classes)
 
@@ -138,7 +138,7 @@ class SequencesTask(_Classifier):
     """Number of recurrent layers."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        from fedsync.tasks.networks import LstmClassifier
+        from fedsync.extras.tasks.networks import LstmClassifier
 
         return LstmClassifier(shape, self.hidden, self.layers, classes)
 
@@ -152,7 +152,7 @@ class MlpTask(_Classifier):
     """Widths of the hidden layers, first to last."""
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        from fedsync.tasks.networks import dense_layers
+        from fedsync.extras.tasks.networks import dense_layers
 
         return dense_layers(shape, self.hidden, classes)
 
@@ -189,7 +189,7 @@ class LinearTask(SourceTask):
             found = "classes" if shape.classes else "numbers"
             remedy = "Write loss: logistic or hinge" if shape.classes else "Write loss: squared"
             raise ConfigError("task.loss", f"{self.loss_name} does not fit targets that are {found}", remedy)
-        from fedsync.tasks.networks import LinearModel
+        from fedsync.extras.tasks.networks import LinearModel
 
         return LinearModel(shape.features, 1 if shape.classes in (0, 2) else shape.classes)
 
@@ -203,7 +203,7 @@ class LinearTask(SourceTask):
         return TensorDataset(samples.dense(), samples.labels())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        from fedsync.tasks.networks import linear_losses
+        from fedsync.extras.tasks.networks import linear_losses
 
         *inputs, targets = batch
         loss = linear_losses(self.loss_name, model(*inputs), targets).mean()
@@ -233,7 +233,7 @@ class LinearTask(SourceTask):
 
     def assess(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Summed loss without penalties, and the number correct or minus the summed squared error."""
-        from fedsync.tasks.networks import linear_losses
+        from fedsync.extras.tasks.networks import linear_losses
 
         loss = linear_losses(self.loss_name, outputs, targets).sum()
         if self.loss_name == "squared":
@@ -254,7 +254,7 @@ class RowwiseLinearTask(LinearTask):
         return TensorDataset(samples.dense(), samples.labels())
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        from fedsync.tasks.networks import linear_losses
+        from fedsync.extras.tasks.networks import linear_losses
 
         *inputs, targets = batch
         return linear_losses(self.loss_name, model(*inputs), targets).mean()

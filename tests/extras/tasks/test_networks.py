@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from fedsync.common.errors import ConfigError
-from fedsync.tasks.networks import LstmClassifier, image_network
-from fedsync.tasks.neural import Network, Norm
+from fedsync.extras.tasks.networks import LstmClassifier, image_network
+from fedsync.extras.tasks.neural import Network, Norm
 
 
 def parameters(model: nn.Module) -> int:
