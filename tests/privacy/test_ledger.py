@@ -87,6 +87,26 @@ def test_an_entry_that_a_kill_cut_is_cut_off_and_its_result_never_left(folder: P
         assert ledger(folder).spent == {STEP: 8}
 
 
+def test_what_an_order_left_out_is_given_back_for_good(folder: Path) -> None:
+    subject = ledger(folder)
+    subject.enter("one", "a/1", {STEP: 5})
+    subject.enter("two", "a/1", {STEP: 5})
+    subject.give_back("two", "a/1", {STEP: 4})
+    assert [line["kind"] for line in lines(subject)] == ["spent", "spent", "returned"]
+    for found in (subject, ledger(folder)):
+        assert found.spent == {STEP: 6} and found.by_run == {"one": {STEP: 5}, "two": {STEP: 1}}
+
+
+def test_a_run_gives_back_no_more_than_it_spent(folder: Path) -> None:
+    """A ledger with such a line has other entries than were written."""
+    subject = ledger(folder)
+    subject.enter("one", "a/1", {STEP: 5})
+    subject.enter("two", "a/1", {STEP: 2})
+    subject.give_back("two", "a/1", {STEP: 3})
+    with pytest.raises(ConfigError, match="its entry 3 is not as it was written"):
+        ledger(folder)
+
+
 def test_more_than_the_budget_is_refused_and_not_entered(folder: Path) -> None:
     subject, most = ledger(folder, TIGHT), 0
     while epsilon({STEP: most + 1}, TIGHT.delta, "rdp") <= TIGHT.epsilon:
