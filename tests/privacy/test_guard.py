@@ -20,6 +20,7 @@ from fedsync.policies.aggregate.aggregate_kinds import FedAvg
 from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
+from fedsync.silo.owner.privacy_guard import ledger_of
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, kept_tallies, spent_by
 from fedsync.silo.protocol import STATE, Identity
 from fedsync.silo.session.session import SiloSession
@@ -373,6 +374,33 @@ def test_a_silo_with_less_than_the_target_aims_at_what_it_has(folder: Path) -> N
         assert found.settings.noise is not None
         noises.append(found.settings.noise)
     assert noises[1] > 1.2 * noises[0]
+
+
+def owner_of(folder: Path, **budgets: BudgetConfig) -> OwnerPolicy:
+    return OwnerPolicy(privacy=budgets, named={"patients": str(folder)}, ledgers=str(folder / "state"))
+
+
+def test_a_budget_of_all_data_replaced_by_named_ones_resets_nothing_nor_the_other_way_round(folder: Path) -> None:
+    whole, named = owner_of(folder, **{ALL_DATA: BUDGET}), owner_of(folder, patients=BUDGET)
+    ledger_of(whole, ALL_DATA).enter("one", "a/1", {STEP: 3})
+    ledger_of(named, "patients").enter("two", "a/1", {STEP: 4})
+    for _ in range(2):  # each counts the other's once
+        for found in (ledger_of(whole, ALL_DATA), ledger_of(named, "patients")):
+            assert found.spent == {STEP: 7} and found.by_run == {"one": {STEP: 3}, "two": {STEP: 4}}
+    both = owner_of(folder, patients=BUDGET, others=BUDGET)
+    assert ledger_of(both, "others").spent == {STEP: 3}, "of all data"
+    found = ledger_of(both, "patients")
+    found.enter("two", "a/2", {STEP: 1})
+    assert found.spent == ledger_of(both, "patients").spent == {STEP: 8}
+
+
+def test_without_an_owner_s_budget_a_target_holds_over_restarts(folder: Path) -> None:
+    aim = {**PRIVATE, "noise_multiplier": None, "target_epsilon": 2.0, "delta": 1e-3}
+    spec = RunSpec.of(strategy(folder, aim), None, 3)
+    for orders in (1, 2):
+        subject = SiloSession(Identity(spec.dump(), 0, "a"), spec, owner=owner(folder, None), folder=folder / "run")
+        subject.train(replace(ORDER, update_id=f"a/{orders}"), subject.initial_model())
+        assert guard_of(subject).ledgers[-1].spent.total() == 3 * orders
 
 
 def test_a_spent_budget_begins_no_run_with_a_target(folder: Path) -> None:

@@ -17,7 +17,7 @@ from fedsync.privacy.accounting import epsilon
 from fedsync.privacy.release import Release
 from fedsync.silo.owner import privacy_ledger
 from fedsync.silo.owner.audit import AuditLog
-from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name
+from fedsync.silo.owner.audit_chain import AUDIT, AuditPlace, file_name, sealed_line
 from fedsync.silo.owner.privacy_ledger import PrivacyLedger, last_entry
 
 STEP = Release(0.1, 2.0)
@@ -126,7 +126,6 @@ def test_more_than_the_budget_is_refused_and_not_entered(folder: Path) -> None:
         {"epsilon": 9.0},
         {"delta": 1e-3},
         {"epsilon": 0.5, "delta": 1e-9},
-        {"unit": "person", "person_column": "id"},
         {"accountant": "rdp"},
     ],
 )
@@ -135,6 +134,25 @@ def test_another_silo_yaml_gives_nothing_back(changed: dict[str, object], folder
     again = ledger(folder, BudgetConfig.model_validate({**BUDGET.model_dump(), **changed}))
     assert again.spent == {STEP: 20}
     assert again.epsilon() == epsilon({STEP: 20}, again.budget.delta, again.budget.accountant)
+
+
+def test_another_unit_is_refused_since_entries_do_not_bound_it(folder: Path) -> None:
+    """A person with many rows discloses more than each row: the entries would count too little."""
+    ledger(folder).enter("run", "a/1", {STEP: 20})
+    persons = BudgetConfig(epsilon=2.0, delta=1e-5, unit="person", person_column="id")
+    with pytest.raises(ConfigError, match=r"counts for each example, and the budget is for each person.*unit: example"):
+        ledger(folder, persons)
+    assert ledger(folder).spent == {STEP: 20}
+
+
+def test_an_entry_of_an_older_version_has_no_unit(folder: Path) -> None:
+    subject = ledger(folder)
+    subject.enter("run", "a/1", {STEP: 20})
+    assert subject.file is not None
+    (line,) = lines(subject)
+    without = {key: value for key, value in line.items() if key not in ("unit", "digest")}
+    subject.file.write_bytes(sealed_line(without)[0])  # type: ignore[arg-type]
+    assert ledger(folder).spent == {STEP: 20}
 
 
 def test_a_smaller_budget_than_what_is_spent_admits_nothing(folder: Path) -> None:

@@ -29,7 +29,7 @@ from fedsync.privacy.accounting import LEAST_NOISE, PrivacyPlan
 from fedsync.privacy.release import PrivateSettings, Release
 from fedsync.silo.owner.audit import audit_here
 from fedsync.silo.owner.owner_policy import ALL_DATA, OwnerPolicy
-from fedsync.silo.owner.privacy_ledger import PrivacyLedger, PrivacyTally, ledger_file, tally_of
+from fedsync.silo.owner.privacy_ledger import LEDGERS, PrivacyLedger, PrivacyTally, ledger_file, tally_of
 from fedsync.silo.protocol import Identity
 from fedsync.silo.session.session_extension import Judge, SessionExtension
 from fedsync.tasks.task_section import TaskSection
@@ -272,6 +272,7 @@ def privacy_guard(
     ledgers: list[PrivacyLedger],
     trainer: SiloTrainer,
     noise: SiloNoise | None,
+    folder: Path | None = None,
     *,
     seeded: bool,
 ) -> PrivacyGuard | None:
@@ -280,6 +281,7 @@ def privacy_guard(
     Args:
         ledgers: from `check_budgets`.
         noise: noise on whole updates, if any.
+        folder: keeps what a run with a target has spent, if no ledger on disk does.
         seeded: draw noise from the seeds of orders, in virtual time.
 
     Raises `BudgetSpent` if nothing is left, and `ConfigError` if the trainer cannot train privately.
@@ -306,7 +308,9 @@ def privacy_guard(
     if config.target_epsilon is not None:
         target = BudgetConfig(epsilon=config.target_epsilon, delta=config.delta, least_noise=LEAST_NOISE)
         spent = ledgers[0].by_run.get(run, Counter()) if ledgers else Counter()
-        ledgers.append(PrivacyLedger("the run", target, spent=Counter(spent)))
+        durable = folder is None or any(ledger.file is not None for ledger in ledgers)
+        own = None if durable else ledger_file(f"{folder}/{LEDGERS}", "run")
+        ledgers.append(PrivacyLedger("the run", target, own, spent=Counter(spent)).load())
     counts = spec.task.scores == "share" and not column
     weighting = spec.aggregation.weigher(spec.local.solver(spec.task)).weighting
     values = trainer.facts.layout.size if weighting is not None and weighting.by == "precision" else 0
@@ -361,9 +365,22 @@ def ledgers_of(owner: OwnerPolicy, task: TaskSection) -> list[PrivacyLedger]:
 
 
 def ledger_of(owner: OwnerPolicy, name: str) -> PrivacyLedger:
+    """Return the loaded ledger of data with a budget, with what former budgets of the same data have spent.
+
+    A budget of all data includes the ledgers of named data, and the other way round, so that an owner who replaces one
+    by the other resets nothing.
+    """
     audit, log = None if owner.audit is None else Path(owner.audit.folder), audit_here()
     tell = PrivacyLedger.tell if log is None else log.add
-    return PrivacyLedger(name, owner.privacy[name], ledger_file(owner.ledgers, name), audit, tell).load()
+    known = sorted(path.stem for path in Path(owner.ledgers).glob("*.jsonl"))
+    former = [each for each in known if each not in owner.privacy and ALL_DATA in (name, each)]
+    found, *others = (
+        PrivacyLedger(each, owner.privacy[name], ledger_file(owner.ledgers, each), audit, tell).load()
+        for each in (name, *former)
+    )
+    for other in others:
+        found.include(other)
+    return found
 
 
 def _within(path: str, folder: str) -> bool:

@@ -12,6 +12,7 @@ audit log's own signed heads show whether that log is complete.
 |---|---|
 | ``n``, ``at``, ``before``, ``digest`` | as in `fedsync.silo.owner.audit_chain` |
 | ``kind`` | ``spent``, or ``returned`` for releases that an order left out |
+| ``unit`` | what the budget protects (`fedsync.config.sections.privacy.BudgetConfig`); older entries have no unit |
 | ``run``, ``of`` | the run, and the order or evaluation |
 | ``rate``, ``noise``, ``times`` | the release (`fedsync.privacy.release`), and its number of times |
 """
@@ -67,7 +68,7 @@ class PrivacyLedger:
     _size: int = 0
 
     def load(self) -> PrivacyLedger:
-        """Read the ledger; raise `ConfigError` if it is damaged, or older than the audit log."""
+        """Read the ledger; raise `ConfigError` if it is damaged, older than the audit log, or of another unit."""
         if self.file is not None and self.file.parent.exists():  # reading creates no folder
             with self._alone():
                 self._read()
@@ -77,6 +78,12 @@ class PrivacyLedger:
                 problem = f"it has not the entry {n} that the audit log has: an older ledger was put back"
                 raise ConfigError(str(self.file), problem, "Put back the newest; what it lacks cannot be spent again")
         return self
+
+    def include(self, other: PrivacyLedger) -> None:
+        """Count what a ledger of the same data has spent, which has no budget any more."""
+        self.spent.update(other.spent)
+        for run, releases in other.by_run.items():
+            self.by_run.setdefault(run, Counter()).update(releases)
 
     def epsilon(self, run: str | None = None) -> float:
         releases = self.spent if run is None else self.by_run.get(run, Counter())
@@ -157,6 +164,10 @@ class PrivacyLedger:
         raise ConfigError(str(self.file), f"its entry {self._n + 1} is not as it was written", "Put back the newest")
 
     def _take(self, line: Mapping[str, Any]) -> None:
+        if line.get("unit", self.budget.unit) != self.budget.unit:
+            problem = f"it counts for each {line['unit']}, and the budget is for each {self.budget.unit}"
+            remedy = f"Write unit: {line['unit']}, or give the data another name, which begins a new budget"
+            raise ConfigError(str(self.file), problem, remedy)
         self._n, self._digest = line["n"], line["digest"]
         self._digests.append(self._digest)
         release, times = Release(line["rate"], line["noise"]), line["times"]
@@ -165,7 +176,7 @@ class PrivacyLedger:
 
     def _write_all(self, kind: str, run: str, of: str, releases: Mapping[Release, int]) -> None:
         for release, times in releases.items():
-            named = {"kind": kind, "run": run, "of": of}
+            named = {"kind": kind, "unit": self.budget.unit, "run": run, "of": of}
             self._write({**named, "rate": release.rate, "noise": release.noise, "times": times})
 
     def _write(self, fields: Mapping[str, str | float]) -> None:

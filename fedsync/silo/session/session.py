@@ -110,7 +110,8 @@ class SiloSession:
             self._trainer = local_trainer(spec, identity, many=virtual)
         plan = spec.encryption_plan(self._trainer.facts.layout)
         noise = None if plan is None else plan.noise
-        guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, seeded=virtual) if private else None
+        kept = None if virtual else folder
+        guard = privacy_guard(spec, identity, ledgers, self._trainer, noise, kept, seeded=virtual) if private else None
         self._extensions: list[SessionExtension] = [] if guard is None else [guard]
         self.tally = None if guard is None else guard.tally
         trainer: Estimating = self._trainer
